@@ -24,6 +24,7 @@ from pipeline.worker.tensorflow.custom_steps import step as own_step
 from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
 from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.step import optimizers
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -256,7 +257,7 @@ OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {
 def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_changed(name: str, mirrored):
     make, part = OWN_EQUAL[name]
     loop, collective = loop_over(mirrored, make, part)
-    variables = [*loop.model.variables, *(one for made in own_step.optimizers(loop.model) for one in made.variables)]
+    variables = [*loop.model.variables, *(one for made in optimizers(loop.model) for one in made.variables)]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     found = check(loop, collective, Place(0, 2, 2), lambda *number: rows(part, *number))
     assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])

@@ -16,7 +16,7 @@ from pipeline import strategies
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.loss_scaling.reduction import Rule
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -300,7 +300,7 @@ def test_chance_does_not_hide_how_a_loss_scales(mirrored):
 
     told: list[str] = []
     model, _ = build.model(make, mirrored, (tf.zeros((2, 6)),), note=told.append)
-    assert losses.rules_of(model).added == dict.fromkeys((True, False), (Rule.SUM, Rule.MEAN))
+    assert losses.rules_of(model).added == dict.fromkeys((True, False), (Reduction.SUM, Reduction.MEAN))
     assert told == []
     # One number for the batch, whose mean over batches is no sum over examples.
     assert metrics.on_whole(model) == [model.divergence]

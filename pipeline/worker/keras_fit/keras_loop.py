@@ -26,8 +26,8 @@ from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
 from pipeline.worker.tensorflow.loss_scaling.metrics import on_whole
-from pipeline.worker.tensorflow.loss_scaling.reduction import asks_others
 
 
 class KerasLoop(Loop):

@@ -19,8 +19,8 @@ from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.custom_steps import build as own_build
 from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
-from pipeline.worker.tensorflow.loss_scaling import metrics, normalization, reduction, scaling
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
@@ -53,7 +53,7 @@ def model(
     `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. `arrays`: the
     data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
-    with strategy.scope(), reduction.asking_nobody():
+    with strategy.scope(), global_batch.asking_nobody():
         made = make()
         check_made(made)
         _check_distribution()
@@ -71,7 +71,7 @@ def model(
         outputs = ready(made, strategy, batch, joined, note, gather, batch_statistics, arrays)
         if optimizer is not None or learning_rate is not None:
             _check_applied(made)
-        for applied in own_step.optimizers(made):
+        for applied in step.optimizers(made):
             if rate_scale != 1.0:
                 rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
@@ -102,7 +102,7 @@ def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 
 def _check_applied(made: keras.Model) -> None:
-    if made.optimizer not in own_step.optimizers(made):
+    if made.optimizer not in step.optimizers(made):
         raise ModelError(
             "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with",
             f"{type(made).__name__}, which applies others",
@@ -153,7 +153,7 @@ def ready(
         return _ready_own(made, strategy, batch, note, gather)
     outputs = losses.make_exact(made, collective)
     if strategy.num_replicas_in_sync > 1:
-        for text in scaling.find(made, batch, gather):
+        for text in probing.find(made, batch, gather):
             note(text)
         metrics.count_on_whole(made, batch)
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -208,7 +208,7 @@ def _ready_own(
 
 
 def _check_metrics(made: keras.Model, batch: Batch) -> None:
-    for metric in metrics.not_added(made, batch, over_examples=False):
+    for metric in metrics.not_added(made, batch):
         raise ModelError(
             "metrics that count and add up, since the states of asynchronous workers are added",
             f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches",
@@ -228,7 +228,7 @@ def lent(
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     kept: list[tuple[object, str, object]] = []
     try:
-        with strategy.scope(), reduction.asking_nobody(made):
+        with strategy.scope(), global_batch.asking_nobody(made):
             _check_distribution()
             _check_optimizer(made.optimizer, strategy)
             check_batches(made)

@@ -60,6 +60,7 @@ from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
+from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.tensorflow.switched import Switched
 from pipeline.worker.training import Preempted
 
@@ -198,7 +199,7 @@ class Work:
         self._tell(
             events.Built(
                 parameters=model.count_params(),
-                state_bytes=variables.state_bytes(model, own_step.optimizers(model)),
+                state_bytes=variables.state_bytes(model, optimizers(model)),
                 normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
                 input_shape=shape,
                 input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
@@ -359,7 +360,7 @@ class Work:
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)
         if loop.chief and self._plan.training.save:
-            for optimizer in own_step.optimizers(loop.model):
+            for optimizer in optimizers(loop.model):
                 rates.unscaled(optimizer)
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)

@@ -25,7 +25,6 @@ from pipeline.worker.keras_fit import agree
 from pipeline.worker.loop import Call, Counts, Facts, Totals, flat
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.custom_steps import step as own_step
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
 
@@ -84,7 +83,7 @@ class Loop:
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(
-            own_step.training_steps,
+            self._training_steps,
             model,
             strategy,
             self.collective,
@@ -95,7 +94,7 @@ class Loop:
             layout.global_batch,
         )
         self._train = self._compile()
-        self._optimizers = tuple(one for outer in own_step.optimizers(model) for one in rates.updating(outer))
+        self._optimizers = tuple(one for outer in steps.optimizers(model) for one in rates.updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
         self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
@@ -109,6 +108,8 @@ class Loop:
 
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
+    # What makes the compiled function that trains.
+    _training_steps = staticmethod(steps.training_steps)
     # Do workers step apart, and their metrics' state lie here?
     is_asynchronous = False
 

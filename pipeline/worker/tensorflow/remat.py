@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from pipeline.private import SeedGenerator
 from pipeline.worker import blocks
+from pipeline.worker.tensorflow.patched import patched
 
 
 def forget(model: keras.Model) -> None:
@@ -48,13 +49,13 @@ def _forgetful(block: keras.layers.Layer, kept: blocks.Call) -> blocks.Call:
 @contextlib.contextmanager
 def _noting() -> Iterator[list[tf.Tensor]]:
     """Inside, the seeds that are drawn are added to a list."""
-    before, drawn = SeedGenerator.next, list[tf.Tensor]()
+    draw, drawn = SeedGenerator.next, list[tf.Tensor]()
 
     def noted(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        drawn.append(before(generator, ordered))
+        drawn.append(draw(generator, ordered))
         return drawn[-1]
 
-    with _in_place(noted):
+    with patched(SeedGenerator, {"next": noted}):
         yield drawn
 
 
@@ -62,14 +63,5 @@ def _noting() -> Iterator[list[tf.Tensor]]:
 def _drawing(drawn: list[tf.Tensor]) -> Iterator[None]:
     """Inside, these seeds are drawn once more, in their order."""
     again = iter(drawn)
-    with _in_place(lambda generator, ordered=True: next(again)):
+    with patched(SeedGenerator, {"next": lambda generator, ordered=True: next(again)}):
         yield
-
-
-@contextlib.contextmanager
-def _in_place(following: Any) -> Iterator[None]:
-    before, SeedGenerator.next = SeedGenerator.next, following
-    try:
-        yield
-    finally:
-        SeedGenerator.next = before

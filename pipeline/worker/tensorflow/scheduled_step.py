@@ -16,7 +16,7 @@ from pipeline.worker.rates import updating
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.loss_scaling.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.loss_scaling.updates import overwritten_without_branch
 from pipeline.worker.tensorflow.step import Carried, awaited, caller, narrowed, widened
 
 # See `scheduled_steps` and `validation_alone`.

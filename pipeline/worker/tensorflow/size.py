@@ -8,10 +8,10 @@ from pipeline.worker import variables
 from pipeline.worker.input.part import Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import remat
-from pipeline.worker.tensorflow.custom_steps.step import optimizers
 from pipeline.worker.tensorflow.liveness import EXAMPLES, Unknown, fullest
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
+from pipeline.worker.tensorflow.step import optimizers
 
 BACKWARD = "gradient_tape/"
 

@@ -13,7 +13,7 @@ from pipeline.worker.keras_fit.agree import from_one
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.state import packed, unpacked
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.step import optimizers
+from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
 

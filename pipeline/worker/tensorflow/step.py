@@ -22,9 +22,8 @@ from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
-from pipeline.worker.tensorflow.loss_scaling.accumulation import accumulated_among_replicas
-from pipeline.worker.tensorflow.loss_scaling.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
+from pipeline.worker.tensorflow.loss_scaling.updates import accumulated_among_replicas, overwritten_without_branch
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -39,6 +38,8 @@ ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
 FOLLOWED_AS = "_followed_by_pipeline"
 # The attribute under which one keeps what calls it in training, where that is not as a whole.
 CALLED_AS = "_called_by_pipeline"
+# The attribute under which one keeps what is known of its own steps; see `custom_steps`.
+CUSTOM_AS = "_own_steps_of_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
 # What a loop over steps carries from one to the next.
@@ -169,6 +170,12 @@ def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             stack.enter_context(overwritten_without_branch(one))
             stack.enter_context(traced_briefly(one))
         yield
+
+
+def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
+    """The optimizers that train a built model."""
+    custom = vars(model).get(CUSTOM_AS)
+    return (model.optimizer,) if custom is None else custom.optimizers
 
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:

@@ -15,11 +15,19 @@ from pipeline.private_keras import compute_output_spec
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
+from pipeline.worker.tensorflow.custom_steps.step import OwnSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
-from pipeline.worker.tensorflow.loss_scaling import reduction
-from pipeline.worker.tensorflow.loss_scaling.reduction import Rule, Values
+from pipeline.worker.tensorflow.loss_scaling.reduction import (
+    SEEDS,
+    Reduction,
+    is_own,
+    made_up,
+    on_pieces,
+    reduction_of,
+    total,
+)  # fmt: skip
+from pipeline.worker.tensorflow.step import CUSTOM_AS
 
 
 def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
@@ -53,36 +61,35 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     try:
         test = _returned(_Look(), model, "test_step", symbols)
     except ModelError as error:
-        if reduction.is_own(model, "test_step"):
+        if is_own(model, "test_step"):
             raise
         untested = str(error) if error.__cause__ is None else reason(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
-    vars(model)[KEPT_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
+    vars(model)[CUSTOM_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
 
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
     """What to say of a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
-    own, examples = of(model), reduction.made_up(batch, reduction.SEEDS[0])
+    own = of(model)
     assert own is not None, "a model's own steps are built"
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
 
-    def tried(some: Batch) -> list[float]:
+    def tried(piece: Batch, share: float) -> list[float]:
         look = _Look()
-        with reduction.trying(), losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
-            look.at(model.train_step, given(some, own.arrays))
-        return [reduction.total(target) for target in look.targets]
+        with losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
+            look.at(model.train_step, given(piece, own.arrays))
+        return [total(target) for target in look.targets]
 
-    first, second = reduction.PARTS
     try:
-        made = (examples, reduction.rows(examples, first), reduction.rows(examples, second))
-        found = [tried(some) for some in (*made, reduction.twice(examples, first))]
+        tries = on_pieces(tried, made_up(batch, SEEDS[0]))
     except Exception:  # whatever a person's code raises on made-up examples
         return None
-    for whole, *parts, doubled in zip(*found, strict=False):
-        values = Values(whole, (parts[0], parts[1]), doubled)
-        rule = values.rule() if values.tell else None
-        if rule is Rule.SUM or (rule is Rule.NEITHER and values.of_doubled() is Rule.SUM):
-            vars(model)[KEPT_AS] = dataclasses.replace(own, sums=True)
+    for whole, first, second, doubled in zip(*tries, strict=False):
+        rule = reduction_of(whole, first, second)
+        if rule is Reduction.SUM or (
+            rule is Reduction.NEITHER and reduction_of(doubled, first, first) is Reduction.SUM
+        ):
+            vars(model)[CUSTOM_AS] = dataclasses.replace(own, sums=True)
             return (
                 f"Expected a train_step that takes gradients of a mean over examples, received a sum in that of "
                 f"{type(model).__name__}: each replica's counts by its share of the examples, so that over several it "
@@ -152,12 +159,12 @@ class _Look(Watcher):
         self.used = self.made_into_others()
         return ()
 
-    def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Zeros for variables, which may not be there yet."""
         flat = tf.nest.flatten(sources)
         if any(map(_is_variable, flat)):
             self.targets += tf.nest.flatten(target)
-        others = iter(kept([source for source in flat if not _is_variable(source)]) or ())
+        others = iter(call([source for source in flat if not _is_variable(source)]) or ())
         made = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
         packed: Gradients = tf.nest.pack_sequence_as(sources, made)
         return packed
@@ -165,7 +172,7 @@ class _Look(Watcher):
     def apply(
         self,
         optimizer: keras.optimizers.Optimizer,
-        kept: Callable[[Sequence[Addend | None]], None],
+        call: Callable[[Sequence[Addend | None]], None],
         gradients: Sequence[Addend | None],
         variables: Sequence[keras.Variable] | None,
     ) -> None:
@@ -176,21 +183,21 @@ class _Look(Watcher):
     def update(
         self,
         metric: keras.metrics.Metric,
-        kept: Callable[[], None],
-        given: Sequence[Nested[tf.Tensor]],
+        call: Callable[[], None],
+        values: Sequence[Nested[tf.Tensor]],
         weights: tf.Tensor | float | None,
     ) -> None:
         """Updates the metric, which builds it, in a scope of its own: what is in a condition stays in there."""
         self.updated.append(metric)
         with keras.StatelessScope():
-            kept()
+            call()
 
-    def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
+    def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
         """The loss as it is; a sum over examples, which is put right where it is called, as their mean."""
-        made = loss(*given)
+        value = loss(*values)
         if getattr(loss, "reduction", None) != "sum":
-            return made
-        return made / tf.cast(tf.shape(tf.nest.flatten(given)[0])[0], made.dtype)
+            return value
+        return value / tf.cast(tf.shape(tf.nest.flatten(values)[0])[0], value.dtype)
 
 
 def _is_variable(source: object) -> bool:

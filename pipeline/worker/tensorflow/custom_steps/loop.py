@@ -23,6 +23,7 @@ class OwnLoop(Loop):
     on, and other values as they were in the last step.
     """
 
+    _training_steps = staticmethod(own_step.training_steps)
     # Is what is asked for that of validation? And values of the last step of training, and of validation.
     _validating = False
     _last = _last_held_out = np.zeros(0, np.float32)

@@ -25,8 +25,6 @@ from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 
-# The attribute under which a model keeps what is known of its own steps, as Keras keeps its compiled functions.
-KEPT_AS = "_own_steps_of_pipeline"
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
 FOLLOWED = 1_000
 
@@ -83,7 +81,7 @@ def has_own(model: keras.Model) -> bool:
 
 def of(model: keras.Model) -> OwnSteps | None:
     """What is known of a built model's own steps; None where they are Keras's."""
-    found: OwnSteps | None = vars(model).get(KEPT_AS)
+    found: OwnSteps | None = vars(model).get(steps.CUSTOM_AS)
     return found
 
 
@@ -104,7 +102,7 @@ def training_steps(
     if of(model) is None:
         return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, most)
     made = training_step(model, collective, gradient_bits, always_fed, static, most)
-    return steps.many(strategy, steps.followed(model, made), partial(_traced, optimizers(model)))
+    return steps.many(strategy, steps.followed(model, made), partial(_traced, steps.optimizers(model)))
 
 
 def training_step(
@@ -157,12 +155,6 @@ def validation_steps(
     return steps.many(strategy, steps.followed(model, replica_step), watched)
 
 
-def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
-    """The optimizers that train a built model."""
-    own = of(model)
-    return (model.optimizer,) if own is None else own.optimizers
-
-
 def can_be_called(model: keras.Model) -> bool:
     """Has the model a `call`, of its class's own or as a graph of layers?"""
     return is_own(model, "call")
@@ -204,7 +196,7 @@ class Replica(Watcher):
         self._alone = collective.replicas == 1
         # Sums over replicas, and the number that each metric was given last.
         self._summed: list[tf.Tensor] = []
-        self._given: dict[int, tf.Tensor] = {}
+        self._numbers: dict[int, tf.Tensor] = {}
         # The metrics whose results are to be those over all replicas; none while such a result is made.
         self._used: list[keras.metrics.Metric] = []
 
@@ -233,9 +225,9 @@ class Replica(Watcher):
         assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
         return summed
 
-    def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Gradients of variables are those of the global batch; of all else, of what is here."""
-        found, of = tf.nest.flatten(kept(sources)), tf.nest.flatten(sources)
+        found, of = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
         places = [
             place
             for place, (gradient, source) in enumerate(zip(found, of, strict=True))
@@ -249,7 +241,7 @@ class Replica(Watcher):
     def apply(
         self,
         optimizer: keras.optimizers.Optimizer,
-        kept: Callable[[Sequence[Addend | None]], None],
+        call: Callable[[Sequence[Addend | None]], None],
         gradients: Sequence[Addend | None],
         variables: Sequence[keras.Variable] | None,
     ) -> None:
@@ -260,36 +252,36 @@ class Replica(Watcher):
         ]
         for place, total in zip(places, self._total([applied[place] for place in places]), strict=True):
             applied[place] = total
-        kept(applied)
+        call(applied)
 
     def update(
         self,
         metric: keras.metrics.Metric,
-        kept: Callable[[], None],
-        given: Sequence[Nested[tf.Tensor]],
+        call: Callable[[], None],
+        values: Sequence[Nested[tf.Tensor]],
         weights: tf.Tensor | float | None,
     ) -> None:
         """Updates a metric whose state is to add up over replicas to one device's."""
-        if given and not tf.nest.is_nested(given[0]):
-            self._given[id(metric)] = given[0]
+        if values and not tf.nest.is_nested(values[0]):
+            self._numbers[id(metric)] = values[0]
         # A number weighed by a count of what is here, as Keras's own loss is, adds up as it is.
         counted = weights is not None and tf.get_static_value(tf.convert_to_tensor(weights)) is None
-        adds_up = counted or any(self._of_examples(leaf) for leaf in tf.nest.flatten(given) if leaf is not None)
+        adds_up = counted or any(self._of_examples(leaf) for leaf in tf.nest.flatten(values) if leaf is not None)
         if self._alone or (adds_up and self._always_fed):
-            return kept()
+            return call()
         before = [tf.convert_to_tensor(variable.value) for variable in metric.variables]
         with keras.StatelessScope(zip(metric.variables, before, strict=True)) as scope:
-            kept()
+            call()
         for variable, value in zip(metric.variables, before, strict=True):
             change = scope.get_current_value(variable) - value
             change = change if adds_up else self._by_share(change)
             variable.assign_add(tf.where(self._share > 0, change, tf.zeros((), change.dtype)))
         return None
 
-    def result(self, metric: keras.metrics.Metric, kept: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+    def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
         """A metric's result; where the step makes something of it, that of the sums of all replicas' states."""
         if not any(metric is one for one in self._used):
-            return kept()
+            return call()
         summed = [variable for variable in metric.variables if variable.aggregation == "sum"]
         here = [tf.convert_to_tensor(variable.value) for variable in summed]
         # Counts are exact up to 2^53, in a type that everything adds.
@@ -298,15 +290,15 @@ class Replica(Watcher):
         within, self._used = self._used, []
         try:
             with keras.StatelessScope(zip(summed, totals, strict=True)):
-                return kept()
+                return call()
         finally:
             self._used = within
 
-    def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
+    def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
         """A loss whose value times the share adds up to the global batch's."""
         if self._alone or getattr(loss, "reduction", None) in ("none", None):
-            return loss(*given)
-        return losses.ExactLoss(loss, self._collective)(*given)
+            return loss(*values)
+        return losses.ExactLoss(loss, self._collective)(*values)
 
     def _total(self, gradients: Sequence[Addend]) -> list[Addend]:
         """Gradients of the global batch from those of what is here."""
@@ -357,7 +349,7 @@ class Replica(Watcher):
     def _loss(self, value: tf.Tensor) -> tf.Tensor:
         """The step's loss: where it is a metric's, the number that this was given."""
         result = self.metric_of(value)
-        return tf.reduce_mean(_mean(value if result is None else self._given.get(id(result[0]), value)))
+        return tf.reduce_mean(_mean(value if result is None else self._numbers.get(id(result[0]), value)))
 
 
 def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:

@@ -19,6 +19,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.input.passes import Place
 from pipeline.worker.keras_fit.agree import texts
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.custom_steps import step as own_step
 from pipeline.worker.tensorflow.equality_check.differences import (
@@ -29,10 +30,10 @@ from pipeline.worker.tensorflow.equality_check.differences import (
     first_layer,
 )
 from pipeline.worker.tensorflow.equality_check.own_trial import OwnTrials
-from pipeline.worker.tensorflow.equality_check.trial import TooLong, Trial, Trials
+from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.loss_scaling import scaling
+from pipeline.worker.tensorflow.loss_scaling import probing
 from pipeline.worker.tensorflow.state import on_all
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
@@ -60,10 +61,6 @@ Examples = Callable[[int, int], Batch]
 Made = TypeVar("Made")
 
 
-class NotMade(Exception):
-    """Nothing can be compared; the message says why."""
-
-
 def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Examples) -> Check:
     """What differs between all replicas and one device in a step on a few `examples`; all processes call it together.
 
@@ -72,7 +69,7 @@ def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Exam
     began = time.perf_counter()
     try:
         found = _Comparison(loop, collective, where).made(examples)
-    except NotMade as why:
+    except ModelError as why:
         found = Check("not made", unsaid=str(why))
     return dataclasses.replace(found, seconds=round(time.perf_counter() - began, 3))
 
@@ -90,10 +87,10 @@ class _Comparison:
         self._tolerance = most * max(1.0, self._layers / LAYERS_OF_TOLERANCE)
 
     def made(self, examples: Examples) -> Check:
-        """What differs. Raises `NotMade`."""
+        """What differs. Raises `ModelError`."""
         where, trials = self._where, self._trials
         if self._runs > MOST_LAYERS or (self._own is not None and not self._is_small):
-            raise NotMade(f"{self._layers} layers, run one by one, would take longer than two seconds")
+            raise ModelError(f"{self._layers} layers, run one by one, would take longer than two seconds")
         shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
         first, wanted = sum(shares[: where.first]), shares[where.first : where.first + where.local]
         mine = self._together(lambda: examples(first, sum(wanted)))
@@ -151,7 +148,7 @@ class _Comparison:
             disturbed = self._trials.on_one(whole, noise)
             found = differences(replicas, one, names, self._tolerance, disturbed)
         except Exception as error:
-            raise NotMade(explain(error)) from error
+            raise ModelError(explain(error)) from error
         if not found:
             return Check("equal", unsaid=unsaid)
         layer, aligned = None, are_aligned(replicas, one, disturbed)
@@ -167,14 +164,14 @@ class _Comparison:
         """Has a note told, when the model was built, of the loss that makes such differences where no layer does?"""
         if self._own is not None:
             return self._own.sums and "state" not in {difference.what for difference in found}
-        return "loss" in {difference.what for difference in found} and scaling.fits_no_rule(self._loop.model)
+        return "loss" in {difference.what for difference in found} and probing.depends_on_batch(self._loop.model)
 
     def _whole(self, mine: Batch) -> Batch:
         """The examples of all processes, in the order of their replicas."""
         if self._where.processes == 1:
             return mine
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(mine)):
-            raise NotMade("examples of text do not travel between processes")
+            raise ModelError("examples of text do not travel between processes")
         leaves = [leaf.numpy() for leaf in tf.nest.flatten(mine)]
         state, made = State({}, grouped("examples", leaves)), []
         for number in range(self._where.processes):
@@ -186,10 +183,10 @@ class _Comparison:
         return tf.nest.pack_sequence_as(mine, joined)
 
     def _together(self, what: Callable[[], Made]) -> Made:
-        """What comes of something in this process. Raises `NotMade` in all where it failed in one."""
+        """What comes of something in this process. Raises `ModelError` in all where it failed in one."""
         try:
             made, said = what(), ""
-        except TooLong:
+        except TimeoutError:
             said = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
         except Exception as error:
             if lost_a_peer(error):
@@ -197,7 +194,7 @@ class _Comparison:
             said = explain(error) or type(error).__name__
         for text in self._told(said):
             if text:
-                raise NotMade(text)
+                raise ModelError(text)
         return made
 
     def _told(self, text: str) -> list[str]:

@@ -23,10 +23,19 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.custom_steps import step as own_step
 from pipeline.worker.tensorflow.custom_steps.loop import result_of, values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
-from pipeline.worker.tensorflow.equality_check.trial import Outputs, Trial, copies, outputs_kept, replica
+from pipeline.worker.tensorflow.equality_check.trial import (
+    Outputs,
+    Trial,
+    attributes_kept,
+    copies,
+    held_here,
+    outputs_kept,
+    replica,
+)
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
+from pipeline.worker.tensorflow.patched import patched
 
 Variable: TypeAlias = keras.Variable | tf.Variable
 # (examples of the global batch, the batches of the replicas here) -> the step's loss, then its values
@@ -75,12 +84,13 @@ class OwnTrials:
     def on_one(self, batch: Batch, noise: np.random.Generator | None = None, until: float = math.inf) -> Trial:
         """A step of one device on a batch; with `noise`, what each layer returns is wrong in its last digits.
 
-        Raises `TooLong` where it is still traced when the clock says `until`.
+        Raises `TimeoutError` where it is still traced when the clock says `until`.
         """
         trial, began = Trial(), time.process_time()
         device = self._loop.strategy.extended.worker_devices[0]
         examples = float(tf.nest.flatten(batch)[0].shape[0])
-        with self._put_back(), tf.device(device), self._held_here(), self._collective.paused():
+        variables = [variable for variable in self._variables() if isinstance(variable, keras.Variable)]
+        with self._put_back(), tf.device(device), held_here(variables), self._collective.paused():
             self._make(lambda count, batches: self._step(count, batches[0]), trial, examples, [batch], noise, until)
             trial.state = self._state()
             results = {name: result_of(*found) for name, found in self._own.train.metrics.items()}
@@ -157,41 +167,19 @@ class OwnTrials:
         for variable in [*self._model.variables, *self._loop.beside]:
             if id(variable) not in passed and variable.dtype != tf.string:
                 name = variable.path if isinstance(variable, keras.Variable) else variable.name
-                state[_unused(state, name, "number")] = [copy.numpy() for copy in _copies(variable)]
+                state[_unused(state, name, "number")] = [copy.numpy() for copy in copies(variable)]
         return state
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
         """Inside, a step may change what it likes; afterwards variables and attributes are what they were."""
-        kept = [(copy, copy.numpy()) for variable in self._variables() for copy in _copies(variable)]
-        attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
+        values = [(copy, copy.numpy()) for variable in self._variables() for copy in copies(variable)]
         try:
-            yield
+            with attributes_kept(self._model):
+                yield
         finally:
-            for layer, before in attributes:
-                vars(layer).clear()
-                vars(layer).update(before)
-            for copy, value in kept:
+            for copy, value in values:
                 copy.assign(value)
-
-    @contextmanager
-    def _held_here(self) -> Iterator[None]:
-        """Inside, variables of Keras are of this process alone, with what its first replica has."""
-        variables = [variable for variable in self._variables() if isinstance(variable, keras.Variable)]
-        kept = [variable.value for variable in variables]
-        try:
-            for variable in variables:
-                # Past Keras's own setter, which would track it.
-                vars(variable)["_value"] = tf.Variable(copies(variable)[0], trainable=variable.trainable)
-            yield
-        finally:
-            for variable, value in zip(variables, kept, strict=True):
-                vars(variable)["_value"] = value
-
-
-def _copies(variable: Variable) -> Sequence[tf.Variable]:
-    """The variable's copy of each replica here."""
-    return copies(variable) if isinstance(variable, keras.Variable) else getattr(variable, "values", (variable,))
 
 
 def _of_first(gradients: dict[int, list[tuple[str, Addend]]]) -> list[tuple[str, Addend]]:
@@ -224,9 +212,7 @@ def _not_applied(seen: _Seen) -> Iterator[None]:
                 given.append((_unused(dict(given), variable.path, "update"), gradient))
 
     with ExitStack() as stack:
-        name = apply.__name__
         for kind in kinds(keras.optimizers.Optimizer):
-            if name in vars(kind):
-                stack.callback(setattr, kind, name, vars(kind)[name])
-                setattr(kind, name, apply)
+            if "apply" in vars(kind):
+                stack.enter_context(patched(kind, {"apply": apply}))
         yield

@@ -7,8 +7,8 @@ it once. An optimizer that is asked to apply gradients keeps them, and what is a
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import keras
@@ -23,6 +23,7 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
+from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.step import ReplicaStep, training_step
 
 # What is late for having had less than this of a core has not had its turn on it.
@@ -35,10 +36,6 @@ DIGITS = 4
 NOISY_ROWS = 16
 
 Outputs = list[tuple[str, list[tf.Tensor]]]
-
-
-class TooLong(Exception):
-    """The operations that were run took longer than they may."""
 
 
 @dataclass
@@ -84,7 +81,7 @@ class Trials:
     def on_one(self, batch: Batch, noise: np.random.Generator | None = None, until: float = math.inf) -> Trial:
         """A step of one device on a batch; with `noise`, what each layer returns is wrong in its last digits.
 
-        Raises `TooLong` where it still goes forward when the clock says `until`.
+        Raises `TimeoutError` where it still goes forward when the clock says `until`.
         """
         trial, began = Trial(), time.process_time()
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
@@ -113,50 +110,51 @@ class Trials:
     ) -> Iterator[None]:
         """Inside, nothing is drawn or applied, and the trial keeps gradients and what layers return."""
         optimizer, variables = self._model.optimizer, self._model.trainable_variables
-        attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
         # Those of TensorFlow, which Keras does not know of.
         others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
-        names = {id(value): f"{layer.name}/{name}" for layer, kept in attributes for name, value in kept.items()}
-        raw = [(names.get(id(variable), variable.name), variable, variable.numpy()) for variable in others]
+        before = [variable.numpy() for variable in others]
 
         def apply(gradients: Sequence[Addend | None], *given: object) -> None:
-            kept = zip(variables, gradients, strict=True)
-            trial.gradients = {variable.path: value for variable, value in kept if value is not None}
+            pairs = zip(variables, gradients, strict=True)
+            trial.gradients = {variable.path: value for variable, value in pairs if value is not None}
 
-        # Past Keras's own setter, which would track it.
-        vars(optimizer)["apply"] = apply
-        try:
-            with fixed_randomness(), outputs_kept(trial.outputs, noise, until), self._without_gradients():
+        def no_gradient(tape: tf.GradientTape, target: tf.Tensor, sources: Sequence[object], **named: object) -> object:
+            return [None] * len(sources)
+
+        with ExitStack() as stack:
+            names = stack.enter_context(attributes_kept(self._model))
+            stack.enter_context(patched(optimizer, {"apply": apply}))
+            stack.enter_context(fixed_randomness())
+            stack.enter_context(outputs_kept(trial.outputs, noise, until))
+            if not self.with_gradients:
+                stack.enter_context(patched(tf.GradientTape, {"gradient": no_gradient}))
+            try:
                 yield
-        finally:
-            del vars(optimizer)["apply"]
-            for layer, before in attributes:
-                vars(layer).clear()
-                vars(layer).update(before)
-            for path, variable, value in raw:
-                now = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
-                if not all(np.array_equal(copy, value) for copy in now):
-                    trial.state[path] = now
-                variable.assign(value)
+            finally:
+                for variable, value in zip(others, before, strict=True):
+                    now = [copy.numpy() for copy in copies(variable)]
+                    if not all(np.array_equal(copy, value) for copy in now):
+                        trial.state[names.get(id(variable), variable.name)] = now
+                    variable.assign(value)
 
     @contextmanager
     def _put_back(self, trial: Trial) -> Iterator[None]:
         """Inside, the first value is kept of each variable that is assigned; afterwards it has it again."""
         before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         beside = self._loop.counted_beside
-        kept, metrics = keras_variables.Variable.assign, {id(one) for one in (*self._model.metrics_variables, *beside)}
+        assign_one = keras_variables.Variable.assign
+        metrics = {id(one) for one in (*self._model.metrics_variables, *beside)}
         counted = [(copy, copy.numpy()) for variable in beside for copy in copies(variable)]
 
         def assign(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
             if id(variable) not in metrics and id(variable) not in before:
                 before[id(variable)] = (variable, tf.identity(variable.value))
-            return kept(variable, value)
+            return assign_one(variable, value)
 
-        keras_variables.Variable.assign = assign
         try:
-            yield
+            with patched(keras_variables.Variable, {"assign": assign}):
+                yield
         finally:
-            keras_variables.Variable.assign = kept
             compared = {id(variable) for variable in self._stateful()}
             for number, (variable, value) in before.items():
                 if number in compared:
@@ -174,61 +172,59 @@ class Trials:
         model = self._model
         others = (variable for variable in model.variables if not variable.trainable)
         variables = [*model.metrics_variables, *others, *self._beside(), *self._loop.counted_beside]
-        variables = list({id(variable): variable for variable in variables}.values())
-        kept = [variable.value for variable in variables]
-        fresh = [tf.Variable(copies(variable)[0], trainable=False) for variable in variables]
-        for variable, own in zip(variables, fresh, strict=True):
-            # Past Keras's own setter, which would track it.
-            vars(variable)["_value"] = own
-        try:
+        with held_here(variables):
             yield
             lost = ("loss", *self._loop.outputs)
             results = model.get_metrics_result()
             trial.metrics = flat({name: result for name, result in results.items() if name not in lost})
-        finally:
-            for variable, value in zip(variables, kept, strict=True):
-                vars(variable)["_value"] = value
-
-    @contextmanager
-    def _without_gradients(self) -> Iterator[None]:
-        if self.with_gradients:
-            yield
-            return
-        kept = tf.GradientTape.gradient
-        try:
-            tf.GradientTape.gradient = lambda tape, target, sources, **named: [None] * len(sources)
-            yield
-        finally:
-            tf.GradientTape.gradient = kept
 
 
-def copies(variable: keras.Variable) -> Sequence[tf.Variable]:
+@contextmanager
+def held_here(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Inside, variables of Keras are of this process alone, with what its first replica has."""
+    with ExitStack() as stack:
+        for variable in {id(variable): variable for variable in variables}.values():
+            own = tf.Variable(copies(variable)[0], trainable=variable.trainable)
+            stack.enter_context(patched(variable, {"_value": own}))
+        yield
+
+
+@contextmanager
+def attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
+    """Gives names of what the model's layers hold, by identity; afterwards their attributes are what they were."""
+    attributes = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
+    try:
+        yield {id(value): f"{layer.name}/{name}" for layer, held in attributes for name, value in held.items()}
+    finally:
+        for layer, before in attributes:
+            vars(layer).clear()
+            vars(layer).update(before)
+
+
+def copies(variable: keras.Variable | tf.Variable) -> Sequence[tf.Variable]:
     """The variable's copy of each replica here."""
-    value = variable.value
+    value = variable.value if isinstance(variable, keras.Variable) else variable
     return getattr(value, "values", (value,))
 
 
 @contextmanager
 def outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
     """Inside, what each layer and operation returns is kept, in order, by the number of the replica."""
-    kept: Callable[..., Batch] = keras.Operation.__call__
+    call_one: Callable[..., Batch] = keras.Operation.__call__
     began = time.process_time()
 
     def call(operation: keras.Operation, *arguments: object, **named: object) -> Batch:
-        made = kept(operation, *arguments, **named)
+        made = call_one(operation, *arguments, **named)
         if time.perf_counter() > until and time.process_time() - began > LEAST_CPU_SECONDS:
-            raise TooLong
+            raise TimeoutError
         if noise is not None:
             made = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), made)
         leaves = [leaf for leaf in tf.nest.flatten(made) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
         outputs.setdefault(replica(), []).append((operation.name, leaves))
         return made
 
-    keras.Operation.__call__ = call
-    try:
+    with patched(keras.Operation, {"__call__": call}):
         yield
-    finally:
-        keras.Operation.__call__ = kept
 
 
 def replica() -> int:

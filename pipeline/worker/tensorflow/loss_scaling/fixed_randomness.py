@@ -5,12 +5,13 @@ draw is one number: what is left of layers that draw is what they do with their 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import tensorflow as tf
 
 from pipeline.private import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
 from pipeline.private import gen_stateless_random_ops_v2 as gen_stateless_v2
+from pipeline.worker.tensorflow.patched import patched
 
 # A part of [0, 1) that bfloat16 has, and that keeps what dropout may leave out; a part of a normal deviation.
 UNIFORM, NORMAL = 127 / 128, 0.5
@@ -21,14 +22,10 @@ Draw = Callable[..., tf.Tensor]
 @contextmanager
 def fixed_randomness() -> Iterator[None]:
     """Inside, operations that are run at once draw nothing, and no generator is any further than before."""
-    kept = {(module, name): getattr(module, name) for module, name in _OPERATIONS}
-    try:
-        for (module, name), put in _OPERATIONS.items():
-            setattr(module, name, put(kept[module, name]))
+    with ExitStack() as stack:
+        for (module, name), replace in _OPERATIONS.items():
+            stack.enter_context(patched(module, {name: replace(getattr(module, name))}))
         yield
-    finally:
-        for (module, name), draw in kept.items():
-            setattr(module, name, draw)
 
 
 def _filled(value: float) -> Callable[[Draw], Draw]:

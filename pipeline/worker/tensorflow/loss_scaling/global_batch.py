@@ -1,17 +1,31 @@
-"""The whole global batch on every replica, put together of what each of them has, for what depends on all of it."""
+"""The whole global batch on every replica, put together of what each of them has, for what depends on all of it.
+
+A person's loss may ask other replicas by itself, in TensorFlow's own ways: it is answered by the global batch of the
+step, and where no step is made by replicas that are pretended.
+"""
 
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.patched import patched
+
+# What a loss may ask other replicas for in turn, each after the answer to the one before.
+MOST_EXCHANGES = 8
+# The attribute under which a model keeps that a loss of it does so.
+ASKS_AS = "_asks_others_of_pipeline"
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 class GlobalBatch:
@@ -197,3 +211,85 @@ def _answer() -> None:
 def current() -> GlobalBatch | None:
     """The global batch of the step that is traced now; None where none is."""
     return _thread.whole
+
+
+def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+    """What a step gives for parts that replicas have at the same time, which may ask each other for what they have.
+
+    It is made again until each has got what the others give; once where none asks.
+    """
+    answers: list[list[tf.Tensor]] = [[] for _ in parts]
+    for _ in range(MOST_EXCHANGES):
+        results, asked = list[Result](), list[list[tf.Tensor]]()
+        for number, part in enumerate(parts):
+            context = _Pretended(number, answers)
+            with patched(tf.distribute, {"get_replica_context": lambda context=context: context}):
+                results.append(step(part))
+            asked.append(context.asked)
+        if _are_same(answers, asked):
+            break
+        answers = asked
+    return results
+
+
+@contextlib.contextmanager
+def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
+    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built.
+
+    The model, if it is there already, is remembered to have such a loss.
+    """
+    context_of, asked = tf.distribute.get_replica_context, list[tf.Tensor]()
+    try:
+        with patched(tf.distribute, {"get_replica_context": lambda: context_of() or _Pretended(0, [[]], asked)}):
+            yield
+    finally:
+        if asked and model is not None:
+            # Past Keras's own setter, which would track it.
+            vars(model)[ASKS_AS] = True
+
+
+def asks_others(model: keras.Model) -> bool:
+    """True if a loss of the model has been found to ask other replicas by itself."""
+    return bool(vars(model).get(ASKS_AS))
+
+
+class _Pretended:
+    """A replica's context, to whom others answer what they have given before: nothing at first."""
+
+    # It makes no step, so that a variable is assigned as outside of all replicas.
+    strategy = None
+
+    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
+        """`asked` gets what it asks others for, in turn."""
+        self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
+        self._given, self.asked = given, list[tf.Tensor]() if asked is None else asked
+
+    def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
+        """The values of all replicas, one after the other."""
+        return tf.nest.map_structure(lambda leaf: tf.concat(self._of_all(leaf), axis), value)
+
+    def all_reduce(self, reduce_op: object, value: Nested[tf.Tensor], options: object = None) -> Nested[tf.Tensor]:
+        """The sum of all replicas' values, or their mean."""
+        name = str(getattr(reduce_op, "value", reduce_op)).upper()
+
+        def reduced(leaf: tf.Tensor) -> tf.Tensor:
+            values = self._of_all(leaf)
+            total = tf.add_n(values)
+            return total / tf.cast(len(values), total.dtype) if name == "MEAN" else total
+
+        return tf.nest.map_structure(reduced, value)
+
+    def _of_all(self, leaf: tf.Tensor) -> list[tf.Tensor]:
+        place = len(self.asked)
+        self.asked.append(tf.convert_to_tensor(leaf))
+        others = [list(given[place : place + 1]) for given in self._given]
+        others[self.replica_id_in_sync_group] = [self.asked[-1]]
+        return [value for values in others for value in values]
+
+
+def _are_same(given: Sequence[Sequence[tf.Tensor]], asked: Sequence[Sequence[tf.Tensor]]) -> bool:
+    """True if replicas have given again what they had given before."""
+    if [len(values) for values in given] != [len(values) for values in asked]:
+        return False
+    pairs = [pair for old, new in zip(given, asked, strict=True) for pair in zip(old, new, strict=True)]
+    return all(np.array_equal(old.numpy(), new.numpy()) for old, new in pairs)

@@ -3,7 +3,7 @@
 Keras takes the mean over a replica's own examples and then over replicas, which weighs an example of a short batch
 more than another. Here a replica's loss is weighted by its share of the global batch's examples, which is exact for
 every mean over examples and for penalties on weights alike, the shares adding up to one. Losses that are no such mean
-(sums, means by sample weight, masked means) are brought to that rule one by one; `scaling.py` finds out which they are.
+(sums, means by sample weight, masked means) are brought to that rule one by one; `probing.py` finds out which they are.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device
-from pipeline.worker.tensorflow.loss_scaling.reduction import Rule
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reduction_of, tolerance_of, total
+from pipeline.worker.tensorflow.patched import patched
 
 
 @contextlib.contextmanager
@@ -34,19 +35,10 @@ def without_keras_scaling() -> Iterator[None]:
         return values * _tracing.weighed(reduce(tf.ones((), values.dtype), sample_weight, **how))
 
     reduce = keras_loss.reduce_weighted_values
-    instead = {
-        "scale_loss_for_distribution": lambda value: value,
-        "unscale_loss_for_distribution": lambda value: value,
-        "reduce_weighted_values": reduced,
-    }
-    kept = {name: getattr(keras_loss, name) for name in instead}
-    try:
-        for name, function in instead.items():
-            setattr(keras_loss, name, function)
+    unscaled = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    as_it_is = dict.fromkeys(unscaled, lambda value: value)
+    with patched(keras_loss, as_it_is | {"reduce_weighted_values": reduced}):
         yield
-    finally:
-        for name, function in kept.items():
-            setattr(keras_loss, name, function)
 
 
 def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
@@ -87,7 +79,7 @@ def weighted(
     Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
     replicas it is the loss of the global batch. With `whole` every replica computes it on the whole global batch.
     """
-    is_sum = whole is None and rules_of(model).whole is Rule.SUM
+    is_sum = whole is None and rules_of(model).whole is Reduction.SUM
     if whole is not None:
         x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
@@ -102,8 +94,19 @@ def weighted(
 
 
 def rules_of(layer: keras.layers.Layer) -> "Rules":
-    """What is known of the losses of a layer that is made exact."""
+    """How what a layer adds to the loss scales, of a model that is made exact."""
     return layer._losses.rules  # type: ignore[no-any-return]
+
+
+def compiled_of(model: keras.Model) -> list["ExactLoss"]:
+    """The compiled losses of a model that is made exact."""
+    entries = [] if model._compile_loss is None else model._compile_loss._flat_losses or []
+    return [entry.loss for entry in entries]
+
+
+def call(model: keras.Model, x: Batch, training: bool) -> Batch:
+    """The model's outputs, with `training` where its `call` takes that."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def is_on_whole() -> bool:
@@ -117,8 +120,8 @@ class Rules:
     it is added; and how the loss does of a model that computes it by itself.
     """
 
-    added: dict[bool, tuple[Rule, ...]] = field(default_factory=dict)
-    whole: Rule | None = None
+    added: dict[bool, tuple[Reduction, ...]] = field(default_factory=dict)
+    whole: Reduction | None = None
 
 
 @dataclass(frozen=True)
@@ -198,10 +201,31 @@ def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: boo
     known = rules.added.get(training, ())
     return [
         tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
-        if place < len(known) and known[place] is Rule.SUM
+        if place < len(known) and known[place] is Reduction.SUM
         else loss
         for place, loss in enumerate(losses)
     ]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a loss comes to on some examples: its value, and what their weights or its mask come to."""
+
+    value: float
+    weights: float | None
+    tolerance: float
+    is_masked: bool
+
+
+def reduction_of_samples(whole: Sample | None, first: Sample | None, second: Sample | None) -> Reduction | None:
+    """How a loss scales, from what it came to on a batch and its parts; None where that does not tell."""
+    if whole is None or first is None or second is None:
+        return None
+    weights = None if first.weights is None or second.weights is None else (first.weights, second.weights)
+    rule = reduction_of(whole.value, first.value, second.value, whole.tolerance, weights)
+    # What is left where some labels count for nothing is a mean or a sum by its reduction, unless it is of the batch as
+    # a whole, as one over pairs that masks examples without any.
+    return None if whole.is_masked and rule is not Reduction.NEITHER else rule
 
 
 class ExactLoss:
@@ -209,14 +233,15 @@ class ExactLoss:
 
     def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
         self.loss, self.name, self._collective = loss, loss.name, collective
-        # How it scales; None: as its reduction says. While it is tried, what was found.
-        self.rule: Rule | None = None
-        self.found: list[Rule | None] | None = None
+        # How it scales; None: as its reduction says.
+        self.rule: Reduction | None = None
+        # While it is tried, what it came to in each call.
+        self.samples: list[Sample | None] | None = None
 
     def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         """The loss as a step needs it."""
-        if self.found is not None:
-            self.found.append(self._tried(y_true, y_pred, sample_weight))
+        if self.samples is not None:
+            self.samples.append(self._sample(y_true, y_pred, sample_weight))
             return tf.zeros(())
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
@@ -233,29 +258,21 @@ class ExactLoss:
         # One for each example is summed in the end, and the step's other losses with it, once for each.
         return value if _tracing.as_is or len(value.shape) else scaled
 
-    def _tried(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> Rule | None:
-        def on(part: slice, weights: tf.Tensor | None = sample_weight) -> tf.Tensor:
-            return self.loss(*(reduction.rows(values, part) for values in (y_true, y_pred, weights)))
-
-        _tracing.reduced = None
-        found = reduction.rule_of(on, sample_weight)
-        if _tracing.reduced is not None and _tracing.reduced.mask is not None:
-            return self._tried_masked(on)
-        if sample_weight is not None and _tracing.reduced is not None and _tracing.reduced.rank == 0:
-            # One number for the batch is multiplied by what the weights come to, which is summed apart.
-            return reduction.rule_of(lambda part: on(part, None), None)
-        return found
-
-    def _tried_masked(self, on: Callable[[slice, tf.Tensor | None], tf.Tensor]) -> Rule | None:
-        """What is left of a loss that counts some labels for nothing is a mean or a sum by its reduction, unless it is
-        of the batch as a whole, as one over pairs that masks examples without any.
+    def _sample(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> "Sample | None":
+        """What the loss comes to, where it can be computed: without weights, but for a loss that applies them itself,
+        since a single number is multiplied by what weights come to, and they are applied to values of each example.
         """
-        on(reduction.WHOLE, None)
-        reduced = _tracing.reduced
-        assert reduced is not None, "it has reduced before"
-        counted = None if reduced.mask is None else tf.cast(reduced.mask, tf.float32)
-        found = reduction.rule_of(lambda part: on(part, None), counted)
-        return Rule.NEITHER if found is Rule.NEITHER else None
+        weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
+        _tracing.reduced = None
+        try:
+            value = self.loss(y_true, y_pred, weights)
+        except Exception:  # whatever a loss of a person's own raises on made-up labels
+            return None
+        mask = None if _tracing.reduced is None else _tracing.reduced.mask
+        counted = weights if mask is None else tf.cast(mask, tf.float32)
+        return Sample(
+            total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
+        )
 
     def _weighed(self, here: tf.Tensor) -> tf.Tensor:
         """What the weights of all replicas' examples come to, from what those `here` do: a sum or a mean."""
@@ -270,15 +287,15 @@ class ExactLoss:
     def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
         """What this replica's value counts for in the global one; None where that is its share of the examples."""
         reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
-        rule = self.rule or (Rule.SUM if reduction in ("sum", "none", None) else Rule.MEAN)
-        if rule is Rule.SUM:
+        rule = self.rule or (Reduction.SUM if reduction in ("sum", "none", None) else Reduction.MEAN)
+        if rule is Reduction.SUM:
             return tf.constant(1.0)
         reduced = _tracing.reduced
         # One number for the batch is a mean over its examples, whatever is masked among them.
         one = reduced is not None and reduced.rank == 0
         mask = None if one or _tracing.alone else reduced.mask if reduced else get_keras_mask(y_pred)
-        by_weight = rule is Rule.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
-        if by_weight and sample_weight is not None:
+        by_weight = rule is Reduction.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
+        if by_weight and sample_weight is not None and not _tracing.alone:
             here = tf.cast(sample_weight, tf.float32)
             here = tf.reduce_sum(here if mask is None else here * tf.cast(mask, tf.float32))
         elif mask is not None:

@@ -5,10 +5,9 @@ which costs an exchange; which metrics those are is found out before training, o
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TypeAlias
 
 import keras
@@ -21,12 +20,24 @@ from pipeline.worker import labels
 from pipeline.worker.held import kept_by_metrics
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
-from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current
-from pipeline.worker.tensorflow.loss_scaling.reduction import PARTS, SEEDS, TOLERANCE, Rule, Values
+from pipeline.worker.tensorflow.loss_scaling.reduction import (
+    SEEDS,
+    TOLERANCE,
+    Reduction,
+    is_known,
+    made_up,
+    on_pieces,
+    reduction_of,
+    scope,
+    trying,
+)  # fmt: skip
+from pipeline.worker.tensorflow.patched import patched
 
 # The values of a metric's variables.
 State: TypeAlias = list[np.ndarray]
+# Of a call, by place and by name.
+Arguments: TypeAlias = tuple[tuple[Nested[tf.Tensor], ...], dict[str, Nested[tf.Tensor]]]
 
 
 def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -48,20 +59,20 @@ def _own(model: keras.Model) -> list[keras.metrics.Metric]:
 def count_on_whole(model: keras.Model, batch: Batch) -> None:
     """Has metrics of a built model whose states replicas cannot add see the whole global batch."""
     given_back(model)
-    inner = [] if model._compile_metrics is None else model._compile_metrics.metrics
+    tries = [_updates(model, batch, seed) for seed in SEEDS]
     # What layers update where all replicas share a variable, also by an example that only stands for none.
     shared = [
-        metric
-        for metric in of_model(model)
-        if not any(metric is other for other in inner)
-        and not all(hasattr(variable.value, "values") for variable in metric.variables)
+        metric for metric in _own(model) if not all(hasattr(variable.value, "values") for variable in metric.variables)
     ]
-    found = [*not_added(model, batch, over_examples=True), *shared]
-    found = list({id(metric): metric for metric in found}.values())
-    rules = _rules_of_numbers(model, batch, found)
-    for metric in found:
+    numbers = {id(metric): updates.numbers() for metric, updates in tries[0]}
+    for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
-        vars(metric)["update_state"] = _OnWhole(metric, _fresh(metric), rules.get(id(metric), []))
+        vars(metric)["update_state"] = _OnWhole(metric, _fresh(metric), numbers.get(id(metric), ()))
+
+
+def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
+    """The metrics of a built model whose state is no sum over batches."""
+    return _not_added([_updates(model, batch, seed) for seed in SEEDS], over_examples=False)
 
 
 def on_whole(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -94,16 +105,13 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
 @contextlib.contextmanager
 def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
     """Inside, metrics' variables have these values in this process alone; `values` gets what they come to."""
-    kept = [variable.value for variable in variables]
     own = [tf.Variable(value, dtype=one.dtype, trainable=False) for one, value in zip(variables, values, strict=True)]
     try:
-        for variable, value in zip(variables, own, strict=True):
-            # Past Keras's own setter, which would track it.
-            vars(variable)["_value"] = value
-        yield
+        with contextlib.ExitStack() as stack:
+            for variable, value in zip(variables, own, strict=True):
+                stack.enter_context(patched(variable, {"_value": value}))
+            yield
     finally:
-        for variable, value in zip(variables, kept, strict=True):
-            vars(variable)["_value"] = value
         for place, made in enumerate(variable.numpy() for variable in own):
             # What was kept in more digits stays as it was.
             if not np.array_equal(made, values[place].astype(made.dtype)):
@@ -131,15 +139,11 @@ class CountedApart:
     @contextlib.contextmanager
     def updated(self) -> Iterator[None]:
         """Inside, metrics that layers update, or a loss of the model's own, count here."""
-        metrics = [metric for metric in _own(self._model) if "update_state" not in vars(metric)]
-        for metric in metrics:
-            # Past Keras's own setter, which would track it.
-            vars(metric)["update_state"] = partial(self._update, metric)
-        try:
+        with contextlib.ExitStack() as stack:
+            for metric in _own(self._model):
+                if "update_state" not in vars(metric):
+                    stack.enter_context(patched(metric, {"update_state": partial(self._update, metric)}))
             yield
-        finally:
-            for metric in metrics:
-                vars(metric).pop("update_state")
 
     def count(self, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None) -> None:
         """Counts a batch by the metrics that the model is compiled with, and whatever else its step counts by."""
@@ -160,9 +164,9 @@ class CountedApart:
 class _OnWhole:
     """A metric's `update_state`, with the examples of all replicas."""
 
-    def __init__(self, metric: keras.metrics.Metric, fresh: State, rules: Sequence[Rule]) -> None:
-        """`rules` say how the numbers for the batch scale that it is given in a step, in their order."""
-        self._metric, self.fresh, self._rules = metric, fresh, rules
+    def __init__(self, metric: keras.metrics.Metric, fresh: State, numbers: Sequence[Reduction | None]) -> None:
+        """`numbers` say how those for the batch scale that it is given in a step, in their order."""
+        self._metric, self.fresh, self._numbers = metric, fresh, numbers
 
     def __call__(self, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
         update, whole = type(self._metric).update_state, current()
@@ -192,7 +196,7 @@ class _OnWhole:
             return value
         place = whole.given[id(self)]
         whole.given[id(self)] += 1
-        is_sum = place < len(self._rules) and self._rules[place] is Rule.SUM
+        is_sum = place < len(self._numbers) and self._numbers[place] is Reduction.SUM
         # A loss of the whole is the same on all replicas, whose shares add up to one.
         return whole.summed(value, is_sum and not losses.is_on_whole())
 
@@ -202,141 +206,102 @@ def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.T
     strategy.extended.update(variable, lambda shared, new: shared.assign(new), args=(value,), group=False)
 
 
-def _rules_of_numbers(model: keras.Model, batch: Batch, found: Sequence[keras.metrics.Metric]) -> dict[int, list[Rule]]:
-    """How the numbers for a batch scale that metrics are given in a step, by the metric's identity."""
-    of_its_own = _own(model)
-    own = [metric for metric in found if any(metric is other for other in of_its_own)]
-    if not own:
-        return {}
+@dataclass(frozen=True)
+class _Updates:
+    """What a metric is updated with for the made-up batch, and for its two parts: arguments of each call."""
+
+    whole: list[Arguments]
+    first: list[Arguments]
+    second: list[Arguments]
+
+    def numbers(self) -> list[Reduction | None]:
+        """How the numbers scale that the metric is given for a batch, in their order."""
+        given = (
+            [
+                float(leaf)
+                for leaf in keras.tree.flatten(calls)
+                if tf.is_tensor(leaf) and not len(leaf.shape) and tf.as_dtype(leaf.dtype).is_floating
+            ]
+            for calls in (self.whole, self.first, self.second)
+        )
+        return [reduction_of(*values) for values in zip(*given, strict=False)]
+
+    def add_up(self, metric: keras.metrics.Metric, over_examples: bool) -> bool:
+        """True if the metric's state after two updates is the sum of the states after each; with `over_examples` also
+        after one update with both batches. What cannot be tried is taken for a sum, as Keras does.
+        """
+        try:
+            fresh = _fresh(metric)
+            parts = [_after(metric, fresh, calls) for calls in (self.first, self.second)]
+            wholes = [_after(metric, fresh, [*self.first, *self.second])]
+            if over_examples:
+                wholes.append(_after(metric, fresh, self.whole))
+        except Exception:  # whatever a metric of a person's own raises on made-up examples
+            return True
+        return all(_adds(fresh, parts, whole) for whole in wholes)
+
+
+def _not_added(
+    tries: Sequence[Sequence[tuple[keras.metrics.Metric, _Updates]]], over_examples: bool
+) -> list[keras.metrics.Metric]:
+    return _distinct(
+        metric for tried in tries for metric, updates in tried if not updates.add_up(metric, over_examples)
+    )
+
+
+def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
+    return list({id(metric): metric for metric in metrics}.values())
+
+
+def _updates(model: keras.Model, batch: Batch, seed: int) -> list[tuple[keras.metrics.Metric, _Updates]]:
+    """What metrics are updated with that are not Keras's own: of those compiled, made-up outputs; of the model's own
+    and its layers', what a call of the model gives them.
+    """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    made = reduction.made_up((x, y, weights), SEEDS[0])
-    pieces = [made, *(reduction.rows(made, part) for part in PARTS)]
-    with losses.without_keras_scaling(), reduction.trying():
-        given = [_numbers(model, own, piece) for piece in pieces]
-    rules: dict[int, list[Rule]] = {}
-    for metric in own:
-        calls = zip(*(numbers[id(metric)] for numbers in given), strict=False)
-        values = [Values(whole, (first, second)) for whole, first, second in calls]
-        rules[id(metric)] = [value.rule() for value in values]
-    return rules
+    compiled, updates = model._compile_metrics, list[tuple[keras.metrics.Metric, _Updates]]()
+    if compiled is not None and y is not None and not all(map(is_known, compiled.metrics)):
+        unknown = [metric for metric in compiled.metrics if not is_known(metric)]
+        made = made_up((y, labels.predicted(model, x), weights), seed)
+        updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), made)
+    if own := _own(model):
+        updates += _recorded(model, own, partial(_step, model), made_up((x, y, weights), seed))
+    return updates
 
 
-def _numbers(model: keras.Model, own: Sequence[keras.metrics.Metric], examples: Batch) -> dict[int, list[float]]:
-    """The numbers that metrics are given in a step."""
-    seen: dict[int, list[float]] = {id(metric): [] for metric in own}
+def _recorded(
+    model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
+) -> list[tuple[keras.metrics.Metric, _Updates]]:
+    """What a step updates these metrics with, which stay as they are."""
 
-    def note(metric: keras.metrics.Metric, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
-        for value in keras.tree.flatten((given, named)):
-            if tf.is_tensor(value) and not len(value.shape) and tf.as_dtype(value.dtype).is_floating:
-                seen[id(metric)].append(float(value))
+    def record(piece: Batch, share: float) -> list[list[Arguments]]:
+        calls: list[list[Arguments]] = [[] for _ in metrics]
+        with contextlib.ExitStack() as stack:
+            for metric, of_metric in zip(metrics, calls, strict=True):
+                note = partial(lambda kept, *given, **named: kept.append((given, named)), of_metric)
+                stack.enter_context(patched(metric, {"update_state": note}))
+            stack.enter_context(scope(model))
+            step(piece, share)
+        return calls
 
     try:
-        for metric in own:
-            vars(metric)["update_state"] = partial(note, metric)
-        state = [*_zeros(model.metrics_variables), *_as_they_are(model.trainable_variables)]
-        with keras.StatelessScope(state, collect_losses=True):
-            _step(model, examples)
-    finally:
-        for metric in own:
-            vars(metric).pop("update_state")
-    return seen
+        with losses.without_keras_scaling():
+            *pieces, _ = on_pieces(record, examples)
+    except Exception:  # whatever a model of a person's own raises on made-up examples
+        return []
+    return [(metric, _Updates(*calls)) for metric, *calls in zip(metrics, *pieces, strict=True)]
 
 
-def not_added(model: keras.Model, batch: Batch, over_examples: bool) -> list[keras.metrics.Metric]:
-    """The metrics whose state after two updates is not the sum of the states after each; `over_examples`: or whose
-    state after one update with both batches is not.
-
-    What cannot be tried is taken for a sum, as Keras does.
-    """
-    with losses.without_keras_scaling(), reduction.trying():
-        found = [
-            metric
-            for seed in SEEDS
-            for tried in _tries(model, batch, seed)
-            for metric in _differing(tried, over_examples)
-        ]
-    return list({id(metric): metric for metric in found}.values())
-
-
-@dataclass(frozen=True)
-class _Try:
-    """Metrics, what updates them with some examples, and the examples."""
-
-    metrics: Sequence[keras.metrics.Metric]
-    update: Callable[[Batch], object]
-    examples: Batch
-    # Which it reads: a scope without state knows of those alone that it is given, for penalties on weights.
-    weights: Sequence[keras.Variable] = ()
-
-
-def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
-    """Those compiled, each by itself on made-up outputs; the model's own and its layers' in a call of the model."""
-    compiled = model._compile_metrics
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    inner = [] if compiled is None else compiled.metrics
-    if y is not None and not all(map(_is_known, inner)):
-        made = reduction.made_up((y, labels.predicted(model, x), weights), seed)
-        for metric, given in _given(compiled, *made):
-            if not _is_known(metric):
-                yield _Try([metric], partial(_update, metric), given)
-    if own := _own(model):
-        yield _Try(own, partial(_step, model), reduction.made_up((x, y, weights), seed), model.trainable_variables)
-
-
-def _is_known(metric: keras.metrics.Metric) -> bool:
-    """Is it Keras's own, all of which add up, on a function of Keras's where it has one?"""
-    parts = [type(metric)]
-    if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        parts.append(metric._fn if hasattr(metric._fn, "__module__") else type(metric._fn))
-    return all(part.__module__.partition(".")[0] == "keras" for part in parts)
-
-
-def _given(
-    compiled: keras.metrics.Metric, y: Batch, y_pred: Batch, weights: Batch | None
-) -> Iterator[tuple[keras.metrics.Metric, tuple[tf.Tensor, ...]]]:
-    """(metric, what it is given) for each compiled one, as Keras gives it."""
-    of_y, of_y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
-    of_weights = [] if weights is None else compiled._flatten_y(weights)
-    of_weights = of_weights if len(of_weights) == len(of_y) else (of_weights or [None])[:1] * len(of_y)
-    for together, *given in zip(compiled._flat_metrics, of_y, of_y_pred, strict=False):
-        yield from ((metric, tuple(given)) for metric in (together.metrics if together else ()))
-    for together, *given in zip(compiled._flat_weighted_metrics, of_y, of_y_pred, of_weights, strict=False):
-        yield from ((metric, tuple(given)) for metric in (together.metrics if together else ()))
-
-
-def _update(metric: keras.metrics.Metric, given: tuple[tf.Tensor, ...]) -> None:
-    type(metric).update_state(metric, *given)
-
-
-def _step(model: keras.Model, examples: Batch) -> None:
+def _step(model: keras.Model, examples: Batch, share: float) -> None:
     """What a step of training updates metrics with."""
     x, y, weights = examples
-    y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
-    with losses.traced(tf.constant(1.0), training=True, alone=True):
+    y_pred = losses.call(model, x, training=True)
+    with losses.traced(tf.constant(share), training=True, alone=True):
         model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
     model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
 
-def _differing(tried: _Try, over_examples: bool) -> list[keras.metrics.Metric]:
-    """The metrics among these whose states do not add."""
-    first, second = (reduction.rows(tried.examples, part) for part in PARTS)
-    try:
-        fresh = [_fresh(metric) for metric in tried.metrics]
-        after = partial(_after, tried, fresh)
-        parts, wholes = (after(first), after(second)), [after(first, second)]
-        if over_examples:
-            wholes.append(after(tried.examples))
-    except Exception:  # whatever a metric of a person's own raises on made-up examples
-        return []
-    return [
-        metric
-        for number, metric in enumerate(tried.metrics)
-        if not all(_adds(fresh[number], [part[number] for part in parts], whole[number]) for whole in wholes)
-    ]
-
-
 def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
-    """Is what a state has gained, from fresh, what two others have together?"""
+    """True if what a state has gained, from fresh, is what two others have gained together."""
     for began, first, second, both in zip(fresh, *parts, whole, strict=True):
         if not all(np.isfinite(value).all() for value in (first, second, both)):
             return True
@@ -352,27 +317,16 @@ def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
 
 def _fresh(metric: keras.metrics.Metric) -> State:
     """The values that a metric begins with."""
-    with keras.StatelessScope(_zeros(metric.variables)) as scope:
+    zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metric.variables]
+    with keras.StatelessScope(zeros) as state:
         metric.reset_state()
-    return [np.array(scope.get_current_value(variable), np.float64) for variable in metric.variables]
+    return [np.array(state.get_current_value(variable), np.float64) for variable in metric.variables]
 
 
-def _as_they_are(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, keras.Variable]]:
-    return [(variable, variable) for variable in variables]
-
-
-def _zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
-    return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
-
-
-def _after(tried: _Try, fresh: Sequence[State], *batches: Batch) -> list[State]:
-    """The metrics' states after updates with these batches; all else begins each as it is."""
-    variables = [variable for metric in tried.metrics for variable in metric.variables]
-    values = [value for state in fresh for value in state]
-    for batch in batches:
-        state = [(variable, tf.cast(value, variable.dtype)) for variable, value in zip(variables, values, strict=True)]
-        with keras.StatelessScope([*state, *_as_they_are(tried.weights)], collect_losses=True) as scope:
-            tried.update(batch)
-        values = [np.array(scope.get_current_value(variable), np.float64) for variable in variables]
-    counts = np.cumsum([len(state) for state in fresh])[:-1]
-    return [values[start:end] for start, end in pairwise([0, *counts, len(values)])]
+def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Arguments]) -> State:
+    """The metric's state after updates with these arguments."""
+    begin = [(one, tf.cast(value, one.dtype)) for one, value in zip(metric.variables, fresh, strict=True)]
+    with trying(), keras.StatelessScope(begin) as state:
+        for given, named in calls:
+            type(metric).update_state(metric, *given, **named)
+    return [np.array(state.get_current_value(variable), np.float64) for variable in metric.variables]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables
+from pipeline.worker.tensorflow.patched import patched
 
 
 def synchronize(made: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
@@ -129,16 +130,11 @@ def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], sh
 @contextlib.contextmanager
 def with_own_statistics(made: keras.Model) -> Iterator[None]:
     """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
-    kept = [(layer, layer.synchronized, vars(layer).pop("_moments", None)) for layer in layers(made)]
-    for layer, _, _ in kept:
-        layer.synchronized = False
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in layers(made):
+            own_statistics = partial(type(layer)._moments, layer)
+            stack.enter_context(patched(layer, {"synchronized": False, "_moments": own_statistics}))
         yield
-    finally:
-        for layer, synchronized, moments in kept:
-            layer.synchronized = synchronized
-            if moments is not None:
-                vars(layer)["_moments"] = moments
 
 
 def layers(made: keras.Model) -> list[keras.layers.BatchNormalization]:

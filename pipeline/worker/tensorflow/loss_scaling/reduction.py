@@ -1,18 +1,16 @@
-"""Finds out how a loss scales with the batch, and whether a metric's state is a sum: by trying it, before training.
+"""Tells a mean over examples from a sum over them, and either from what depends on the batch as a whole.
 
-What it is tried on is made of the shapes and types of a batch, and the same in all processes. A batch and two unequal
-parts of it tell a mean over examples from a sum over them, and either from what depends on the batch as a whole.
+Keras's own losses and metrics are known by class. Anything else is computed on a made-up batch of the data's shapes
+and types, on two unequal parts of it, and on the first part twice over; the values tell.
 """
 
 import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from types import FunctionType
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -20,18 +18,24 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
+from pipeline.worker.tensorflow.loss_scaling.global_batch import together
 
-# Examples of the batch that is tried, and of its first part: even numbers, since some losses take examples in pairs.
+# Examples of the made-up batch, and of its first part: even numbers, since some losses take examples in pairs.
 EXAMPLES, FIRST = 6, 2
-WHOLE, PARTS = slice(0, EXAMPLES), (slice(0, FIRST), slice(FIRST, EXAMPLES))
+SHARES = (FIRST / EXAMPLES, 1 - FIRST / EXAMPLES)
 # In place of a size that is open.
 OPEN_SIZE = 8
 SEEDS = (1, 2)
 # How far apart two values may be that are the same in exact arithmetic, as a part of the larger.
 TOLERANCE, NARROW_TOLERANCE = 1e-4, 3e-2
+# Keras's own functions whose value depends on the batch as a whole.
+OF_THE_BATCH = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
+
+Value = TypeVar("Value")
 
 
-class Rule(Enum):
+class Reduction(Enum):
     """How the value of a batch is made of those of its parts."""
 
     MEAN = "mean over examples"
@@ -40,177 +44,45 @@ class Rule(Enum):
     NEITHER = "of the batch as a whole"
 
 
-@dataclass(frozen=True)
-class Values:
-    """A loss of a batch, of its parts, and of the first part twice over. `weights` are the parts' sums of weights."""
+def reduction_of(
+    whole: float, first: float, second: float, tolerance: float = TOLERANCE, weights: Sequence[float] | None = None
+) -> Reduction | None:
+    """Returns how the value of the whole batch is made of its parts', whose examples may weigh as much as `weights`.
 
-    whole: float
-    parts: tuple[float, float]
-    doubled: float | None = None
-    weights: tuple[float, float] | None = None
-    tolerance: float = TOLERANCE
+    None where all is zero, or anything is no number.
 
-    @property
-    def tell(self) -> bool:
-        """Do they tell anything? What is zero everywhere, or is no number, does not."""
-        values = np.array([self.whole, *self.parts])
-        return bool(np.isfinite(values).all() and np.any(values != 0))
-
-    def rule(self) -> Rule:
-        """The rule that they follow.
-
-        >>> Values(whole=5.0, parts=(3.0, 6.0)).rule(), Values(whole=9.0, parts=(3.0, 6.0)).rule()
-        (<Rule.MEAN: 'mean over examples'>, <Rule.SUM: 'sum over examples'>)
-        >>> Values(whole=6.0, parts=(3.0, 6.0)).rule()
-        <Rule.NEITHER: 'of the batch as a whole'>
-        """
-        first, second = self.parts
-        shares = (FIRST / EXAMPLES, 1 - FIRST / EXAMPLES)
-        if self._is(shares[0] * first + shares[1] * second):
-            return Rule.MEAN
-        if self._is(first + second):
-            return Rule.SUM
-        if self.weights is not None and self._is(float(np.dot(self.weights, self.parts)) / sum(self.weights)):
-            return Rule.WEIGHTED
-        return Rule.NEITHER
-
-    def of_doubled(self) -> Rule:
-        """The rule that the same examples twice over follow, whatever layers make of a batch's statistics."""
-        if self.doubled is None:
-            return Rule.NEITHER
-        again = Values(self.doubled, (self.parts[0], self.parts[0]), tolerance=self.tolerance)
-        return again.rule()
-
-    def _is(self, value: float) -> bool:
-        return abs(self.whole - value) <= self.tolerance * max(abs(self.whole), *map(abs, self.parts))
-
-
-# What a loss may ask other replicas for in turn, each after the answer to the one before.
-MOST_EXCHANGES = 8
-# The attribute under which a model keeps that a loss of it does so.
-ASKS_AS = "_asks_others_of_pipeline"
-Part = TypeVar("Part")
-Made = TypeVar("Made")
-# What has a value on some of the examples, and the sum of their weights where they have any.
-Tried: TypeAlias = Callable[[slice], tf.Tensor]
-
-
-def rule_of(tried: Tried, weights: tf.Tensor | None) -> Rule | None:
-    """The rule that a function of some examples follows; None where what it gives does not tell."""
-    try:
-        whole, *parts = *together(tried, [WHOLE]), *together(tried, PARTS)
-    except Exception:  # whatever a loss of a person's own raises on made-up labels
+    >>> reduction_of(5.0, 3.0, 6.0), reduction_of(9.0, 3.0, 6.0)
+    (<Reduction.MEAN: 'mean over examples'>, <Reduction.SUM: 'sum over examples'>)
+    >>> reduction_of(6.0, 3.0, 6.0)
+    <Reduction.NEITHER: 'of the batch as a whole'>
+    """
+    values = np.array([whole, first, second], np.float64)
+    if not np.isfinite(values).all() or not values.any():
         return None
-    values = Values(
-        total(whole),
-        (total(parts[0]), total(parts[1])),
-        weights=None if weights is None else (total(weights[PARTS[0]]), total(weights[PARTS[1]])),
-        tolerance=tolerance(whole.dtype),
-    )
-    return values.rule() if values.tell else None
+    ways = {Reduction.MEAN: float(np.dot(SHARES, values[1:])), Reduction.SUM: first + second}
+    if weights is not None and any(weights):
+        ways[Reduction.WEIGHTED] = float(np.average(values[1:], weights=weights))
+    margin = tolerance * np.abs(values).max()
+    return next((way for way, value in ways.items() if abs(whole - value) <= margin), Reduction.NEITHER)
 
 
-def together(tried: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-    """What comes of parts that replicas have at the same time, which may ask each other for what they have.
+def agreed(reductions: Sequence[Reduction | None]) -> Reduction | None:
+    """The one reduction of all tries that tell; NEITHER where they differ."""
+    different = {reduction for reduction in reductions if reduction is not None}
+    return different.pop() if len(different) == 1 else Reduction.NEITHER if different else None
 
-    It is tried until each has got what the others give; at once where none asks.
+
+def on_pieces(step: Callable[[Batch, float], Value], examples: Batch) -> list[Value]:
+    """What a step gives for the made-up batch, its first part, its second, and the first twice over.
+
+    A step takes a piece, and the share of the global batch that a replica with it has. Replicas with the two parts may
+    ask each other for what they have.
     """
-    given: list[list[tf.Tensor]] = [[] for _ in parts]
-    kept = tf.distribute.get_replica_context
-    try:
-        for _ in range(MOST_EXCHANGES):
-            made, asked = list[Made](), list[list[tf.Tensor]]()
-            for number, part in enumerate(parts):
-                context = _Pretended(number, given)
-                tf.distribute.get_replica_context = lambda context=context: context
-                made.append(tried(part))
-                asked.append(context.asked)
-            if _are_same(given, asked):
-                break
-            given = asked
-    finally:
-        tf.distribute.get_replica_context = kept
-    return made
-
-
-@contextlib.contextmanager
-def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
-    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built.
-
-    The model, if it is there already, is remembered to have such a loss.
-    """
-    kept, asked = tf.distribute.get_replica_context, list[tf.Tensor]()
-    tf.distribute.get_replica_context = lambda: kept() or _Pretended(0, [[]], asked)
-    try:
-        yield
-    finally:
-        tf.distribute.get_replica_context = kept
-        if asked and model is not None:
-            # Past Keras's own setter, which would track it.
-            vars(model)[ASKS_AS] = True
-
-
-def asks_others(model: keras.Model) -> bool:
-    """True if a loss of the model has been found to ask other replicas by itself."""
-    return bool(vars(model).get(ASKS_AS))
-
-
-class _Pretended:
-    """A replica's context, to whom others answer what they have given before: nothing at first."""
-
-    # It makes no step, so that a variable is assigned as outside of all replicas.
-    strategy = None
-
-    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
-        """`asked` gets what it asks others for, in turn."""
-        self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
-        self._given, self.asked = given, list[tf.Tensor]() if asked is None else asked
-
-    def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
-        """The values of all replicas, one after the other."""
-        return tf.nest.map_structure(lambda leaf: tf.concat(self._of_all(leaf), axis), value)
-
-    def all_reduce(self, reduce_op: object, value: Nested[tf.Tensor], options: object = None) -> Nested[tf.Tensor]:
-        """The sum of all replicas' values, or their mean."""
-        name = str(getattr(reduce_op, "value", reduce_op)).upper()
-
-        def reduced(leaf: tf.Tensor) -> tf.Tensor:
-            values = self._of_all(leaf)
-            total = tf.add_n(values)
-            return total / tf.cast(len(values), total.dtype) if name == "MEAN" else total
-
-        return tf.nest.map_structure(reduced, value)
-
-    def _of_all(self, leaf: tf.Tensor) -> list[tf.Tensor]:
-        place = len(self.asked)
-        self.asked.append(tf.convert_to_tensor(leaf))
-        others = [list(given[place : place + 1]) for given in self._given]
-        others[self.replica_id_in_sync_group] = [self.asked[-1]]
-        return [value for values in others for value in values]
-
-
-def _are_same(given: Sequence[Sequence[tf.Tensor]], asked: Sequence[Sequence[tf.Tensor]]) -> bool:
-    """True if replicas have given again what they had given before."""
-    if [len(values) for values in given] != [len(values) for values in asked]:
-        return False
-    pairs = [pair for old, new in zip(given, asked, strict=True) for pair in zip(old, new, strict=True)]
-    return all(np.array_equal(old.numpy(), new.numpy()) for old, new in pairs)
-
-
-def agreed(rules: Sequence[Rule | None]) -> Rule | None:
-    """The rule that all tries follow that tell one."""
-    found = {rule for rule in rules if rule is not None}
-    return found.pop() if len(found) == 1 else Rule.NEITHER if found else None
-
-
-def total(value: tf.Tensor) -> float:
-    """The sum of a value that may be one for each example."""
-    return float(tf.reduce_sum(tf.cast(value, tf.float64)))
-
-
-def tolerance(dtype: tf.DType) -> float:
-    """How far apart equal values of a type may be."""
-    return NARROW_TOLERANCE if dtype in (tf.float16, tf.bfloat16) else TOLERANCE
+    first, second = _rows(examples, slice(0, FIRST)), _rows(examples, slice(FIRST, EXAMPLES))
+    doubled = keras.tree.map_structure(lambda leaf: None if leaf is None else tf.concat([leaf, leaf], 0), first)
+    pieces = (((examples, 1.0),), ((first, SHARES[0]), (second, SHARES[1])), ((doubled, 1.0),))
+    with trying():
+        return [value for parts in pieces for value in together(lambda part: step(*part), parts)]
 
 
 def made_up(batch: Batch, seed: int) -> Batch:
@@ -229,69 +101,55 @@ def made_up(batch: Batch, seed: int) -> Batch:
     return keras.tree.map_structure(lambda like: None if like is None else leaf(like), batch)
 
 
-def rows(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
-    """Some of the examples."""
+def _rows(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
     return keras.tree.map_structure(lambda value: None if value is None else value[part], values)
-
-
-def twice(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
-    """Some of the examples, two times over."""
-    return keras.tree.map_structure(lambda value: None if value is None else tf.concat([value[part]] * 2, 0), values)
-
-
-def is_own(model: keras.Model, name: str) -> bool:
-    """Has the model's class such a method of its own?"""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
-
-
-def mentions(kind: type, name: str) -> bool:
-    """Does a class that is not Keras's, or a function that it calls, call something of such a name?"""
-    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("keras", "builtins")]
-    members = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
-    # What tf.function and other decorators have wrapped.
-    functions = [inspect.unwrap(getattr(member, "python_function", member)) for member in members if callable(member)]
-    return any(name in _names(function, depth=2) for function in functions if isinstance(function, FunctionType))
 
 
 @contextlib.contextmanager
 def trying() -> Iterator[None]:
-    """Inside, random numbers are the same for each example, and nothing is dropped; what is warned of is not told.
-
-    The draws of layers and of TensorFlow are meant, which a model's losses would otherwise depend on.
-    """
-    random, dropping = tf.random, tf.nn.experimental
-    kept = {name: getattr(random, name) for name in (*DRAWS, *(f"stateless_{name}" for name in DRAWS))}
-    dropout, stateless_dropout = tf.nn.dropout, dropping.stateless_dropout
-    try:
-        for name in DRAWS:
-            drawn = partial(_same_rows, kept[f"stateless_{name}"])
-            setattr(random, f"stateless_{name}", drawn)
-            setattr(random, name, partial(_seeded, drawn))
-        tf.nn.dropout = dropping.stateless_dropout = lambda x, *arguments, **named: tf.convert_to_tensor(x)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, draw in kept.items():
-            setattr(random, name, draw)
-        tf.nn.dropout, dropping.stateless_dropout = dropout, stateless_dropout
+    """Inside, nothing is drawn, since a model's losses would depend on it; warnings are left out."""
+    with fixed_randomness(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
-DRAWS = ("normal", "uniform", "truncated_normal")
+def scope(model: keras.Model) -> keras.StatelessScope:
+    """Inside, no state changes. Metrics have values of their own: reading theirs would ask the other replicas."""
+    zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
+    # Keras looks up here what penalties on weights are of.
+    weights = [(variable, variable) for variable in model.trainable_variables]
+    return keras.StatelessScope([*zeros, *weights], collect_losses=True)
 
 
-def _same_rows(draw: Callable[..., tf.Tensor], shape: Sequence[int], *how: object, **named: object) -> tf.Tensor:
-    """Random numbers of a shape, whose rows are all the same."""
-    sizes = [int(size) for size in shape] if tf.executing_eagerly() else []
-    if not sizes:
-        return draw(shape, *how, **named)
-    return tf.repeat(draw([1, *sizes[1:]], *how, **named), sizes[0], axis=0)
+def total(value: tf.Tensor) -> float:
+    """The sum of a value that may be one for each example."""
+    return float(tf.reduce_sum(tf.cast(value, tf.float64)))
 
 
-def _seeded(draw: Callable[..., tf.Tensor], shape: Sequence[int], *how: object, **named: object) -> tf.Tensor:
-    """What is drawn without a seed, or from one of a generator with a state."""
-    named.pop("seed", None)
-    return draw(shape, (1, 2), *how, **named)
+def tolerance_of(dtype: tf.DType | str) -> float:
+    """How far apart equal values of a type may be."""
+    return NARROW_TOLERANCE if tf.as_dtype(dtype) in (tf.float16, tf.bfloat16) else TOLERANCE
+
+
+def is_known(function: object) -> bool:
+    """True for a loss or metric of Keras's that adds up over examples, on a function of Keras's where it has one."""
+    inner = getattr(function, "fn", getattr(function, "_fn", None))
+    parts = [type(function), *([] if inner is None else [inner if hasattr(inner, "__module__") else type(inner)])]
+    return inner not in OF_THE_BATCH and all(part.__module__.partition(".")[0] == "keras" for part in parts)
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """True if the model's class has a method of that name that is not Keras's."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def mentions(kind: type, name: str) -> bool:
+    """True if a class that is not Keras's, or a function that it calls, calls something of that name."""
+    classes = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("keras", "builtins")]
+    members = [getattr(member, "__func__", member) for base in classes for member in vars(base).values()]
+    # What tf.function and other decorators have wrapped.
+    functions = [inspect.unwrap(getattr(member, "python_function", member)) for member in members if callable(member)]
+    return any(name in _names(function, depth=2) for function in functions if isinstance(function, FunctionType))
 
 
 def _names(function: FunctionType, depth: int) -> Iterator[str]:
@@ -301,8 +159,6 @@ def _names(function: FunctionType, depth: int) -> Iterator[str]:
         code = codes.pop()
         yield from code.co_names
         codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
-        if depth > 0:
-            called = (function.__globals__.get(name) for name in code.co_names)
-            for other in called:
-                if isinstance(other, FunctionType):
-                    yield from _names(other, depth - 1)
+        for called in (function.__globals__.get(name) for name in code.co_names) if depth > 0 else ():
+            if isinstance(called, FunctionType):
+                yield from _names(called, depth - 1)

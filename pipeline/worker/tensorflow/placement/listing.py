@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow.custom_steps.step import optimizers
 from pipeline.worker.tensorflow.placement.place import Placement
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
+from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.variables import bytes_of, slots_of
 
 # In a run's folder.

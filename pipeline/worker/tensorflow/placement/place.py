@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from pipeline.plan.balance import balanced, written
 from pipeline.worker.rates import within
-from pipeline.worker.tensorflow.custom_steps.step import optimizers
 from pipeline.worker.tensorflow.placement.following import Following
 from pipeline.worker.tensorflow.placement.units import Unit, units
-from pipeline.worker.tensorflow.step import FOLLOWED_AS
+from pipeline.worker.tensorflow.step import FOLLOWED_AS, optimizers
 from pipeline.worker.variables import slots_of
 
 # The attribute under which a model keeps where it is.

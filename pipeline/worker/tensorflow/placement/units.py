@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import keras
 
 from pipeline.plan.size import Layer
-from pipeline.worker.tensorflow.custom_steps.step import optimizers
+from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.variables import bytes_of, slots_of
 
 
