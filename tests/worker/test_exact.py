@@ -63,84 +63,51 @@ def finished(folder: Path) -> list[dict[str, Any]]:
     return [event for event in lines if event["event"] == "finished"]
 
 
-@pytest.mark.slow
-def test_momentum_or_adam_with_batchnorm_on_1_and_4_workers_also_where_some_have_no_example(pipeline):
-    (optimizer,) = sampled(("sgd", "adam"), 1)
-    (folders,) = sweep(
-        pipeline,
+EACH = "strategy=one_device,mirrored,central_storage,multi_worker"
+# What is trained under each strategy; where it is swept, one value is drawn.
+MODELS: dict[str, tuple[int, tuple[str | tuple[str, ...], ...]]] = {
+    "momentum or adam with batch normalization, on 1 and 4 workers, of which some have no example": (
         8,
-        "strategy=one_device,default,mirrored,central_storage,multi_worker",
-        "workers=1,4",
-        "model=normalised",
-        "data=numbered",
-        # The last batch of an epoch and of a validation has one.
-        "data.build.examples=225",
-        "data.build.validation=33",
-        f"model.build.optimizer={optimizer}",
-    ).values()
-    assert_equal(folders)
-
-
-@pytest.mark.slow
-def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_device(pipeline):
-    (optimizer,) = sampled(("clipped", "overwritten", "scheduled"), 1)
-    groups = sweep(
-        pipeline,
+        (
+            "strategy=one_device,default,mirrored,central_storage,multi_worker", "workers=1,4", "model=normalised",
+            # The last batch of an epoch and of a validation has one.
+            "data=numbered", "data.build.examples=225", "data.build.validation=33",
+            ("model.build.optimizer=sgd", "model.build.optimizer=adam"),
+        ),
+    ),
+    "clipping, moving averages and schedules": (
         4,
-        "strategy=one_device,mirrored,central_storage,multi_worker",
-        "workers=null",
-        "model=normalised",
-        "data=numbered",
-        f"model.build.optimizer={optimizer}",
-    )
-    for folders in groups.values():
-        assert_equal(folders)
-
-
-@pytest.mark.slow
-def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reduction(pipeline):
-    (weighted,) = sampled(("false", "true"), 1)
-    (reduction,) = sampled(("sum_over_batch_size", "sum", "mean_with_sample_weight"), 1)
-    groups = sweep(
-        pipeline,
+        (
+            EACH, "workers=null", "model=normalised", "data=numbered",
+            tuple(f"model.build.optimizer={name}" for name in ("clipped", "overwritten", "scheduled")),
+        ),
+    ),
+    "many inputs and outputs, weighted and added losses, every reduction": (
         4,
-        "strategy=one_device,mirrored,central_storage,multi_worker",
-        "workers=null",
-        "model=two_headed",
-        "data=two_headed",
-        f"model.build.reduction={reduction}",
-        f"data.build.weighted={weighted}",
-    )
-    for folders in groups.values():
-        assert_equal(folders)
-
-
-@pytest.mark.slow
-def test_masked_sequences_count_by_what_is_not_masked(pipeline):
-    (folders,) = sweep(
-        pipeline,
-        4,
-        "strategy=one_device,mirrored,central_storage,multi_worker",
-        "workers=null",
-        "model=masked",
-        "data=padded",
-    ).values()
-    assert_equal(folders)
-
-
-@pytest.mark.slow
-def test_tables_of_which_a_step_reads_few_rows_and_an_area_under_a_curve(pipeline):
+        (
+            EACH, "workers=null", "model=two_headed", "data=two_headed",
+            ("data.build.weighted=false", "data.build.weighted=true"),
+            tuple(f"model.build.reduction={way}" for way in ("sum_over_batch_size", "sum", "mean_with_sample_weight")),
+        ),
+    ),
+    "masked sequences": (4, (EACH, "workers=null", "model=masked", "data=padded")),
     # One process alone reads the whole log in its order; several read shards of it.
-    (folders,) = sweep(
-        pipeline,
+    "tables of which a step reads few rows, and an area under a curve": (
         3,
-        "strategy=one_device,mirrored,central_storage",
-        "workers=null",
-        "model=recommender",
-        "data=clicks",
-        "data.build.train_examples=2500",
-        "data.build.validation_examples=1000",
-    ).values()
+        (
+            "strategy=one_device,mirrored,central_storage", "workers=null", "model=recommender", "data=clicks",
+            "data.build.train_examples=2500", "data.build.validation_examples=1000",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_strategy_trains_what_one_device_trains(pipeline, name):
+    points, arguments = MODELS[name]
+    drawn = [one if isinstance(one, str) else sampled(one, 1)[0] for one in arguments]
+    (folders,) = sweep(pipeline, points, *drawn).values()
     assert_equal(folders)
 
 
@@ -194,3 +161,46 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     assert len(runs) == 2
     assert len(runs[0]) == 20
     assert runs[0] == runs[1]
+
+
+WHOLE = ("model.build._target_=whole.embedder", "data.build._target_=whole.grouped", "train.global_batch=16")
+
+
+@pytest.mark.slow
+def test_metrics_and_losses_of_the_batch_as_a_whole_are_exact_over_processes_and_in_static_batches(pipeline):
+    kinds = ("strategy=one_device", "strategy=mirrored workers=2", "strategy=multi_worker workers=2")
+    for kind in kinds:
+        ran = pipeline(*QUICK, *kind.split(), *WHOLE, "train.epochs=2", "train.gather=true")
+        assert ran.code == 0, ran.err
+        assert [result["notes"] for result in ran.results if not result["oversubscribed"] and result["notes"]] == []
+    assert_equal(ran.run_folders)
+    assert all(result["metrics"]["least"] < 0 < result["metrics"]["most"] for result in ran.results)
+
+
+@pytest.mark.slow
+def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    asked = (*QUICK, f"strategy={strategy}", "workers=2", *WHOLE, "train.gather=true", "train.steps_per_call=1",
+             "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
+    whole = pipeline(*asked, "train.epochs=2", "resume=never")
+    assert whole.code == 0, whole.err
+    mark = tmp_path / "died"
+    died = pipeline(
+        *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: whole.Dies, mark: {mark}}}]"
+    )
+    assert died.code == 0, died.err
+    assert mark.exists()
+    first, second = (last(folder, "epoch") for folder in died.run_folders)
+    for name in ("loss", "metrics", "val_loss", "val_metrics"):
+        assert first[name] == second[name], name
+
+
+def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, asked):
+    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *WHOLE)
+    assert ran.code == 1
+    assert (
+        "since the states of asynchronous workers are added, received largest (Largest), whose state is no" in ran.err
+    )
+    refused = asked("strategy=parameter_server", "train.gather=true", "mode=plan")
+    assert refused.code == 2
+    assert "Expected train.gather=false under asynchronous workers" in refused.err

@@ -21,25 +21,25 @@ def forget(model: keras.Model) -> None:
     blocks.forget(model, _forgetful, stateful=False)
 
 
-def _forgetful(block: keras.layers.Layer, kept: blocks.Call) -> blocks.Call:
-    @functools.wraps(kept)
-    def call(*args: Any, **given: Any) -> Any:
-        leaves = tf.nest.flatten((args, given))
+def _forgetful(block: keras.layers.Layer, call_inside: blocks.Call) -> blocks.Call:
+    @functools.wraps(call_inside)
+    def call(*args: Any, **named: Any) -> Any:
+        leaves = tf.nest.flatten((args, named))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
         # The seeds that the first call has drawn.
         drawn: list[tf.Tensor] | None = None
 
         def called(*tensors: tf.Tensor) -> Any:
             nonlocal drawn
-            mine = list(leaves)
+            own_leaves = list(leaves)
             for place, tensor in zip(places, tensors, strict=True):
-                mine[place] = tensor
-            own_args, own_given = tf.nest.pack_sequence_as((args, given), mine)
+                own_leaves[place] = tensor
+            own_args, own_given = tf.nest.pack_sequence_as((args, named), own_leaves)
             if drawn is not None:
                 with _drawing(drawn):
-                    return kept(*own_args, **own_given)
+                    return call_inside(*own_args, **own_given)
             with _noting() as drawn:
-                return kept(*own_args, **own_given)
+                return call_inside(*own_args, **own_given)
 
         return tf.recompute_grad(called)(*(leaves[place] for place in places))
 

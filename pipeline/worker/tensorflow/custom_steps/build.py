@@ -69,7 +69,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
 
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
-    """What to say of a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
+    """Returns a note on a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
     own = of(model)
     assert own is not None, "a model's own steps are built"
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
@@ -165,8 +165,8 @@ class _Look(Watcher):
         if any(map(_is_variable, flat)):
             self.targets += tf.nest.flatten(target)
         others = iter(call([source for source in flat if not _is_variable(source)]) or ())
-        made = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
-        packed: Gradients = tf.nest.pack_sequence_as(sources, made)
+        zeros = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
+        packed: Gradients = tf.nest.pack_sequence_as(sources, zeros)
         return packed
 
     def apply(
@@ -177,8 +177,8 @@ class _Look(Watcher):
         variables: Sequence[keras.Variable] | None,
     ) -> None:
         """Remembers the optimizer, and all variables that it is to be built for."""
-        known = self.applied.setdefault(optimizer, [])
-        known += [variable for variable in variables or () if not any(variable is one for one in known)]
+        trained = self.applied.setdefault(optimizer, [])
+        trained += [variable for variable in variables or () if not any(variable is one for one in trained)]
 
     def update(
         self,

@@ -44,12 +44,12 @@ class OwnLoop(Loop):
             self._validating = False
 
     def metrics(self) -> dict[str, float]:
-        """What the last step gave back, of metrics the result over all replicas; also one that it calls loss."""
+        """Returns the last step's values, of metrics the results over all replicas; also one that it calls loss."""
         last = self._last_held_out if self._validating else self._last
         return flat(self._metric_results()) | values_of(self._returned, last)
 
     def metrics_state(self) -> list[np.ndarray]:
-        """What `set_metrics_state` goes on from; all processes take part."""
+        """Returns what `set_metrics_state` goes on from; all processes take part."""
         return [*super().metrics_state(), self._last.copy()]
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
@@ -71,7 +71,7 @@ class OwnLoop(Loop):
         return self._own.test
 
     def _metrics_variables(self) -> list[keras.Variable]:
-        """Of the model's metrics, and of those whose results its steps give back beside them."""
+        """Returns those of the model's metrics, and of metrics whose results its steps return beside them."""
         returned = [self._own.train, *([] if self._own.test is None else [self._own.test])]
         metrics = [metric for one in returned for metric, _ in one.metrics.values()]
         variables = [*super()._metrics_variables(), *(one for metric in metrics for one in metric.variables)]
@@ -84,7 +84,7 @@ class OwnLoop(Loop):
     def _results_now(self, validating: bool = False) -> Results:
         returned = self._own.test if validating else self._own.train
         assert returned is not None, "what cannot be evaluated is not validated"
-        return {name: result_of(*found) for name, found in returned.metrics.items()}
+        return {name: result_of(*source) for name, source in returned.metrics.items()}
 
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
         assert layout is not None, "a run knows its data"
@@ -100,7 +100,7 @@ class OwnLoop(Loop):
 
 
 def not_validated(model: keras.Model, own: own_step.OwnSteps, best: str | None) -> str:
-    """What to say where nothing evaluates a model; raises `ModelError` where a value of it is to be `best`."""
+    """Returns a note that nothing evaluates the model; raises `ModelError` where a value of it is to be `best`."""
     why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
     if best is not None and best.startswith("val_"):
         raise ModelError(

@@ -31,7 +31,7 @@ FOLLOWED = 1_000
 
 @dataclass(frozen=True)
 class Returned:
-    """What a step gives back, by name: metrics, whose results run on, and sizes of `values` of the step alone.
+    """Names that a step returns: metrics, whose results run on, and sizes of `values` of the step alone.
 
     `loss` names what is taken for the step's loss: "loss", else the first name with "loss" in it, else the first of
     `values`, else of all. `used` are the metrics of whose results the step makes something else.
@@ -45,7 +45,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class OwnSteps:
-    """What is known of a model whose steps are its own: the optimizers that it applies, and what its steps give back.
+    """A model's own steps: the optimizers that they apply, and what they return.
 
     `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`. `sums`:
     gradients are taken of a sum over examples, which is told.
@@ -67,22 +67,22 @@ def given(batch: Batch, arrays: bool) -> Batch:
 
 
 def flattened(logs: Mapping[str, object]) -> dict[str, tf.Tensor]:
-    """What a step gives back, of dictionaries within it what they hold, by their own names, as Keras logs it."""
-    found: dict[str, tf.Tensor] = {}
+    """Returns a step's logs with those of dictionaries within it, by their own names, as Keras logs them."""
+    flat: dict[str, tf.Tensor] = {}
     for name, value in logs.items():
-        found |= flattened(value) if isinstance(value, Mapping) else {name: value}
-    return found
+        flat |= flattened(value) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def has_own(model: keras.Model) -> bool:
-    """Is a step of the model its own?"""
+    """True if a step of the model is its own."""
     return any(is_own(model, name) for name in ("train_step", "test_step"))
 
 
 def of(model: keras.Model) -> OwnSteps | None:
-    """What is known of a built model's own steps; None where they are Keras's."""
-    found: OwnSteps | None = vars(model).get(steps.CUSTOM_AS)
-    return found
+    """Returns a built model's own steps; None where they are Keras's."""
+    own: OwnSteps | None = vars(model).get(steps.CUSTOM_AS)
+    return own
 
 
 def training_steps(
@@ -95,14 +95,14 @@ def training_steps(
     gather: bool = False,
     most: int | None = None,
 ) -> steps.Steps:
-    """What trains a model for a number of steps, be they its own or Keras's; see `step.training_steps`.
+    """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
 
     A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
     """
     if of(model) is None:
         return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, most)
-    made = training_step(model, collective, gradient_bits, always_fed, static, most)
-    return steps.many(strategy, steps.followed(model, made), partial(_traced, steps.optimizers(model)))
+    step = training_step(model, collective, gradient_bits, always_fed, static, most)
+    return steps.many(strategy, steps.followed(model, step), partial(_traced, steps.optimizers(model)))
 
 
 def training_step(
@@ -121,11 +121,11 @@ def training_step(
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = steps.share_of(batch, examples)
-        there = None if always_fed else share > 0
+        present = None if always_fed else share > 0
         whole = GlobalBatch(collective, steps.size_of(batch), share, steps.rows_of(batch), static, most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
-        with of_step(whole), normalization.counting_if(there):
+        with of_step(whole), normalization.counting_if(present):
             return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
 
     return replica_step
@@ -139,7 +139,7 @@ def validation_steps(
     padded: bool = False,
     most: int | None = None,
 ) -> steps.Steps:
-    """What evaluates a model by its own `test_step`, or by Keras's; see `step.validation_steps`."""
+    """Returns a function that evaluates a model by its own `test_step`; see `step.validation_steps`."""
     own = _known(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
@@ -156,7 +156,7 @@ def validation_steps(
 
 
 def can_be_called(model: keras.Model) -> bool:
-    """Has the model a `call`, of its class's own or as a graph of layers?"""
+    """True if the model has a `call`, of its class's own or as a graph of layers."""
     return is_own(model, "call")
 
 
@@ -215,8 +215,11 @@ class Replica(Watcher):
         self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
             logs = flattened(step(batch))
-        here = [self._loss(logs[returned.loss]), *(_mean(logs[name], sizes) for name, sizes in returned.values.items())]
-        flat = tf.concat([tf.reshape(value, [-1]) for value in here], 0)
+        numbers = [
+            self._loss(logs[returned.loss]),
+            *(_mean(logs[name], sizes) for name, sizes in returned.values.items()),
+        ]
+        flat = tf.concat([tf.reshape(value, [-1]) for value in numbers], 0)
         if not self._alone:
             flat = tf.where(self._share > 0, flat * self._share, 0.0)
         summed, *changes = self._collective.sum([flat, *normalization.changes(moving, before, self._share)])
@@ -227,15 +230,15 @@ class Replica(Watcher):
 
     def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Gradients of variables are those of the global batch; of all else, of what is here."""
-        found, of = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
+        gradients, flat_sources = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
         places = [
             place
-            for place, (gradient, source) in enumerate(zip(found, of, strict=True))
+            for place, (gradient, source) in enumerate(zip(gradients, flat_sources, strict=True))
             if gradient is not None and isinstance(source, keras.Variable | tf.Variable)
         ]
-        for place, total in zip(places, self._total([found[place] for place in places]), strict=True):
-            found[place] = total
-        packed: Gradients = tf.nest.pack_sequence_as(sources, found)
+        for place, total in zip(places, self._total([gradients[place] for place in places]), strict=True):
+            gradients[place] = total
+        packed: Gradients = tf.nest.pack_sequence_as(sources, gradients)
         return packed
 
     def apply(
@@ -283,10 +286,10 @@ class Replica(Watcher):
         if not any(metric is one for one in self._used):
             return call()
         summed = [variable for variable in metric.variables if variable.aggregation == "sum"]
-        here = [tf.convert_to_tensor(variable.value) for variable in summed]
+        states = [tf.convert_to_tensor(variable.value) for variable in summed]
         # Counts are exact up to 2^53, in a type that everything adds.
-        wide = [value if value.dtype.is_floating else tf.cast(value, tf.float64) for value in here]
-        totals = [tf.cast(total, value.dtype) for total, value in zip(self._collective.sum(wide), here, strict=True)]
+        wide = [value if value.dtype.is_floating else tf.cast(value, tf.float64) for value in states]
+        totals = [tf.cast(total, value.dtype) for total, value in zip(self._collective.sum(wide), states, strict=True)]
         within, self._used = self._used, []
         try:
             with keras.StatelessScope(zip(summed, totals, strict=True)):
@@ -315,30 +318,30 @@ class Replica(Watcher):
         return list(gradients)
 
     def _is_total(self, gradient: Addend) -> bool:
-        """Is it made of sums over replicas, variables and constants alone, and so the same on all replicas?"""
+        """True if it is made of sums over replicas, variables and constants alone, and so the same on all replicas."""
         if self._alone:
             return True
-        known = {id(total) for total in self._summed}
-        ahead, seen = [_values(gradient)], set[int]()
-        while ahead and len(seen) < FOLLOWED:
+        sums = {id(total) for total in self._summed}
+        ahead, followed = [_values(gradient)], set[int]()
+        while ahead and len(followed) < FOLLOWED:
             tensor = ahead.pop()
-            if id(tensor) in known or id(tensor) in seen or tensor.dtype == tf.resource:
+            if id(tensor) in sums or id(tensor) in followed or tensor.dtype == tf.resource:
                 continue
-            seen.add(id(tensor))
+            followed.add(id(tensor))
             if not _is_sure(tensor.op):
                 return False
             ahead += tensor.op.inputs
         return not ahead
 
     def _by_share(self, change: tf.Tensor) -> tf.Tensor:
-        """What a number of the batch changes of a metric's state here; integers count on the first replica alone."""
+        """Scales what a number of the batch changes of a metric's state; integers count on the first replica alone."""
         if change.dtype.is_floating:
             return change * tf.cast(self._share, change.dtype)
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         return tf.where(tf.equal(number, 0), change, tf.zeros((), change.dtype))
 
     def _of_examples(self, leaf: tf.Tensor) -> bool:
-        """Does a tensor hold the examples that are here, or several values of each, along its first axis?"""
+        """True if a tensor holds this replica's examples, or several values of each, along its first axis."""
         if not hasattr(leaf, "shape"):
             return False
         shape = tf.TensorShape(leaf.shape)
@@ -385,7 +388,7 @@ def _values(gradient: Addend) -> tf.Tensor:
 
 
 def _is_sure(operation: tf.Operation) -> bool:
-    """Does an operation give the same on all replicas where what it is given is the same?"""
+    """True if an operation gives the same on all replicas where its inputs are the same."""
     if operation.type in ("Placeholder", "PlaceholderWithDefault") or operation.type.startswith("StatelessRandom"):
         return False
     return operation.type == "ReadVariableOp" or not operation.op_def.is_stateful

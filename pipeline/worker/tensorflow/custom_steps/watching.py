@@ -25,7 +25,7 @@ Sources: TypeAlias = Nested[tf.Tensor | tf.Variable | keras.Variable]
 
 
 class Watcher:
-    """What is done in place of what a step calls: as it would be, unless a subclass does otherwise.
+    """Answers what a step calls: as it would be, unless a subclass does otherwise.
 
     `call` is what was called, which takes other arguments if need be.
     """
@@ -116,7 +116,7 @@ def watched() -> Iterator[None]:
 
 
 def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in place of `call`: that itself where no watcher answers."""
+    """Returns what is called in place of `call`: that itself where no watcher answers."""
 
     def instead(owner: object, *values: object, **named: object) -> object:
         watcher = _thread.watcher
@@ -130,12 +130,12 @@ def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[
 
 def kinds(owner: type) -> set[type]:
     """A class, those that it is made of, and all that are made of it."""
-    found, below = set(owner.__mro__) - {object}, [owner]
+    family, below = set(owner.__mro__) - {object}, [owner]
     while below:
         kind = below.pop()
-        found.add(kind)
-        below += set[type](kind.__subclasses__()) - found
-    return found
+        family.add(kind)
+        below += set[type](kind.__subclasses__()) - family
+    return family
 
 
 def _gradient(
@@ -149,7 +149,7 @@ def _gradient(
 ) -> Gradients:
     # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
     with watching(None):
-        return watcher.gradient(lambda of: call(tape, target, of, *rest, **named), target, sources)
+        return watcher.gradient(lambda variables: call(tape, target, variables, *rest, **named), target, sources)
 
 
 def _apply(

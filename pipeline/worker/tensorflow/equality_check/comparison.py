@@ -62,16 +62,16 @@ Made = TypeVar("Made")
 
 
 def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Examples) -> Check:
-    """What differs between all replicas and one device in a step on a few `examples`; all processes call it together.
+    """Compares a step of all replicas on a few `examples` with one device's; all processes call it together.
 
     Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
     """
     began = time.perf_counter()
     try:
-        found = _Comparison(loop, collective, where).made(examples)
+        result = _Comparison(loop, collective, where).made(examples)
     except ModelError as why:
-        found = Check("not made", unsaid=str(why))
-    return dataclasses.replace(found, seconds=round(time.perf_counter() - began, 3))
+        result = Check("not made", unsaid=str(why))
+    return dataclasses.replace(result, seconds=round(time.perf_counter() - began, 3))
 
 
 class _Comparison:
@@ -83,20 +83,20 @@ class _Comparison:
         self._trials = Trials(loop, collective) if self._own is None else OwnTrials(loop, collective)
         layers = loop.model._flatten_layers()
         self._layers = len(layers)
-        most = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
-        self._tolerance = most * max(1.0, self._layers / LAYERS_OF_TOLERANCE)
+        loosest = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
+        self._tolerance = loosest * max(1.0, self._layers / LAYERS_OF_TOLERANCE)
 
     def made(self, examples: Examples) -> Check:
-        """What differs. Raises `ModelError`."""
+        """Returns what differs. Raises `ModelError` where nothing can be compared."""
         where, trials = self._where, self._trials
         if self._runs > MOST_LAYERS or (self._own is not None and not self._is_small):
             raise ModelError(f"{self._layers} layers, run one by one, would take longer than two seconds")
         shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
-        first, wanted = sum(shares[: where.first]), shares[where.first : where.first + where.local]
-        mine = self._together(lambda: examples(first, sum(wanted)))
-        edges = [min(edge, _count(mine)) for edge in itertools.accumulate(wanted, initial=0)]
-        parts = [_cut(mine, *pair) for pair in itertools.pairwise(edges)]
-        whole = self._whole(mine)
+        first, own_shares = sum(shares[: where.first]), shares[where.first : where.first + where.local]
+        local = self._together(lambda: examples(first, sum(own_shares)))
+        edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
+        parts = [_cut(local, *pair) for pair in itertools.pairwise(edges)]
+        whole = self._whole(local)
         forward = self._together(lambda: self._forward(whole, parts))
         one = forward
         if isinstance(trials, Trials):
@@ -130,12 +130,12 @@ class _Comparison:
 
     @property
     def _is_small(self) -> bool:
-        """May gradients be compared as well?"""
+        """True if the model is small enough to compare gradients as well."""
         elements = sum(int(np.prod(variable.shape)) for variable in self._loop.model.trainable_variables)
         return self._runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
 
     def _is_quick(self, forward: Trial) -> bool:
-        """Are gradients to be compared as well?"""
+        """True if gradients are compared as well."""
         return self._is_small and forward.cpu_seconds <= QUICK_SECONDS
 
     def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, Rows]) -> Check:
@@ -146,59 +146,59 @@ class _Comparison:
         noise = np.random.default_rng(0)
         try:
             disturbed = self._trials.on_one(whole, noise)
-            found = differences(replicas, one, names, self._tolerance, disturbed)
+            differing = differences(replicas, one, names, self._tolerance, disturbed)
         except Exception as error:
             raise ModelError(explain(error)) from error
-        if not found:
+        if not differing:
             return Check("equal", unsaid=unsaid)
         layer, aligned = None, are_aligned(replicas, one, disturbed)
         if aligned:
             layer = first_layer(replicas, one, rows, self._tolerance, disturbed)
-        cause, advice = explained(found, layer, aligned, self._own is not None)
-        known = aligned and layer is None and self._is_noted(found)
-        if known and self._own is not None:
+        cause, advice = explained(differing, layer, aligned, self._own is not None)
+        is_noted = aligned and layer is None and self._is_noted(differing)
+        if is_noted and self._own is not None:
             cause, advice = SUMMED
-        return Check("different", [layer, *found] if layer else found, cause, advice, unsaid, noted=known)
+        return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)
 
-    def _is_noted(self, found: list[Difference]) -> bool:
-        """Has a note told, when the model was built, of the loss that makes such differences where no layer does?"""
+    def _is_noted(self, differing: list[Difference]) -> bool:
+        """True if a note at build time told of the loss that makes such differences where no layer does."""
         if self._own is not None:
-            return self._own.sums and "state" not in {difference.what for difference in found}
-        return "loss" in {difference.what for difference in found} and probing.depends_on_batch(self._loop.model)
+            return self._own.sums and "state" not in {difference.what for difference in differing}
+        return "loss" in {difference.what for difference in differing} and probing.depends_on_batch(self._loop.model)
 
-    def _whole(self, mine: Batch) -> Batch:
+    def _whole(self, local: Batch) -> Batch:
         """The examples of all processes, in the order of their replicas."""
         if self._where.processes == 1:
-            return mine
-        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(mine)):
+            return local
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(local)):
             raise ModelError("examples of text do not travel between processes")
-        leaves = [leaf.numpy() for leaf in tf.nest.flatten(mine)]
-        state, made = State({}, grouped("examples", leaves)), []
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(local)]
+        state, parts = State({}, grouped("examples", leaves)), []
         for number in range(self._where.processes):
             own = number == self._where.first // self._where.local
             sent = on_all(state if own else None, self._loop.strategy, self._collective, number * self._where.local)
             assert sent is not None, "each sends something"
-            made.append(sent.group("examples"))
-        joined = [tf.constant(np.concatenate(pieces)) for pieces in zip(*made, strict=True)]
-        return tf.nest.pack_sequence_as(mine, joined)
+            parts.append(sent.group("examples"))
+        joined = [tf.constant(np.concatenate(pieces)) for pieces in zip(*parts, strict=True)]
+        return tf.nest.pack_sequence_as(local, joined)
 
     def _together(self, what: Callable[[], Made]) -> Made:
-        """What comes of something in this process. Raises `ModelError` in all where it failed in one."""
+        """Calls something in this process. Raises `ModelError` in all processes where it failed in one."""
         try:
-            made, said = what(), ""
+            result, failure = what(), ""
         except TimeoutError:
-            said = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
+            failure = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
         except Exception as error:
             if lost_a_peer(error):
                 raise
-            said = explain(error) or type(error).__name__
-        for text in self._told(said):
+            failure = explain(error) or type(error).__name__
+        for text in self._told(failure):
             if text:
                 raise ModelError(text)
-        return made
+        return result
 
     def _told(self, text: str) -> list[str]:
-        """What each process says."""
+        """Returns the text of each process."""
         where = self._where
         if where.processes == 1:
             return [text]
@@ -214,13 +214,13 @@ def _cut(batch: Batch, start: int, stop: int) -> Batch:
     return tf.nest.map_structure(lambda leaf: leaf[start:stop], batch)
 
 
-def explained(found: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
+def explained(differences: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
     """(what most likely makes the differences, what to try), in a sentence each, of a model whose steps are its `own`
     or Keras's.
 
     `layer` is the first one whose output differs; where what layers return could not be `aligned`, it is not known.
     """
-    kinds = {difference.what: difference for difference in reversed(found)}
+    kinds = {difference.what: difference for difference in reversed(differences)}
     if layer is not None:
         return (
             f"It begins in layer {layer.name}, which does not treat each example by itself.",
@@ -245,7 +245,7 @@ def explained(found: list[Difference], layer: Difference | None, aligned: bool, 
             "Try a metric that keeps sums, or train.check=off, if its value does not matter.",
         )
     if "loss" not in kinds and "gradient" in kinds:
-        last = [difference for difference in found if difference.what == "gradient"][-1]
+        last = [difference for difference in differences if difference.what == "gradient"][-1]
         return (
             f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last.name} or "
             f"after it.",

@@ -25,7 +25,7 @@ LEAST = 1e-6
 
 @dataclass(frozen=True)
 class Rows:
-    """Which examples of the global batch a replica has: `start` to `stop` of `count`."""
+    """A replica's examples of the global batch: `start` to `stop` of `count`."""
 
     start: int
     stop: int
@@ -35,18 +35,18 @@ class Rows:
 def differences(
     all_replicas: Trial, one: Trial, names: Sequence[str], tolerance: float, disturbed: Trial | None = None
 ) -> list[Difference]:
-    """What differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
-    found = [*_of_numbers(all_replicas, one, names, disturbed), *_of_tensors(all_replicas, one, disturbed)]
-    told = [difference for difference, noise in found if _is_told(difference.relative, noise, tolerance)]
+    """Lists what differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
+    candidates = [*_of_numbers(all_replicas, one, names, disturbed), *_of_tensors(all_replicas, one, disturbed)]
+    differing = [difference for difference, noise in candidates if _is_told(difference.relative, noise, tolerance)]
     switched = all(
         difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
-        for difference in told
+        for difference in differing
     )
-    return [] if switched else told
+    return [] if switched else differing
 
 
 def are_aligned(*trials: Trial) -> bool:
-    """Have all replicas run the same layers in the same order?"""
+    """True if all replicas ran the same layers in the same order."""
     return len({tuple(name for name, _ in outputs) for trial in trials for outputs in trial.outputs.values()}) == 1
 
 
@@ -74,37 +74,37 @@ def _of_numbers(
 ) -> Iterator[tuple[Difference, float]]:
     """Losses and metrics, each with what noise makes of it."""
 
-    def compared(what: What, name: str, here: float, there: float, noisy: float | None) -> tuple[Difference, float]:
-        size = max(abs(here), abs(there), LEAST)
-        noise = 0.0 if noisy is None else _apart(np.array(noisy), np.array(there), size)
-        return Difference(what, name, _told(_apart(np.array(here), np.array(there), size)), here, there), noise
+    def compared(what: What, name: str, ours: float, expected: float, noisy: float | None) -> tuple[Difference, float]:
+        size = max(abs(ours), abs(expected), LEAST)
+        noise = 0.0 if noisy is None else _apart(np.array(noisy), np.array(expected), size)
+        return Difference(what, name, _told(_apart(np.array(ours), np.array(expected), size)), ours, expected), noise
 
     for place, name in enumerate(names[: len(one.losses)]):
         noisy = None if disturbed is None else float(disturbed.losses[place])
         yield compared("loss", name, float(all_replicas.losses[place]), float(one.losses[place]), noisy)
-    for name, there in one.metrics.items():
+    for name, expected in one.metrics.items():
         noisy = None if disturbed is None else disturbed.metrics[name]
-        yield compared("metric", name, all_replicas.metrics[name], there, noisy)
+        yield compared("metric", name, all_replicas.metrics[name], expected, noisy)
 
 
 def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
     """State and gradients, each with what noise makes of it."""
-    for path, there in one.state.items():
+    for path, expected_copies in one.state.items():
         copies, noisy = all_replicas.state.get(path, []), [] if disturbed is None else disturbed.state[path]
-        size = _size(there[0])
-        apart = max((_apart(copy, there[0], size) for copy in copies), default=np.inf)
-        noise = max((_apart(value, there[0], size) for value in noisy), default=0.0)
+        size = _size(expected_copies[0])
+        apart = max((_apart(copy, expected_copies[0], size) for copy in copies), default=np.inf)
+        noise = max((_apart(value, expected_copies[0], size) for value in noisy), default=0.0)
         yield Difference("state", path, _told(apart)), noise
-    typical, found = _typical(list(one.gradients.values())), list[tuple[Difference, float]]()
+    typical, pairs = _typical(list(one.gradients.values())), list[tuple[Difference, float]]()
     for path, gradient in one.gradients.items():
-        given = [all_replicas.gradients[path], gradient]
-        here, expected, *noisy = _aligned(given if disturbed is None else [*given, disturbed.gradients[path]])
+        gradients = [all_replicas.gradients[path], gradient]
+        ours, expected, *noisy = _aligned(gradients if disturbed is None else [*gradients, disturbed.gradients[path]])
         size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
         noise = _apart(noisy[0], expected, size) if noisy else 0.0
-        found.append((Difference("gradient", path, _told(_apart(here, expected, size))), noise))
+        pairs.append((Difference("gradient", path, _told(_apart(ours, expected, size))), noise))
     # A unit that rounding switches on or off changes some gradients and no others: the noise of the largest counts.
-    most = max((noise for _, noise in found), default=0.0)
-    yield from ((difference, most) for difference, _ in found)
+    largest = max((noise for _, noise in pairs), default=0.0)
+    yield from ((difference, largest) for difference, _ in pairs)
 
 
 def _is_told(relative: float | None, noise: float, tolerance: float) -> bool:
@@ -116,17 +116,17 @@ def _told(apart: float) -> float | None:
     return float(apart) if np.isfinite(apart) else None
 
 
-def _apart(here: np.ndarray, there: np.ndarray, size: float) -> float:
-    """How far two are apart, in shares of a size; infinite where one has no number and the other one has."""
-    here, there = _as_float(here), _as_float(there)
-    if here.shape != there.shape:
+def _apart(ours: np.ndarray, expected: np.ndarray, size: float) -> float:
+    """Returns how far two are apart, in shares of a size; infinite where one has no number and the other one has."""
+    ours, expected = _as_float(ours), _as_float(expected)
+    if ours.shape != expected.shape:
         return np.inf
-    apart = _size(here - there)
+    apart = _size(ours - expected)
     if not np.isfinite(apart):
-        finite = np.isfinite(here)
-        if (finite != np.isfinite(there)).any():
+        finite = np.isfinite(ours)
+        if (finite != np.isfinite(expected)).any():
             return np.inf
-        apart = _size((here - there)[finite])
+        apart = _size((ours - expected)[finite])
     return apart / max(size, float(np.finfo(np.float32).tiny))
 
 
@@ -157,12 +157,12 @@ def _aligned(gradients: Sequence[Addend]) -> list[np.ndarray]:
         return [_values(gradient) for gradient in gradients]
     as_rows = [_rows(gradient) for gradient in gradients]
     numbers = np.unique(np.concatenate([rows for rows, _ in as_rows]))
-    made = []
+    arrays = []
     for rows, values in as_rows:
         dense = np.zeros((len(numbers), *values.shape[1:]))
         np.add.at(dense, np.searchsorted(numbers, rows), values)
-        made.append(dense)
-    return made
+        arrays.append(dense)
+    return arrays
 
 
 def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +171,7 @@ def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows_of(whole: tf.Tensor, part: tf.Tensor, rows: Rows) -> np.ndarray | None:
-    """What of one device's output a replica is to have; None where that cannot be told from the shapes."""
+    """Returns a replica's rows of one device's output; None where the shapes do not tell."""
     if not whole.shape.rank or whole.shape[1:] != part.shape[1:]:
         return whole.numpy() if whole.shape == part.shape else None
     times, rest = divmod(int(whole.shape[0]), rows.count)

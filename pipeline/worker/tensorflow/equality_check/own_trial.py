@@ -43,8 +43,8 @@ Step: TypeAlias = Callable[[tf.Tensor, Sequence[Batch]], tf.Tensor]
 
 
 @dataclass
-class _Seen:
-    """What a step has done while it was traced: gradients by the replica, in the order in which they are applied."""
+class _Trace:
+    """Gradients by replica, in the order in which the traced step applies them, and what layers return."""
 
     gradients: dict[int, list[tuple[str, Addend]]] = field(default_factory=dict)
     outputs: dict[int, Outputs] = field(default_factory=dict)
@@ -68,10 +68,10 @@ class OwnTrials:
         strategy, trial = self._loop.strategy, Trial()
 
         def step(examples: tf.Tensor, batches: Sequence[Batch]) -> tf.Tensor:
-            mine = strategy.experimental_distribute_values_from_function(
+            local = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
-            summed = strategy.run(self._step, args=(examples, mine))
+            summed = strategy.run(self._step, args=(examples, local))
             return strategy.experimental_local_results(summed)[0]
 
         with self._put_back():
@@ -93,7 +93,7 @@ class OwnTrials:
         with self._put_back(), tf.device(device), held_here(variables), self._collective.paused():
             self._make(lambda count, batches: self._step(count, batches[0]), trial, examples, [batch], noise, until)
             trial.state = self._state()
-            results = {name: result_of(*found) for name, found in self._own.train.metrics.items()}
+            results = {name: result_of(*source) for name, source in self._own.train.metrics.items()}
             self._tell_metrics(trial, flat(results))
         trial.cpu_seconds = time.process_time() - began
         return trial
@@ -108,33 +108,37 @@ class OwnTrials:
         until: float = math.inf,
     ) -> None:
         """Traces the step and runs it once."""
-        seen = _Seen()
+        trace = _Trace()
 
         def traced(examples: tf.Tensor, batches: Sequence[Batch]) -> tuple[tf.Tensor, list[Addend], list[tf.Tensor]]:
             graph = tf.compat.v1.get_default_graph()
             values = step(examples, batches)
-            for outputs in seen.outputs.values():
+            for outputs in trace.outputs.values():
                 # What is computed in a condition or a loop stays in there.
                 outputs[:] = [(name, [leaf for leaf in leaves if leaf.graph is graph]) for name, leaves in outputs]
-            gradients = [gradient for _, gradient in _of_first(seen.gradients)]
+            gradients = [gradient for _, gradient in _of_first(trace.gradients)]
             if any(gradient.graph is not graph for gradient in gradients):
                 raise ModelError("its train_step applies gradients inside of a condition or a loop of TensorFlow")
-            return values, gradients, [leaf for made in seen.outputs.values() for _, leaves in made for leaf in leaves]
+            return (
+                values,
+                gradients,
+                [leaf for calls in trace.outputs.values() for _, leaves in calls for leaf in leaves],
+            )
 
         specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), list(batches))
         with (
-            fixed_randomness(), outputs_kept(seen.outputs, noise, until), _not_applied(seen),
+            fixed_randomness(), outputs_kept(trace.outputs, noise, until), _not_applied(trace),
             losses.without_keras_scaling(), watched(),
         ):  # fmt: skip
             function = tf.function(traced, autograph=False)
             compiled = function.get_concrete_function(tf.TensorSpec([], tf.float32), specs)
         values, gradients, leaves = compiled(tf.constant(examples), list(batches))
         trial.losses = values.numpy()
-        names = [name for name, _ in _of_first(seen.gradients)]
+        names = [name for name, _ in _of_first(trace.gradients)]
         trial.gradients = dict(zip(names, gradients, strict=True))
         run = iter(leaves)
-        for number, outputs in seen.outputs.items():
-            trial.outputs[number] = [(name, [next(run) for _ in made]) for name, made in outputs]
+        for number, outputs in trace.outputs.items():
+            trial.outputs[number] = [(name, [next(run) for _ in leaves_of]) for name, leaves_of in outputs]
 
     def _tell_metrics(self, trial: Trial, results: dict[str, float]) -> None:
         """Takes values apart from the loss, and has what a step gives back under other names among its metrics."""
@@ -147,7 +151,7 @@ class OwnTrials:
         """All that a step may assign, once each."""
         of_metrics = [variable for metric, _ in self._own.train.metrics.values() for variable in metric.variables]
         of_optimizers = [variable for optimizer in self._own.optimizers for variable in optimizer.variables]
-        found = [
+        variables = [
             *self._model.variables,
             *self._model.metrics_variables,
             *of_metrics,
@@ -155,7 +159,7 @@ class OwnTrials:
             *self._loop.beside,
             *self._loop.counted_beside,
         ]
-        return list({id(variable): variable for variable in found}.values())
+        return list({id(variable): variable for variable in variables}.values())
 
     def _state(self) -> dict[str, list[np.ndarray]]:
         """The value on each replica here of what is no metric's, no optimizer's, and counts nothing that was drawn."""
@@ -189,15 +193,15 @@ def _of_first(gradients: dict[int, list[tuple[str, Addend]]]) -> list[tuple[str,
 
 def _unused(names: dict[str, list[np.ndarray]] | dict[str, Addend], name: str, what: str) -> str:
     """A name that is not among these: itself, or with how many times there is one."""
-    times, found = 1, name
-    while found in names:
+    times, unused = 1, name
+    while unused in names:
         times += 1
-        found = f"{name}, {what} {times}"
-    return found
+        unused = f"{name}, {what} {times}"
+    return unused
 
 
 @contextmanager
-def _not_applied(seen: _Seen) -> Iterator[None]:
+def _not_applied(traced: _Trace) -> Iterator[None]:
     """Inside, optimizers apply nothing of what they are given, which is kept."""
 
     def apply(
@@ -205,11 +209,11 @@ def _not_applied(seen: _Seen) -> Iterator[None]:
         grads: Sequence[Addend | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        given = seen.gradients.setdefault(replica(), [])
+        applied = traced.gradients.setdefault(replica(), [])
         variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
         for gradient, variable in zip(grads, variables, strict=False):
             if gradient is not None:
-                given.append((_unused(dict(given), variable.path, "update"), gradient))
+                applied.append((_unused(dict(applied), variable.path, "update"), gradient))
 
     with ExitStack() as stack:
         for kind in kinds(keras.optimizers.Optimizer):

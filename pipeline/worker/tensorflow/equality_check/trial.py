@@ -40,7 +40,7 @@ Outputs = list[tuple[str, list[tf.Tensor]]]
 
 @dataclass
 class Trial:
-    """What a step came to: its losses, metrics, gradients, and the layers' outputs, on each replica here.
+    """A step's losses, metrics, gradients, and its layers' outputs on each replica here.
 
     `state` has what was assigned, by the variable's path: a value for each replica here. `cpu_seconds` are those of
     this process.
@@ -69,10 +69,10 @@ class Trials:
         """A step of all replicas, of which those here have these batches; `examples` are those of the global batch."""
         strategy, trial = self._loop.strategy, Trial()
         with self._watched(trial), self._put_back(trial), losses.without_keras_scaling(), _quiet():
-            mine = strategy.experimental_distribute_values_from_function(
+            local = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
-            summed = strategy.run(self._step, args=(tf.constant(float(examples)), mine))
+            summed = strategy.run(self._step, args=(tf.constant(float(examples)), local))
             trial.losses = strategy.experimental_local_results(summed)[0].numpy()
             trial.metrics = self._loop.metrics()
         self._loop.reset_metrics()
@@ -97,7 +97,7 @@ class Trials:
     def _stateful(self) -> list[keras.Variable]:
         """The variables of a model and its losses, without its metrics' and those that count what was drawn."""
         layers = self._model._flatten_layers()
-        others = [made.state for layer in layers for made in layer._seed_generators]
+        others = [generator.state for layer in layers for generator in layer._seed_generators]
         passed = {id(variable) for variable in [*self._model.metrics_variables, *others]}
         return [variable for variable in (*self._model.variables, *self._beside()) if id(variable) not in passed]
 
@@ -114,7 +114,7 @@ class Trials:
         others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
         before = [variable.numpy() for variable in others]
 
-        def apply(gradients: Sequence[Addend | None], *given: object) -> None:
+        def apply(gradients: Sequence[Addend | None], *others: object) -> None:
             pairs = zip(variables, gradients, strict=True)
             trial.gradients = {variable.path: value for variable, value in pairs if value is not None}
 
@@ -214,14 +214,14 @@ def outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None,
     began = time.process_time()
 
     def call(operation: keras.Operation, *arguments: object, **named: object) -> Batch:
-        made = call_one(operation, *arguments, **named)
+        output = call_one(operation, *arguments, **named)
         if time.perf_counter() > until and time.process_time() - began > LEAST_CPU_SECONDS:
             raise TimeoutError
         if noise is not None:
-            made = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), made)
-        leaves = [leaf for leaf in tf.nest.flatten(made) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+            output = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), output)
+        leaves = [leaf for leaf in tf.nest.flatten(output) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
         outputs.setdefault(replica(), []).append((operation.name, leaves))
-        return made
+        return output
 
     with patched(keras.Operation, {"__call__": call}):
         yield

@@ -1,1 +1,1 @@
-"""What makes several replicas train what one device trains: losses, metrics, statistics brought to one rule."""
+"""Losses, metrics and statistics of several replicas, brought to what one device has."""

@@ -1,4 +1,4 @@
-"""Has random operations give the same numbers whatever their shapes, so that what is drawn hides no other difference.
+"""Makes random operations give the same numbers whatever their shapes, so that chance hides no other difference.
 
 A dropout mask is drawn for the examples of a replica, so one device draws others for the same examples. Inside, every
 draw is one number: what is left of layers that draw is what they do with their examples.
@@ -46,9 +46,9 @@ def _given(place: int, name: str) -> Callable[[Draw], Draw]:
 
     def put(draw: Draw) -> Draw:
         def drawn(*arguments: tf.Tensor, **named: tf.Tensor) -> tf.Tensor:
-            made = draw(*arguments, **named)
+            like = draw(*arguments, **named)
             chosen = arguments[place] if len(arguments) > place else named[name]
-            return tf.broadcast_to(tf.cast(chosen, made.dtype), tf.shape(made))
+            return tf.broadcast_to(tf.cast(chosen, like.dtype), tf.shape(like))
 
         return drawn
 
@@ -59,8 +59,8 @@ def _first_kind(draw: Draw) -> Draw:
     """The most probable class of each row, as often as was asked for."""
 
     def drawn(logits: tf.Tensor, num_samples: tf.Tensor, *arguments: object, **named: object) -> tf.Tensor:
-        made = draw(logits, num_samples, *arguments, **named)
-        return tf.broadcast_to(tf.argmax(logits, axis=-1, output_type=made.dtype)[:, None], tf.shape(made))
+        like = draw(logits, num_samples, *arguments, **named)
+        return tf.broadcast_to(tf.argmax(logits, axis=-1, output_type=like.dtype)[:, None], tf.shape(like))
 
     return drawn
 

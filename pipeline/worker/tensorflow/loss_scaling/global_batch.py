@@ -29,33 +29,33 @@ Result = TypeVar("Result")
 
 
 class GlobalBatch:
-    """The global batch of a step, as one of its replicas finds it out. What is not asked for costs nothing."""
+    """The global batch of a step, seen from one replica. It is exchanged when it is first read."""
 
     def __init__(
         self,
         collective: Collective[Addend],
-        here: tf.Tensor,
+        count: tf.Tensor,
         share: tf.Tensor,
         rows: int | None = None,
         static: bool = False,
         most: int | None = None,
     ) -> None:
-        """This replica has `here` examples, int32, a `share` of the global batch's, in `rows` where that is known.
+        """This replica has `count` examples, int32, a `share` of the global batch's, in `rows` where that is known.
 
         `static` says that all replicas always have as many. A global batch has `most` examples; None leaves it open,
         which processes can exchange in calls of a single step alone: TensorFlow keeps the shape throughout a call.
         """
         self._most = most
-        self.share, self._collective, self._here, self._rows, self._static = share, collective, here, rows, static
+        self.share, self._collective, self._here, self._rows, self._static = share, collective, count, rows, static
         # How many numbers for the batch each metric has been given so far in the step.
-        self.given: Counter[int] = Counter()
+        self.numbers: Counter[int] = Counter()
         self._sizes: tf.Tensor | None = None
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
     @property
     def first(self) -> tf.Tensor:
-        """Is this the first replica?"""
+        """True on the first replica."""
         return tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
 
     def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
@@ -69,10 +69,10 @@ class GlobalBatch:
         """Values of this replica's examples, masks too, without one that only stands for none."""
 
         def cut(value: tf.Tensor) -> tf.Tensor:
-            made, mask = value[: self._here], get_keras_mask(value)
+            examples, mask = value[: self._here], get_keras_mask(value)
             if mask is not None:
-                set_keras_mask(made, mask[: self._here])
-            return made
+                set_keras_mask(examples, mask[: self._here])
+            return examples
 
         return keras.tree.map_structure(lambda value: None if value is None else cut(value), values)
 
@@ -87,7 +87,7 @@ class GlobalBatch:
         return tf.where(self.share > 0, value, tf.zeros_like(value))
 
     def has(self, value: tf.Tensor) -> bool:
-        """Is this a value for each of this replica's examples, as far as its shape says?"""
+        """True if the value's first axis is as long as this replica has examples."""
         return len(value.shape) > 0 and value.shape[0] == self._rows
 
     def summed(self, value: tf.Tensor, is_sum: bool) -> tf.Tensor:
@@ -100,10 +100,10 @@ class GlobalBatch:
         value = tf.convert_to_tensor(value)
         if id(value) not in self._known:
             mask = get_keras_mask(value)
-            made = self._gathered(value)
+            whole = self._gathered(value)
             if mask is not None:
-                set_keras_mask(made, self._gathered(mask))
-            self._known[id(value)] = (value, made)
+                set_keras_mask(whole, self._gathered(mask))
+            self._known[id(value)] = (value, whole)
         return self._known[id(value)][1]
 
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
@@ -156,11 +156,11 @@ _thread = _Thread()
 def of_step(whole: GlobalBatch) -> Iterator[GlobalBatch]:
     """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
     _answer()
-    kept, _thread.whole = _thread.whole, whole
+    before, _thread.whole = _thread.whole, whole
     try:
         yield whole
     finally:
-        _thread.whole = kept
+        _thread.whole = before
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def as_one_device() -> Iterator[None]:
 
 
 def _answer() -> None:
-    """Has TensorFlow's own ways of asking other replicas, which a person's loss may go, know the batch of the step.
+    """Makes TensorFlow's own ways of asking other replicas, which a user's loss may use, know the step's batch.
 
     Its `all_gather` fails between processes where batches in one compiled loop are of several sizes.
     """
@@ -214,21 +214,21 @@ def current() -> GlobalBatch | None:
 
 
 def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-    """What a step gives for parts that replicas have at the same time, which may ask each other for what they have.
+    """Returns a step's results for parts that replicas have at the same time, and may ask each other for.
 
     It is made again until each has got what the others give; once where none asks.
     """
     answers: list[list[tf.Tensor]] = [[] for _ in parts]
     for _ in range(MOST_EXCHANGES):
-        results, asked = list[Result](), list[list[tf.Tensor]]()
+        results, requests = list[Result](), list[list[tf.Tensor]]()
         for number, part in enumerate(parts):
             context = _Pretended(number, answers)
             with patched(tf.distribute, {"get_replica_context": lambda context=context: context}):
                 results.append(step(part))
-            asked.append(context.asked)
-        if _are_same(answers, asked):
+            requests.append(context.requests)
+        if _are_same(answers, requests):
             break
-        answers = asked
+        answers = requests
     return results
 
 
@@ -238,12 +238,12 @@ def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
 
     The model, if it is there already, is remembered to have such a loss.
     """
-    context_of, asked = tf.distribute.get_replica_context, list[tf.Tensor]()
+    context_of, requests = tf.distribute.get_replica_context, list[tf.Tensor]()
     try:
-        with patched(tf.distribute, {"get_replica_context": lambda: context_of() or _Pretended(0, [[]], asked)}):
+        with patched(tf.distribute, {"get_replica_context": lambda: context_of() or _Pretended(0, [[]], requests)}):
             yield
     finally:
-        if asked and model is not None:
+        if requests and model is not None:
             # Past Keras's own setter, which would track it.
             vars(model)[ASKS_AS] = True
 
@@ -259,10 +259,12 @@ class _Pretended:
     # It makes no step, so that a variable is assigned as outside of all replicas.
     strategy = None
 
-    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
+    def __init__(
+        self, number: int, answers: Sequence[Sequence[tf.Tensor]], requests: list[tf.Tensor] | None = None
+    ) -> None:
         """`asked` gets what it asks others for, in turn."""
-        self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
-        self._given, self.asked = given, list[tf.Tensor]() if asked is None else asked
+        self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(answers)
+        self._answers, self.requests = answers, list[tf.Tensor]() if requests is None else requests
 
     def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
         """The values of all replicas, one after the other."""
@@ -280,16 +282,16 @@ class _Pretended:
         return tf.nest.map_structure(reduced, value)
 
     def _of_all(self, leaf: tf.Tensor) -> list[tf.Tensor]:
-        place = len(self.asked)
-        self.asked.append(tf.convert_to_tensor(leaf))
-        others = [list(given[place : place + 1]) for given in self._given]
-        others[self.replica_id_in_sync_group] = [self.asked[-1]]
+        place = len(self.requests)
+        self.requests.append(tf.convert_to_tensor(leaf))
+        others = [list(answers[place : place + 1]) for answers in self._answers]
+        others[self.replica_id_in_sync_group] = [self.requests[-1]]
         return [value for values in others for value in values]
 
 
-def _are_same(given: Sequence[Sequence[tf.Tensor]], asked: Sequence[Sequence[tf.Tensor]]) -> bool:
+def _are_same(answers: Sequence[Sequence[tf.Tensor]], requests: Sequence[Sequence[tf.Tensor]]) -> bool:
     """True if replicas have given again what they had given before."""
-    if [len(values) for values in given] != [len(values) for values in asked]:
+    if [len(values) for values in answers] != [len(values) for values in requests]:
         return False
-    pairs = [pair for old, new in zip(given, asked, strict=True) for pair in zip(old, new, strict=True)]
+    pairs = [pair for old, new in zip(answers, requests, strict=True) for pair in zip(old, new, strict=True)]
     return all(np.array_equal(old.numpy(), new.numpy()) for old, new in pairs)

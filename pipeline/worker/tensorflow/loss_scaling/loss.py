@@ -59,7 +59,7 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
 
 
 def apart(model: keras.Model) -> None:
-    """Has each replica collect what is added to the loss by itself; see `LossesOfThread`."""
+    """Makes each replica collect by itself what is added to the loss; see `LossesOfThread`."""
     for layer in model._flatten_layers():
         layer._losses = LossesOfThread(Rules())
 
@@ -94,7 +94,7 @@ def weighted(
 
 
 def rules_of(layer: keras.layers.Layer) -> "Rules":
-    """How what a layer adds to the loss scales, of a model that is made exact."""
+    """Returns the reductions of what a layer adds to the loss, of a model that is made exact."""
     return layer._losses.rules  # type: ignore[no-any-return]
 
 
@@ -110,14 +110,14 @@ def call(model: keras.Model, x: Batch, training: bool) -> Batch:
 
 
 def is_on_whole() -> bool:
-    """Is a loss of the step that is traced computed on the whole global batch just now?"""
+    """True while a loss of the step that is traced is computed on the global batch."""
     return _tracing.values is not None and _tracing.on_whole
 
 
 @dataclass
 class Rules:
-    """How what a layer adds by `add_loss` scales, in training (True) and in validation (False), in the order in which
-    it is added; and how the loss does of a model that computes it by itself.
+    """Reductions of what a layer adds by `add_loss`, in order, in training (True) and in validation (False); and of
+    the `whole` loss of a model that computes it by itself.
     """
 
     added: dict[bool, tuple[Reduction, ...]] = field(default_factory=dict)
@@ -126,14 +126,14 @@ class Rules:
 
 @dataclass(frozen=True)
 class _Reduced:
-    """What Keras has reduced to a loss: how many dimensions it had, and its mask."""
+    """Rank and mask of a loss's values before Keras reduced them."""
 
     rank: int
     mask: tf.Tensor | None
 
 
 class _Tracing(threading.local):
-    """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
+    """State of the step being traced, for its losses; each replica is traced in a thread of its own."""
 
     # Set before a loss is traced; `values`, those of each output, is None where no step is.
     share: tf.Tensor
@@ -143,8 +143,8 @@ class _Tracing(threading.local):
     as_is = on_whole = False
     # Is it tried, without other replicas?
     alone = False
-    # Of the loss that is computed: what Keras has reduced, and what a single number is multiplied by for the weights of
-    # the global batch's examples, from that for this replica's.
+    # `reduced`: rank and mask before Keras's reduction. `weighed`: maps this replica's sum or mean of weights to the
+    # global batch's.
     reduced: _Reduced | None = None
     weighed: Callable[[tf.Tensor], tf.Tensor] | None = None
 
@@ -169,7 +169,7 @@ def traced(
 
 
 class LossesOfThread(threading.local):
-    """What a layer's `add_loss` collects, for each replica apart; a sum over examples is brought to the rule.
+    """Losses that a layer adds, for each replica apart; a sum over examples is brought to the rule.
 
     Replicas are traced in turns, changing at every sum over replicas. Keras keeps one list a layer, in which one
     replica would find what another added, or nothing.
@@ -197,11 +197,11 @@ class LossesOfThread(threading.local):
 
 
 def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: bool) -> list[tf.Tensor]:
-    """What a layer has added to the loss, so that it times the replica's share adds up to the global value."""
-    known = rules.added.get(training, ())
+    """Scales a layer's losses so that each times the replica's share adds up to the global value."""
+    reductions = rules.added.get(training, ())
     return [
         tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
-        if place < len(known) and known[place] is Reduction.SUM
+        if place < len(reductions) and reductions[place] is Reduction.SUM
         else loss
         for place, loss in enumerate(losses)
     ]
@@ -209,7 +209,7 @@ def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: boo
 
 @dataclass(frozen=True)
 class Sample:
-    """What a loss comes to on some examples: its value, and what their weights or its mask come to."""
+    """A loss's value on some examples, and the sum of their weights or of its mask."""
 
     value: float
     weights: float | None
@@ -218,7 +218,7 @@ class Sample:
 
 
 def reduction_of_samples(whole: Sample | None, first: Sample | None, second: Sample | None) -> Reduction | None:
-    """How a loss scales, from what it came to on a batch and its parts; None where that does not tell."""
+    """Returns a loss's reduction from its values on a batch and its parts; None where they do not tell."""
     if whole is None or first is None or second is None:
         return None
     weights = None if first.weights is None or second.weights is None else (first.weights, second.weights)
@@ -259,8 +259,8 @@ class ExactLoss:
         return value if _tracing.as_is or len(value.shape) else scaled
 
     def _sample(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> "Sample | None":
-        """What the loss comes to, where it can be computed: without weights, but for a loss that applies them itself,
-        since a single number is multiplied by what weights come to, and they are applied to values of each example.
+        """Computes the loss without weights, which Keras applies afterwards, but for a loss that applies them itself;
+        None where it fails.
         """
         weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
         _tracing.reduced = None
@@ -274,18 +274,18 @@ class ExactLoss:
             total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
         )
 
-    def _weighed(self, here: tf.Tensor) -> tf.Tensor:
-        """What the weights of all replicas' examples come to, from what those `here` do: a sum or a mean."""
+    def _weighed(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the sum or mean of the weights of all replicas' examples, from that of this replica's `weights`."""
         is_sum = self.loss.reduction in ("sum", "none", None)
         mask = None if is_sum or _tracing.reduced is None else _tracing.reduced.mask
-        share = tf.cast(_tracing.share if mask is None else tf.math.count_nonzero(mask), here.dtype)
-        part = tf.stack([tf.reduce_sum(here) * (1.0 if is_sum else share), share])
-        (sums,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), here.dtype))])
+        share = tf.cast(_tracing.share if mask is None else tf.math.count_nonzero(mask), weights.dtype)
+        part = tf.stack([tf.reduce_sum(weights) * (1.0 if is_sum else share), share])
+        (sums,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), weights.dtype))])
         # A mean of weights is over what is not masked.
         return sums[0] if mask is None else tf.math.divide_no_nan(sums[0], sums[1])
 
     def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
-        """What this replica's value counts for in the global one; None where that is its share of the examples."""
+        """Returns this replica's part of the global value; None where that is its share of the examples."""
         reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
         rule = self.rule or (Reduction.SUM if reduction in ("sum", "none", None) else Reduction.MEAN)
         if rule is Reduction.SUM:
@@ -296,11 +296,11 @@ class ExactLoss:
         mask = None if one or _tracing.alone else reduced.mask if reduced else get_keras_mask(y_pred)
         by_weight = rule is Reduction.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
         if by_weight and sample_weight is not None and not _tracing.alone:
-            here = tf.cast(sample_weight, tf.float32)
-            here = tf.reduce_sum(here if mask is None else here * tf.cast(mask, tf.float32))
+            count = tf.cast(sample_weight, tf.float32)
+            count = tf.reduce_sum(count if mask is None else count * tf.cast(mask, tf.float32))
         elif mask is not None:
-            here = tf.reduce_sum(tf.cast(mask, tf.float32))
+            count = tf.reduce_sum(tf.cast(mask, tf.float32))
         else:
             return None
-        here *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
-        return tf.math.divide_no_nan(here, *self._collective.sum([here]))
+        count *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
+        return tf.math.divide_no_nan(count, *self._collective.sum([count]))

@@ -57,7 +57,7 @@ def _own(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def count_on_whole(model: keras.Model, batch: Batch) -> None:
-    """Has metrics of a built model whose states replicas cannot add see the whole global batch."""
+    """Shows the global batch to those metrics of a built model whose states replicas cannot add."""
     given_back(model)
     tries = [_updates(model, batch, seed) for seed in SEEDS]
     # What layers update where all replicas share a variable, also by an example that only stands for none.
@@ -98,8 +98,8 @@ def reset(model: keras.Model, chief: bool) -> None:
 def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
     """Gives a metric's variable a value over all replicas: if they add, the first of all has it, the others nothing."""
     for place, copy in enumerate(getattr(variable.value, "values", (variable.value,))):
-        mine = variable.aggregation != "sum" or (chief and not place)
-        copy.assign(value if mine else np.zeros_like(value))
+        has_it = variable.aggregation != "sum" or (chief and not place)
+        copy.assign(value if has_it else np.zeros_like(value))
 
 
 @contextlib.contextmanager
@@ -112,16 +112,16 @@ def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Itera
                 stack.enter_context(patched(variable, {"_value": value}))
             yield
     finally:
-        for place, made in enumerate(variable.numpy() for variable in own):
+        for place, result in enumerate(variable.numpy() for variable in own):
             # What was kept in more digits stays as it was.
-            if not np.array_equal(made, values[place].astype(made.dtype)):
-                values[place] = made.astype(values[place].dtype)
+            if not np.array_equal(result, values[place].astype(result.dtype)):
+                values[place] = result.astype(values[place].dtype)
 
 
 def counted(model: keras.Model) -> list[keras.Variable]:
     """The variables of a model's metrics that begin anew with each epoch."""
-    kept = {id(variable) for variable in kept_by_metrics(model.metrics)}
-    return [variable for variable in model.metrics_variables if id(variable) not in kept]
+    lasting = {id(variable) for variable in kept_by_metrics(model.metrics)}
+    return [variable for variable in model.metrics_variables if id(variable) not in lasting]
 
 
 class CountedApart:
@@ -150,9 +150,9 @@ class CountedApart:
         with self._scope():
             self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
-    def _update(self, metric: keras.metrics.Metric, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
+    def _update(self, metric: keras.metrics.Metric, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
         with self._scope():
-            type(metric).update_state(metric, *given, **named)
+            type(metric).update_state(metric, *values, **named)
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
@@ -168,16 +168,16 @@ class _OnWhole:
         """`numbers` say how those for the batch scale that it is given in a step, in their order."""
         self._metric, self.fresh, self._numbers = metric, fresh, numbers
 
-    def __call__(self, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
+    def __call__(self, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
         update, whole = type(self._metric).update_state, current()
         if whole is None:
-            update(self._metric, *given, **named)
+            update(self._metric, *values, **named)
             return
         variables = self._metric.variables
         before = [tf.convert_to_tensor(variable.value) for variable in variables]
-        given, named = keras.tree.map_structure(partial(self._whole_of, whole), (given, named))
+        values, named = keras.tree.map_structure(partial(self._whole_of, whole), (values, named))
         with keras.StatelessScope(zip(variables, before, strict=True)) as scope:
-            update(self._metric, *given, **named)
+            update(self._metric, *values, **named)
         for variable, old in zip(variables, before, strict=True):
             new = scope.get_current_value(variable)
             if not hasattr(variable.value, "values"):
@@ -187,15 +187,15 @@ class _OnWhole:
                 variable.assign(tf.where(whole.first, new, old) if variable.aggregation == "sum" else new)
 
     def _whole_of(self, whole: GlobalBatch, value: tf.Tensor | None) -> tf.Tensor | None:
-        """What it is given, of all replicas: of examples those of all, of one number for the batch the sum or mean."""
+        """Returns the examples of all replicas, or the sum or mean of their numbers for the batch."""
         if value is None or not tf.is_tensor(value):
             return value
         if whole.has(value):
             return whole.of(value)
         if not tf.as_dtype(value.dtype).is_floating:
             return value
-        place = whole.given[id(self)]
-        whole.given[id(self)] += 1
+        place = whole.numbers[id(self)]
+        whole.numbers[id(self)] += 1
         is_sum = place < len(self._numbers) and self._numbers[place] is Reduction.SUM
         # A loss of the whole is the same on all replicas, whose shares add up to one.
         return whole.summed(value, is_sum and not losses.is_on_whole())
@@ -208,15 +208,15 @@ def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.T
 
 @dataclass(frozen=True)
 class _Updates:
-    """What a metric is updated with for the made-up batch, and for its two parts: arguments of each call."""
+    """Arguments of a metric's updates for the made-up batch, and for its two parts."""
 
     whole: list[Arguments]
     first: list[Arguments]
     second: list[Arguments]
 
     def numbers(self) -> list[Reduction | None]:
-        """How the numbers scale that the metric is given for a batch, in their order."""
-        given = (
+        """Returns the reduction of each number for the batch that the metric is given, in order."""
+        numbers = (
             [
                 float(leaf)
                 for leaf in keras.tree.flatten(calls)
@@ -224,7 +224,7 @@ class _Updates:
             ]
             for calls in (self.whole, self.first, self.second)
         )
-        return [reduction_of(*values) for values in zip(*given, strict=False)]
+        return [reduction_of(*values) for values in zip(*numbers, strict=False)]
 
     def add_up(self, metric: keras.metrics.Metric, over_examples: bool) -> bool:
         """True if the metric's state after two updates is the sum of the states after each; with `over_examples` also
@@ -254,15 +254,15 @@ def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Met
 
 
 def _updates(model: keras.Model, batch: Batch, seed: int) -> list[tuple[keras.metrics.Metric, _Updates]]:
-    """What metrics are updated with that are not Keras's own: of those compiled, made-up outputs; of the model's own
-    and its layers', what a call of the model gives them.
+    """Returns the updates of metrics that are not Keras's own: of those compiled on made-up outputs, of the model's
+    own and its layers' in a call of the model.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     compiled, updates = model._compile_metrics, list[tuple[keras.metrics.Metric, _Updates]]()
     if compiled is not None and y is not None and not all(map(is_known, compiled.metrics)):
         unknown = [metric for metric in compiled.metrics if not is_known(metric)]
-        made = made_up((y, labels.predicted(model, x), weights), seed)
-        updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), made)
+        examples = made_up((y, labels.predicted(model, x), weights), seed)
+        updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), examples)
     if own := _own(model):
         updates += _recorded(model, own, partial(_step, model), made_up((x, y, weights), seed))
     return updates
@@ -271,13 +271,13 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[tuple[keras.me
 def _recorded(
     model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
 ) -> list[tuple[keras.metrics.Metric, _Updates]]:
-    """What a step updates these metrics with, which stay as they are."""
+    """Returns the updates of these metrics in a step, which changes none of them."""
 
     def record(piece: Batch, share: float) -> list[list[Arguments]]:
         calls: list[list[Arguments]] = [[] for _ in metrics]
         with contextlib.ExitStack() as stack:
             for metric, of_metric in zip(metrics, calls, strict=True):
-                note = partial(lambda kept, *given, **named: kept.append((given, named)), of_metric)
+                note = partial(lambda arguments, *values, **named: arguments.append((values, named)), of_metric)
                 stack.enter_context(patched(metric, {"update_state": note}))
             stack.enter_context(scope(model))
             step(piece, share)
@@ -292,7 +292,7 @@ def _recorded(
 
 
 def _step(model: keras.Model, examples: Batch, share: float) -> None:
-    """What a step of training updates metrics with."""
+    """Updates metrics as a step of training does."""
     x, y, weights = examples
     y_pred = losses.call(model, x, training=True)
     with losses.traced(tf.constant(share), training=True, alone=True):
@@ -309,8 +309,8 @@ def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
             # What begins with infinity is no sum.
             return False
         gained, expected = both - began, (first - began) + (second - began)
-        most = max(np.abs(expected).max(initial=0.0), np.abs(both).max(initial=0.0))
-        if not (np.abs(gained - expected) <= TOLERANCE * most).all():
+        size = max(np.abs(expected).max(initial=0.0), np.abs(both).max(initial=0.0))
+        if not (np.abs(gained - expected) <= TOLERANCE * size).all():
             return False
     return True
 
@@ -327,6 +327,6 @@ def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Arguments
     """The metric's state after updates with these arguments."""
     begin = [(one, tf.cast(value, one.dtype)) for one, value in zip(metric.variables, fresh, strict=True)]
     with trying(), keras.StatelessScope(begin) as state:
-        for given, named in calls:
-            type(metric).update_state(metric, *given, **named)
+        for values, named in calls:
+            type(metric).update_state(metric, *values, **named)
     return [np.array(state.get_current_value(variable), np.float64) for variable in metric.variables]

@@ -13,9 +13,9 @@ from pipeline.worker.tensorflow.collective import Addend, of_no_variables
 from pipeline.worker.tensorflow.patched import patched
 
 
-def synchronize(made: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
+def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
     """Statistics over the replicas that add up by the collective: over the global batch where that is `everywhere`."""
-    for layer in layers(made):
+    for layer in layers(model):
         layer.synchronized = everywhere
         if collective.replicas > 1 and type(layer)._moments is keras.layers.BatchNormalization._moments:
             # Past Keras's own setter, which would track it.
@@ -35,7 +35,7 @@ def _moments(
     """
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, there = layer._reduction_axes, _thread.there
+    axes, present = layer._reduction_axes, _thread.there
     (channels,) = layer.moving_mean.shape
     shape = [1 if axis in axes else channels for axis in range(1 + len(axes))]
     within = None if mask is None else tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
@@ -54,14 +54,14 @@ def _moments(
         near = tf.math.divide_no_nan(tf.reduce_sum(only(values), axes), tf.cast(counts, values.dtype))
         away = only(values - along(near))
         total, mean, variance = _combined(
-            collective, there, counts, near, tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
+            collective, present, counts, near, tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
         )
         # The mean as it is in these values' type may be a digit off; how far it is from `near` is not.
         further = tf.cast(mean - tf.cast(near, mean.dtype), values.dtype)
 
         def back(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            here = _summed(collective, there, of_mean, of_variance)
-            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(total, values.dtype)) for summed in here)
+            sums = _summed(collective, present, of_mean, of_variance)
+            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(total, values.dtype)) for summed in sums)
             slope = 2 * of_variance
             return only((values - along(near)) * along(slope) + along(of_mean - slope * further))
 
@@ -74,7 +74,7 @@ def _moments(
 
 def _combined(
     collective: Collective[Addend],
-    there: tf.Tensor | None,
+    present: tf.Tensor | None,
     counts: tf.Tensor,
     near: tf.Tensor,
     away: tf.Tensor,
@@ -92,27 +92,27 @@ def _combined(
     counts, near, away, squares = (tf.cast(values, kind) for values in (counts, near, away, squares))
     about = tf.zeros((), kind)
     if narrow:
-        about = tf.math.divide_no_nan(*_summed(collective, there, counts * near + away, counts))
+        about = tf.math.divide_no_nan(*_summed(collective, present, counts * near + away, counts))
     near -= about
     sums, squares, counts = _summed(
-        collective, there, counts * near + away, squares + near * (2 * away + counts * near), counts
+        collective, present, counts * near + away, squares + near * (2 * away + counts * near), counts
     )
     mean = tf.math.divide_no_nan(sums, counts)
     return counts, about + mean, tf.maximum(tf.math.divide_no_nan(squares, counts) - tf.square(mean), 0.0)
 
 
-def _summed(collective: Collective[Addend], there: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
+def _summed(collective: Collective[Addend], counts: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
     """Sums over replicas, of those whose examples are `there`: where some may have none."""
-    here = tf.stack(values)
-    (summed,) = collective.sum([here if there is None else tf.where(there, here, tf.zeros((), here.dtype))])
+    stacked = tf.stack(values)
+    (summed,) = collective.sum([stacked if counts is None else tf.where(counts, stacked, tf.zeros((), stacked.dtype))])
     return tf.unstack(summed)  # type: ignore[no-any-return]
 
 
-def apart(made: keras.Model) -> list[keras.Variable]:
+def apart(model: keras.Model) -> list[keras.Variable]:
     """The moving statistics that replicas change each by another batch: those of layers that are not synchronized."""
     return [
         variable
-        for layer in layers(made)
+        for layer in layers(model)
         if not layer.synchronized
         for variable in layer.non_trainable_variables
         if variable.dtype.startswith("float")
@@ -120,7 +120,7 @@ def apart(made: keras.Model) -> list[keras.Variable]:
 
 
 def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], share: tf.Tensor) -> list[tf.Tensor]:
-    """What this replica, with its share of the examples, adds to the mean of what all replicas made of `variables`."""
+    """Returns this replica's part, by its share of the examples, of the mean change of `variables` over replicas."""
     return [
         tf.where(share > 0, (tf.convert_to_tensor(variable.value) - value) * tf.cast(share, value.dtype), 0)
         for variable, value in zip(variables, before, strict=True)
@@ -128,32 +128,32 @@ def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], sh
 
 
 @contextlib.contextmanager
-def with_own_statistics(made: keras.Model) -> Iterator[None]:
+def with_own_statistics(model: keras.Model) -> Iterator[None]:
     """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
     with contextlib.ExitStack() as stack:
-        for layer in layers(made):
+        for layer in layers(model):
             own_statistics = partial(type(layer)._moments, layer)
             stack.enter_context(patched(layer, {"synchronized": False, "_moments": own_statistics}))
         yield
 
 
-def layers(made: keras.Model) -> list[keras.layers.BatchNormalization]:
+def layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The layers whose statistics are those of the global batch."""
-    return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 @contextlib.contextmanager
 def counting_if(there: tf.Tensor | None) -> Iterator[None]:
     """Inside, in this thread, what is normalized counts only where this replica's examples are `there`."""
-    kept, _thread.there = _thread.there, there
+    before, _thread.there = _thread.there, there
     try:
         yield
     finally:
-        _thread.there = kept
+        _thread.there = before
 
 
 class _Thread(threading.local):
-    """What is known in this thread; each replica is traced in one of its own."""
+    """Whether this thread's replica has examples; each replica is traced in a thread of its own."""
 
     there: tf.Tensor | None = None
 

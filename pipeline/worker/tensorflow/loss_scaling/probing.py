@@ -24,7 +24,7 @@ Values: TypeAlias = Sequence[float]
 
 
 def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
-    """Has the losses of a model that is made exact know how they scale; returns notes of those that do not add up.
+    """Tells the losses of a model that is made exact how they scale; returns notes of those that do not add up.
 
     `batch` is an example batch in shape and type. With `gather` what is compiled is computed on the global batch.
     """
@@ -81,7 +81,7 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
 def _samples(
     model: keras.Model, compiled: Sequence[losses.ExactLoss], piece: Batch, share: float
 ) -> list[list[losses.Sample | None]]:
-    """What each of these losses comes to, each time that it is called."""
+    """Returns the samples of each of these losses, one a call."""
     for loss in compiled:
         loss.samples = []
     try:
@@ -123,7 +123,7 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
 
 
 def _added(model: keras.Model, training: bool, piece: Batch, share: float) -> list[list[float]]:
-    """What each layer adds to the loss in a call, in turn."""
+    """Returns what each layer adds to the loss in a call, in turn."""
     with reduction.scope(model):
         losses.call(model, keras.utils.unpack_x_y_sample_weight(piece)[0], training)
         return [[total(loss) for loss in layer._get_own_losses()] for layer in model._flatten_layers()]
@@ -182,9 +182,9 @@ def _whole(model: keras.Model, as_is: bool, piece: Batch, share: float) -> float
 
 def _brought(model: keras.Model, share: tf.Tensor) -> list[tf.Tensor]:
     """The losses of all layers, as a step has them."""
-    found = [
+    added = [
         loss
         for layer in model._flatten_layers()
         for loss in losses.added(layer._get_own_losses(), losses.rules_of(layer), share, training=True)
     ]
-    return found + model._get_regularization_losses()  # type: ignore[no-any-return]
+    return added + model._get_regularization_losses()  # type: ignore[no-any-return]

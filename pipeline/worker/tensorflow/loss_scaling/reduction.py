@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 
 class Reduction(Enum):
-    """How the value of a batch is made of those of its parts."""
+    """The ways in which a batch's value is made of those of its parts."""
 
     MEAN = "mean over examples"
     SUM = "sum over examples"
@@ -73,7 +73,7 @@ def agreed(reductions: Sequence[Reduction | None]) -> Reduction | None:
 
 
 def on_pieces(step: Callable[[Batch, float], Value], examples: Batch) -> list[Value]:
-    """What a step gives for the made-up batch, its first part, its second, and the first twice over.
+    """Returns a step's results for the made-up batch, its first part, its second, and the first twice over.
 
     A step takes a piece, and the share of the global batch that a replica with it has. Replicas with the two parts may
     ask each other for what they have.
@@ -127,7 +127,7 @@ def total(value: tf.Tensor) -> float:
 
 
 def tolerance_of(dtype: tf.DType | str) -> float:
-    """How far apart equal values of a type may be."""
+    """Returns how far apart equal values of a type may be."""
     return NARROW_TOLERANCE if tf.as_dtype(dtype) in (tf.float16, tf.bfloat16) else TOLERANCE
 
 

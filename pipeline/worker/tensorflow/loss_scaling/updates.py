@@ -1,4 +1,4 @@
-"""Has optimizers that act every so many steps do so also where replicas share a process.
+"""Lets optimizers that act every so many steps do so where replicas share a process.
 
 Keras accumulates gradients, and overwrites weights with their moving averages, inside a condition, in which such
 replicas cannot meet to change a variable.

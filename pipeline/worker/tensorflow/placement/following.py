@@ -1,4 +1,4 @@
-"""Has what a step computes run where its layer is, and what belongs to no layer where its largest input is.
+"""Runs what a step computes where its layer is, and what belongs to no layer where its largest input is.
 
 A layer's own operations are placed when it is called. TensorFlow makes those of its backward pass in a name scope
 that is named after that of the forward pass, so that they are known. What is left, such as the clipping of a gradient
@@ -21,7 +21,7 @@ from pipeline.worker.tensorflow.step import ReplicaStep
 
 @dataclass(frozen=True)
 class Called:
-    """Where in a graph a layer was called: its name, its part of the model, and the replica's device for that."""
+    """A layer's call in a graph: its name, its part of the model, and the replica's device for that."""
 
     layer: str
     part: int
@@ -35,7 +35,7 @@ class _Thread(threading.local):
 
 
 class Following:
-    """What is known of the graphs in which the layers of a model were called."""
+    """The calls of a model's layers, by the graphs in which they are."""
 
     def __init__(self) -> None:
         self._calls: WeakKeyDictionary[tf.Graph, dict[str, Called]] = WeakKeyDictionary()
@@ -66,13 +66,13 @@ class Following:
 
         def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
             number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-            kept, self._thread.replica = self._thread.replica, int(number)
+            before, self._thread.replica = self._thread.replica, int(number)
             try:
                 # The public `tf.device` takes no function.
                 with tf.compat.v1.device(self._device_of):
                     return replica_step(examples, batch)
             finally:
-                self._thread.replica = kept
+                self._thread.replica = before
 
         return step
 
@@ -103,10 +103,10 @@ class Following:
         return next(filter(None, (self.placed(other) for other in others if other is not None)), "")
 
     def _device_of(self, operation: tf.Operation) -> str:
-        """Where an operation is to run that is being made; "" leaves it to the strategy."""
+        """Returns the device of an operation that is being made; "" leaves it to the strategy."""
         if operation.device:
-            given: str = operation.device
-            return given
+            device: str = operation.device
+            return device
         for tensor in operation.inputs:
             if tensor.dtype == tf.resource and (device := self._place_of(tensor)):
                 return device

@@ -44,7 +44,7 @@ def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: P
 
 
 def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Row]:
-    """What is where, as variables and the graph of the compiled loop say. Raises `TrainingError`.
+    """Lists what is where, from variables and the graph of the compiled loop. Raises `TrainingError`.
 
     Each variable and slot has to be where its layer is planned, and so has each operation of the layer's forward and
     backward pass.
@@ -100,7 +100,7 @@ def write(rows: Sequence[Row], folder: Path) -> None:
 
 def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
     """Operations of each layer, of all replicas: (layer, of its backward pass?)."""
-    found, following = Counter[tuple[str, bool]](), placement.following
+    counts, following = Counter[tuple[str, bool]](), placement.following
     for operation in body.get_operations():
         # What comes from outside is no operation.
         if operation.type == "Placeholder" or (call := following.call_of(body, operation.name)) is None:
@@ -110,16 +110,16 @@ def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
         # What replicas give each other is made in the scope of the first.
         planned, found_on = [_name(device) for device in placement.on(call.part)], _name(following.placed(operation))
         _expect(what, [found_on] if found_on in planned else planned, [found_on])
-        found[call.layer, backward] += 1
-    return found
+        counts[call.layer, backward] += 1
+    return counts
 
 
-def _expect(what: str, planned: list[str], found: list[str]) -> None:
-    if planned != found:
-        there = " and ".join(device or "no device" for device in found)
+def _expect(what: str, planned: list[str], places: list[str]) -> None:
+    if planned != places:
+        actual = " and ".join(device or "no device" for device in places)
         raise TrainingError(
             f"{what} on {' and '.join(planned)}, where its layer is planned",
-            f"it on {there}",
+            f"it on {actual}",
             "strategy.build.layout, or strategy=mirrored",
         )
 

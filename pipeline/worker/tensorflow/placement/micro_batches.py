@@ -20,7 +20,7 @@ KEY = "strategy.build.micro_batches"
 
 
 def use(model: keras.Model, sample: Batch, count: int) -> None:
-    """Has steps that train a built model call it on so many micro-batches of each batch, which is as `sample` is.
+    """Makes steps that train a built model call it on so many micro-batches of each batch, which is as `sample` is.
 
     Raises `ModelError` for one that they would train otherwise, or not at all.
     """
@@ -45,38 +45,38 @@ def use(model: keras.Model, sample: Batch, count: int) -> None:
 
 
 def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
-    """What calls the model in training on so many micro-batches, and gives what it gives for the whole batch."""
+    """Returns what calls the model in training on so many micro-batches, with the outputs of the whole batch."""
 
     def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
         piece = never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
-        given = call(piece, training=True)
+        outputs = call(piece, training=True)
         _expect_no_losses(model, count)
-        return keras.tree.map_structure(lambda leaf: _of(leaf, last - first), given)
+        return keras.tree.map_structure(lambda leaf: _of(leaf, last - first), outputs)
 
     def called(x: Batch, training: bool) -> Batch:
         if not training:
             return call(x, training=training)
         size = size_of(x)
         bounds = [size * number // count for number in range(count + 1)]
-        made = [one(x, first, last) for first, last in pairwise(bounds)]
-        return keras.tree.map_structure(lambda *leaves: _joined(leaves), *made)
+        pieces = [one(x, first, last) for first, last in pairwise(bounds)]
+        return keras.tree.map_structure(lambda *leaves: _joined(leaves), *pieces)
 
     return called
 
 
 def _of(leaf: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """The first so many examples, with their mask: what is more only stood for none."""
-    made, mask = leaf[:size], get_keras_mask(leaf)
+    examples, mask = leaf[:size], get_keras_mask(leaf)
     if mask is not None:
-        set_keras_mask(made, mask[:size])
-    return made
+        set_keras_mask(examples, mask[:size])
+    return examples
 
 
 def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:
-    made, masks = tf.concat(leaves, 0), [get_keras_mask(leaf) for leaf in leaves]
+    joined, masks = tf.concat(leaves, 0), [get_keras_mask(leaf) for leaf in leaves]
     if masks[0] is not None:
-        set_keras_mask(made, tf.concat(masks, 0))
-    return made
+        set_keras_mask(joined, tf.concat(masks, 0))
+    return joined
 
 
 def _expect_no_losses(model: keras.Model, count: int) -> None:

@@ -23,7 +23,7 @@ Creator = Callable[..., tf.Variable]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model is: the part of each unit, and the devices [replica, part]."""
+    """A model's place: the part of each unit, and the devices [replica, part]."""
 
     units: Sequence[Unit]
     parts: Sequence[int]
@@ -39,22 +39,22 @@ class Placement:
         parts = dict.fromkeys(map(id, _all_variables(model)), 0)
         parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
         slots = slots_of(optimizers(model))
-        return parts | {id(slot): parts[of] for of, own in slots.items() for slot in own}
+        return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
 
 
 def of(model: keras.Model) -> Placement | None:
-    """Where a model is that is laid over several devices; None for another."""
-    found: Placement | None = vars(model).get(KEPT_AS)
-    return found
+    """Returns the placement of a model that is laid over several devices; None for another."""
+    placement: Placement | None = vars(model).get(KEPT_AS)
+    return placement
 
 
 @contextlib.contextmanager
 def in_host_memory() -> Iterator[None]:
     """Inside, variables begin in the host's memory, which has room for a model that one device has none for."""
 
-    def creator(next_creator: Creator, **given: Any) -> tf.Variable:
+    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
         with tf.device("CPU:0"):
-            return next_creator(**given)
+            return next_creator(**options)
 
     with tf.variable_creator_scope(creator):
         yield
@@ -70,23 +70,23 @@ def place(
 
     Used outside `strategy.scope()`. Raises `UserError` for a layout that does not fit.
     """
-    found, parts = units(model), len(devices[0])
-    layers = [unit.layer for unit in found]
+    all_units, parts = units(model), len(devices[0])
+    layers = [unit.layer for unit in all_units]
     placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
-    made = Placement(found, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
-    at = made.of_variables(model)
+    placement = Placement(all_units, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
+    at = placement.of_variables(model)
     key, now = optimizers(model)[0]._var_key, dict[str, str]()
     for variable in _all_variables(model):
         before = key(variable)
-        _move(variable, strategy, made.on(at[id(variable)]))
+        _move(variable, strategy, placement.on(at[id(variable)]))
         now[before] = key(variable)
     for optimizer in optimizers(model):
         for one in within(optimizer):
             _rekey(one, now)
-    for unit, part in zip(found, placed, strict=True):
-        _call_on(unit, part, made)
-    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = made, made.following.followed
-    return made
+    for unit, part in zip(all_units, placed, strict=True):
+        _call_on(unit, part, placement)
+    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = placement, placement.following.followed
+    return placement
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -101,9 +101,9 @@ def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: S
     """Makes what a variable holds anew, on a device for each replica."""
     value, places = variable.numpy(), iter(devices)
 
-    def creator(next_creator: Creator, **given: Any) -> tf.Variable:
+    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
         with tf.device(next(places)):
-            return next_creator(**given)
+            return next_creator(**options)
 
     # Outside the strategy's own, so that it is asked for the variable of each replica.
     with tf.variable_creator_scope(creator), strategy.scope():
@@ -111,7 +111,7 @@ def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: S
 
 
 def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> None:
-    """Has an optimizer know variables that were made anew, which Keras looks up by keys of what they held."""
+    """Tells an optimizer of variables that were made anew, which Keras looks up by keys of what they held."""
     for name, kept in list(vars(optimizer).items()):
         if isinstance(kept, dict) and not now.keys().isdisjoint(kept):
             vars(optimizer)[name] = {now.get(key, key): value for key, value in kept.items()}
@@ -120,13 +120,13 @@ def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> Non
 
 
 def _call_on(unit: Unit, part: int, placement: Placement) -> None:
-    kept: Callable[..., Any] = unit.operation.call
+    call_inside: Callable[..., Any] = unit.operation.call
     devices, following = placement.on(part), placement.following
 
-    @functools.wraps(kept)
-    def call(*args: Any, **given: Any) -> Any:
+    @functools.wraps(call_inside)
+    def call(*args: Any, **named: Any) -> Any:
         with following.called(unit.layer.name, part, devices[following.replica]):
-            return kept(*args, **given)
+            return call_inside(*args, **named)
 
     # Past Keras's own setter: what is saved of a layer does not know of it.
     vars(unit.operation)["call"] = call

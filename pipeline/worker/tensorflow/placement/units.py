@@ -25,19 +25,19 @@ def units(model: keras.Model) -> list[Unit]:
 
     A layer that is called twice is placed where it comes first; so is a variable that two layers share.
     """
-    slots, found, known = slots_of(optimizers(model)), list[Unit](), set[int]()
+    slots, all_units, placed = slots_of(optimizers(model)), list[Unit](), set[int]()
     for name, operation in _operations(model, ""):
-        if id(operation) in known:
+        if id(operation) in placed:
             continue
-        own = [one for one in getattr(operation, "variables", ()) if id(one) not in known]
-        known |= {id(operation), *map(id, own)}
+        own = [one for one in getattr(operation, "variables", ()) if id(one) not in placed]
+        placed |= {id(operation), *map(id, own)}
         held = sum(bytes_of(one) for own_one in own for one in (own_one, *slots.get(id(own_one), ())))
         # A gradient is as large as its weight.
         held += sum(bytes_of(one) for one in own if one.trainable)
         begins = any(len(one.shape) > 1 for one in own if one.trainable)
         paths = tuple(one.path for one in own)
-        found.append(Unit(operation, tuple(own), Layer(name, held, _work(operation, own), begins, paths)))
-    return found
+        all_units.append(Unit(operation, tuple(own), Layer(name, held, _work(operation, own), begins, paths)))
+    return all_units
 
 
 def _operations(model: keras.Model, prefix: str) -> Iterator[tuple[str, keras.Operation]]:

@@ -1,0 +1,416 @@
+"""Two replicas train what one device trains, whatever a model's losses and metrics are, or what differs is told.
+
+One table holds what a model may have; `test_exact.py` has whole runs of every strategy, `test_equal.py` all that the
+page on equality lists, `benchmarks/differential.py` models that are drawn.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import sampled
+from keras import ops
+from whole import Fading, Largest, contrastive, deviation
+
+import pipeline
+from pipeline import strategies
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import metrics
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
+from pipeline.worker.tensorflow.step import many
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+DEVICES = ("CPU:0", "CPU:1")
+RANDOM = np.random.default_rng(11)
+X = RANDOM.normal(size=(61, 6)).astype("float32")
+Y = (X[:, :2] + RANDOM.normal(size=(61, 2)) * 0.1).astype("float32")
+WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
+CLASSES = RANDOM.integers(0, 3, 61)
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(DEVICES)
+
+
+class ScalarMean(keras.losses.Loss):
+    """One number for the batch, whatever its reduction says."""
+
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred))
+
+
+class ScalarSum(keras.losses.Loss):
+    """One number for the batch, a sum."""
+
+    def call(self, y_true, y_pred):
+        return ops.sum(ops.square(y_true - y_pred))
+
+
+def summed(y_true, y_pred):
+    return ops.sum(ops.square(y_true - y_pred))
+
+
+def by_example(y_true, y_pred):
+    return ops.sum(ops.abs(y_true - y_pred), -1)
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "summed": lambda: summed,
+    "meant": lambda: lambda y, p: ops.mean(ops.square(y - p)),
+    "by_example": lambda: by_example,
+    "scalar_mean": ScalarMean,
+    "scalar_sum": ScalarSum,
+    "mean_called_sum": lambda: ScalarMean(reduction="sum"),
+    "none": lambda: keras.losses.MeanSquaredError(reduction="none"),
+    "sum": lambda: keras.losses.MeanSquaredError(reduction="sum"),
+    "mean_by_weight": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    "cosine": keras.losses.CosineSimilarity,
+    "huber": lambda: "huber",
+}
+
+
+def many_headed() -> keras.Model:
+    """A head for each kind of loss."""
+    hidden = keras.layers.Dense(8, "tanh")(inputs := keras.Input((6,)))
+    model = keras.Model(inputs, {name: keras.layers.Dense(2, name=name)(hidden) for name in LOSSES})
+    weights = {name: 0.5 if name == "scalar_sum" else 1.0 for name in LOSSES}
+    model.compile(keras.optimizers.SGD(1e-4), {name: made() for name, made in LOSSES.items()}, loss_weights=weights)
+    return model
+
+
+class Adding(keras.layers.Layer):
+    """Adds something of its input to the loss, as `how` says."""
+
+    def __init__(self, how: str, **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+
+    def call(self, x, training=None):
+        squares = 1e-2 * ops.square(x)
+        if self.how == "sum":
+            self.add_loss(ops.sum(squares))
+        if self.how == "mean":
+            self.add_loss(ops.mean(squares))
+        if self.how == "by example":
+            self.add_loss(ops.sum(squares, -1))
+        if self.how == "in training" and training:
+            self.add_loss([ops.sum(squares), ops.mean(squares)])
+        if self.how == "as a whole":
+            self.add_loss(ops.square(ops.mean(x)))
+        return x
+
+
+def adding(*how: str, normalised: bool = False) -> keras.Model:
+    hidden = keras.layers.Dense(8, "tanh", activity_regularizer="l2", kernel_regularizer="l2")
+    x = hidden(inputs := keras.Input((6,)))
+    if normalised:
+        x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.ActivityRegularization(l1=1e-3)(x)
+    for kind in how:
+        x = Adding(kind, name=kind.replace(" ", "_"))(x)
+    return compiled(keras.Model(inputs, keras.layers.Dense(2)(x)), "mse")
+
+
+class Own(keras.Model):
+    """Computes its loss by itself."""
+
+    how = "sum"
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if self.how == "sum":
+            return summed(y, y_pred)
+        if self.how == "mean":
+            return ops.mean(ops.square(y - y_pred)) + ops.sum(self.losses)
+        if self.how == "both":
+            mean = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return mean + 0.1 * ops.mean(ops.square(y_pred))
+        return correlated(y, y_pred) + 0.1 * ops.mean(ops.square(x))
+
+
+def own(how: str) -> keras.Model:
+    x = Adding("sum")(keras.layers.Dense(8, "tanh")(inputs := keras.Input((6,))))
+    model = Own(inputs, keras.layers.Dense(2)(x))
+    model.how = how
+    return compiled(model, summed)
+
+
+def compiled(model: keras.Model, loss: Any) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.005, momentum=0.9), loss)
+    return model
+
+
+def plain(loss: Any, outputs: int = 2, flat: bool = False) -> keras.Model:
+    hidden = keras.layers.Dense(8, "tanh")(inputs := keras.Input((6,)))
+    outcome = keras.layers.Dense(1 if flat else outputs)(hidden)
+    return compiled(keras.Model(inputs, outcome[:, 0] if flat else outcome), loss)
+
+
+def correlated(y_true, y_pred):
+    """How far from correlated over the batch."""
+    left, right = y_true - ops.mean(y_true, 0), y_pred - ops.mean(y_pred, 0)
+    norm = ops.sqrt(ops.sum(left * left, 0) * ops.sum(right * right, 0) + 1e-6)
+    return 1.0 - ops.mean(ops.sum(left * right, 0) / norm)
+
+
+def in_order(y_true, y_pred):
+    return ops.mean(ops.abs(ops.sort(y_pred, 0) - ops.sort(y_true, 0)))
+
+
+def asking(how: str) -> Callable[[Any, Any], Any]:
+    """A loss that asks other replicas by itself: of each example beside those of all, of all, or for their number."""
+
+    def loss(y_true, y_pred):
+        replica = tf.distribute.get_replica_context()
+        if how == "count":
+            squares = ops.sum(ops.square(y_pred - ops.cast(ops.reshape(y_true, (-1, 1)), y_pred.dtype)))
+            return squares / replica.all_reduce("sum", ops.cast(ops.shape(y_pred)[0], y_pred.dtype))
+        labels, outputs = replica.all_gather(ops.reshape(y_true, (-1,)), 0), replica.all_gather(y_pred, 0)
+        mine, own = (labels, outputs) if how == "whole" else (ops.reshape(y_true, (-1,)), y_pred)
+        alike = ops.cast(ops.equal(mine[:, None], labels[None, :]), "float32")
+        near = ops.log_softmax(ops.matmul(own, ops.transpose(outputs)), -1)
+        return -ops.sum(alike * near, -1) / ops.sum(alike, -1)
+
+    return loss
+
+
+class Watching(keras.layers.Layer):
+    """Has metrics of its own, of examples and of a number for the batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.top, self.mean = Largest(name="top_inside"), keras.metrics.Mean(name="mean_inside")
+        self.batches = keras.metrics.Mean(name="mean_of_batches")
+        self.sums = keras.metrics.Mean(name="mean_of_sums")
+
+    def call(self, x):
+        self.top.update_state(None, x)
+        self.mean.update_state(x)
+        self.batches.update_state(ops.mean(x))
+        self.sums.update_state(ops.sum(x))
+        return x
+
+
+class Tracking(keras.Model):
+    """Has metrics of its own, as Keras's guides have them."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker, self.top = keras.metrics.Mean(name="tracked"), Largest(name="top_of_model")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.tracker.update_state(loss)
+        return loss
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.top.update_state(y, y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def measured(loss: Any = "mse", rate: float = 0.01) -> keras.Model:
+    x = Watching()(keras.layers.Dense(8, "tanh")(inputs := keras.Input((6,))))
+    made = Tracking(inputs, keras.layers.Dense(2)(x))
+    compiled = [
+        Largest(), Largest(start=-5.0, name="low"), Largest(aggregation="mean", name="mean"),
+        Largest(aggregation="only_first_replica", name="first"), Fading(), deviation, "mae",
+        keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score(), keras.metrics.CosineSimilarity(),
+    ]  # fmt: skip
+    weighted = [Fading(name="fading_too"), "mse"]
+    made.compile(keras.optimizers.SGD(rate), loss, metrics=compiled, weighted_metrics=weighted)
+    return made
+
+
+@dataclass
+class Case:
+    """A model, its labels, weights of examples, and how it is trained; of a batch of 20 the last has one example."""
+
+    make: Callable[[], keras.Model]
+    y: Any = field(default_factory=lambda: Y)
+    weights: Any = None
+    batch_size: int = 20
+    tolerance: float = 2e-6
+    strategy: str = "mirrored"
+    gather: bool = False
+    fits: int = 1
+
+
+def half(dtype: str, reduction: str) -> Case:
+    loss = keras.losses.MeanSquaredError(reduction=reduction, dtype=dtype)
+    return Case(lambda: plain(loss), tolerance=4e-3)
+
+
+def ignoring(**named: Any) -> Case:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    return Case(lambda: plain(loss, outputs=3), CLASSES, **named)
+
+
+def every_loss(**named: Any) -> Case:
+    return Case(many_headed, dict.fromkeys(LOSSES, Y), tolerance=1e-5, **named)
+
+
+ADDED = ("sum", "mean", "by example", "in training")
+# Losses of a batch as a whole, and their labels.
+WHOLE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "correlated": (lambda: plain(correlated), Y),
+    "in order": (lambda: plain(in_order), Y),
+    "contrastive": (lambda: plain(contrastive, outputs=4), CLASSES),
+    "of its own": (lambda: own("correlated"), Y),
+}
+EQUAL: dict[str, Case] = {
+    "every loss": every_loss(),
+    "every loss, weighed": every_loss(weights=WEIGHTS),
+    "float16 sum": half("float16", "sum"),
+    "bfloat16 mean": half("bfloat16", "sum_over_batch_size"),
+    "one output a number": Case(lambda: plain(keras.losses.MeanSquaredError(reduction="sum"), flat=True), Y[:, 0]),
+    "ignored labels": ignoring(),
+    "ignored labels, weighed": ignoring(weights=WEIGHTS),
+    "added": Case(lambda: adding(*ADDED)),
+    "added, normalised": Case(lambda: adding(*ADDED, normalised=True)),
+    **{f"own {how}": Case(lambda how=how: own(how)) for how in ("sum", "mean", "both")},
+    **{f"gathered {name}": Case(make, y, gather=True) for name, (make, y) in WHOLE.items()},
+    **{
+        f"asking for {how}{', gathered' * gather}": Case(
+            lambda how=how: plain(asking(how), outputs=4), CLASSES, gather=gather
+        )
+        for how in ("pairs", "whole", "count")
+        for gather in (False, True)
+    },
+    "metrics of a sum": Case(
+        lambda: measured(keras.losses.MeanSquaredError(reduction="sum"), 5e-4), weights=WEIGHTS, tolerance=1e-5
+    ),
+    **{
+        f"metrics under {strategy}": Case(measured, weights=WEIGHTS, strategy=strategy, tolerance=1e-5, fits=2)
+        for strategy in ("mirrored", "central_storage")
+    },
+}
+QUICK = ("float16 sum", "one output a number", "added, normalised", "asking for pairs")
+
+
+def trained(case: Case, strategy: tf.distribute.Strategy) -> tuple[dict[str, list[float]], keras.Model, list[str]]:
+    """(history, model, what was warned of) after two epochs and validations."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = case.make()
+    held_out = keras.tree.map_structure(lambda values: values[:37], (X, case.y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(case.fits):
+            history = pipeline.fit(
+                model, X, case.y, sample_weight=case.weights, batch_size=case.batch_size, epochs=2, verbose=0,
+                shuffle=False, validation_data=held_out, gather=case.gather,
+            )  # fmt: skip
+    assert not any("update_state" in vars(metric) for metric in model.metrics)
+    notes = [str(warning.message) for warning in caught if "Expected" in str(warning.message)]
+    return history.history, model, notes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sampled(sorted({*EQUAL} - {*QUICK}), 10))],
+)
+def test_two_replicas_train_what_one_device_trains_and_nothing_is_told(name):
+    case = EQUAL[name]
+    history, model, notes = trained(case, getattr(strategies, case.strategy)(DEVICES))
+    reference, one, _ = trained(case, tf.distribute.get_strategy())
+    for key, values in reference.items():
+        np.testing.assert_allclose(history[key], values, rtol=case.tolerance, atol=case.tolerance, err_msg=key)
+    for weight, expected in zip(model.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=0, atol=case.tolerance)
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("case", "what", "instead"),
+    [
+        (Case(lambda: adding("as a whole")), "what as_a_whole adds to the loss", ""),
+        *(
+            pytest.param(
+                Case(make, y, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow
+            )
+            for (make, y), words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)
+        ),
+    ],
+    ids=["added", *WHOLE],
+)
+def test_a_loss_of_the_batch_as_a_whole_is_told_of(mirrored, case, what, instead):
+    _, _, (note,) = trained(case, mirrored)
+    assert f"received {what}" in note
+    assert instead in note
+
+
+class Sampling(keras.Model):
+    """A variational autoencoder: draws random numbers, drops out, and adds a sum and a mean to the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = keras.layers.Dense(4), keras.layers.Dense(6)
+        self.dropout, self.seeds = keras.layers.Dropout(0.3), keras.random.SeedGenerator(1)
+        self.divergence = keras.metrics.Mean(name="divergence")
+
+    def call(self, x, training=None):
+        mean, scale = ops.split(self.encoder(self.dropout(x, training=training)), 2, axis=-1)
+        divergence = -0.5 * ops.sum(1 + scale - ops.square(mean) - ops.exp(scale))
+        drawn = mean + ops.exp(0.5 * scale) * keras.random.normal(ops.shape(mean), seed=self.seeds)
+        made = self.decoder(drawn)
+        self.add_loss([divergence, ops.mean(ops.square(x - made))])
+        self.divergence.update_state(divergence)
+        return made
+
+
+def test_chance_does_not_hide_how_a_loss_scales(mirrored):
+    def make() -> keras.Model:
+        model = Sampling()
+        model.compile("sgd")
+        return model
+
+    told: list[str] = []
+    model, _ = build.model(make, mirrored, (tf.zeros((2, 6)),), note=told.append)
+    assert losses.rules_of(model).added == dict.fromkeys((True, False), (Reduction.SUM, Reduction.MEAN))
+    assert told == []
+    # One number for the batch, whose mean over batches is no sum over examples.
+    assert metrics.on_whole(model) == [model.divergence]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_a_loss_over_pairs_that_masks_examples_is_told_of_and_one_that_ignores_labels_is_not(mirrored, reduction):
+    told: list[str] = []
+    for loss in (
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, reduction=reduction),
+        keras.losses.Circle(reduction=reduction),
+    ):
+        assert told == []
+        batch = (tf.zeros((2, 6)), tf.zeros(2, tf.int32))
+        build.model(lambda made=loss: plain(made, outputs=3), mirrored, batch, note=told.append)
+    assert "received the loss circle, which depends on the batch as a whole" in told[0]
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "central_storage"])
+def test_each_replica_draws_a_dropout_mask_of_its_own_and_the_first_that_of_one_device(kind):
+    def masks(strategy: tf.distribute.Strategy) -> np.ndarray:
+        """[step, replica, unit] of three steps."""
+        replicas = strategy.num_replicas_in_sync
+        with strategy.scope():
+            dropout = keras.layers.Dropout(0.5, seed=7)
+
+        def draw(examples: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            place = tf.one_hot(context.replica_id_in_sync_group, replicas)[:, None]
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, place * dropout(batch, training=True))
+
+        batches = (tf.constant(float(replicas)), (tf.ones((1, 32)),) * replicas)
+        drawn, *_ = many(strategy, draw)(iter(tf.data.Dataset.from_tensors(batches).repeat()), tf.constant(3))
+        return drawn.numpy()
+
+    drawn, alone = masks(getattr(strategies, kind)(DEVICES)), masks(strategies.one_device(DEVICES[:1]))
+    np.testing.assert_array_equal(drawn[:, 0], alone[:, 0])
+    assert len({mask.tobytes() for step in drawn for mask in step}) == 6
