@@ -20,8 +20,8 @@ from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.custom_steps import step as own_step
-from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.step import optimizers
@@ -50,7 +50,7 @@ def loop_over(
     model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
     examples = len(tf.nest.flatten(part)[0])
     layout = Layout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
-    made = Loop if own_step.of(model) is None else OwnLoop
+    made = Loop if custom_step.of(model) is None else CustomLoop
     return made(
         model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective, gather=gather
     ), collective

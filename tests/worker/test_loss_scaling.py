@@ -378,7 +378,7 @@ def test_chance_does_not_hide_how_a_loss_scales(mirrored):
     assert losses.rules_of(model).added == dict.fromkeys((True, False), (Reduction.SUM, Reduction.MEAN))
     assert told == []
     # One number for the batch, whose mean over batches is no sum over examples.
-    assert metrics.on_whole(model) == [model.divergence]
+    assert metrics.on_global_batch(model) == [model.divergence]
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])

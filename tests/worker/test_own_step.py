@@ -14,8 +14,8 @@ from pipeline import strategies
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.custom_steps import step as own_step
-from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.loop import Data
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
@@ -40,9 +40,9 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
     def data(part: Any, shuffle: bool) -> Data:
         return Data(part, Layout(global_batch, replicas, 0, replicas, (len(part[0]),)), shuffle, 0)
 
-    known = own_step.of(model)
+    known = custom_step.of(model)
     assert known is not None
-    loop = OwnLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None, outputs)
+    loop = CustomLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None, outputs)
     epochs, losses = [], []
     for _ in range(EPOCHS):
         loop.reset_metrics()

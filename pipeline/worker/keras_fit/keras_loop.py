@@ -27,7 +27,7 @@ from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
-from pipeline.worker.tensorflow.loss_scaling.metrics import on_whole
+from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
 
 
 class KerasLoop(Loop):
@@ -95,7 +95,7 @@ class KerasLoop(Loop):
     @property
     def step_by_step(self) -> bool:
         """Do processes exchange whole global batches of any size, for which each call must make a single step?"""
-        return not self.alone and (self.gather or bool(on_whole(self.model)) or asks_others(self.model))
+        return not self.alone and (self.gather or bool(on_global_batch(self.model)) or asks_others(self.model))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -17,8 +17,8 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
-from pipeline.worker.tensorflow.custom_steps import build as own_build
-from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps import build as custom_build
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 
@@ -57,7 +57,7 @@ def model(
         made = make()
         check_made(made)
         _check_distribution()
-        if own_step.has_own(made):
+        if custom_step.has_own(made):
             _check_own(made, strategy)
         for text in _unheeded(made):
             note(text)
@@ -136,9 +136,9 @@ def ready(
 
     What cannot be made so goes to `note`; with `gather` losses are computed on the whole global batch.
     """
-    own = own_step.has_own(made)
+    own = custom_step.has_own(made)
     if own:
-        own_build.build(made, batch, arrays)
+        custom_build.build(made, batch, arrays)
     else:
         with building.in_words(made, batch):
             _build_compiled(made, batch)
@@ -155,7 +155,7 @@ def ready(
     if strategy.num_replicas_in_sync > 1:
         for text in probing.find(made, batch, gather):
             note(text)
-        metrics.count_on_whole(made, batch)
+        metrics.count_on_global_batch(made, batch)
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
         _check_metrics(made, batch)
     return outputs
@@ -200,10 +200,10 @@ def _ready_own(
     if gather:
         note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
     if strategy.num_replicas_in_sync > 1:
-        if (text := own_build.sums_over_examples(made, batch)) is not None:
+        if (text := custom_build.sums_over_examples(made, batch)) is not None:
             note(text)
-        if own_step.can_be_called(made):
-            metrics.count_on_whole(made, batch)
+        if custom_step.can_be_called(made):
+            metrics.count_on_global_batch(made, batch)
     return []
 
 
@@ -263,13 +263,13 @@ def _compile(
         ]
         if made.compiled and not asked:
             return
-        if own_step.has_own(made) or not _takes_what_keras_does(made.compile):
+        if custom_step.has_own(made) or not _takes_what_keras_does(made.compile):
             raise ModelError(
                 f"{type(made).__name__}, whose compile is its own, to be compiled in model.build",
                 " and ".join(asked) or "one that is not compiled",
                 "arguments of model.build for what compile takes",
             )
-    compile_chosen(made, optimizer, learning_rate, loss, metrics, own_step.has_own(made))
+    compile_chosen(made, optimizer, learning_rate, loss, metrics, custom_step.has_own(made))
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:

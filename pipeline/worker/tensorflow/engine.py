@@ -39,9 +39,9 @@ from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, remat, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.custom_steps import loop as own_loop
-from pipeline.worker.tensorflow.custom_steps import step as own_step
-from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
+from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.devices import (
     devices_by_replica,
     make_strategy,
@@ -253,11 +253,11 @@ class Work:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         loop = Loop
-        if (own := own_step.of(model)) is not None:
-            loop = OwnLoop
+        if (own := custom_step.of(model)) is not None:
+            loop = CustomLoop
             if first is not None and own.test is None:
                 first, rest = None, None
-                self._notes.add(own_loop.not_validated(model, own, plan.checkpoint.best))
+                self._notes.add(custom_loop.not_validated(model, own, plan.checkpoint.best))
         return loop(
             model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective,
             plan.training.gather,

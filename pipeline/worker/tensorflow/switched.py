@@ -20,7 +20,7 @@ from pipeline.worker.input.part import Batch, Batches, Step
 from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 
@@ -149,7 +149,7 @@ class _Copy:
     def __init__(
         self, model: keras.Model, under: tf.distribute.Strategy, batch: Batch, always_fed: bool, static: bool
     ) -> None:
-        self._steps = own_step.training_steps(model, under, ALONE, 32, always_fed, static)
+        self._steps = custom_step.training_steps(model, under, ALONE, 32, always_fed, static)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.

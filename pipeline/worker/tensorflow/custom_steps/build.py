@@ -15,7 +15,7 @@ from pipeline.private_keras import compute_output_spec
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.step import OwnSteps, Returned, flattened, given, of
+from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.reduction import (
@@ -65,7 +65,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
             raise
         untested = str(error) if error.__cause__ is None else reason(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
-    vars(model)[CUSTOM_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
+    vars(model)[CUSTOM_AS] = CustomSteps(tuple(look.applied), arrays, train, test, untested)
 
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:

@@ -13,17 +13,17 @@ from pipeline.worker.input.part import Batches
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.step import Returned
 from pipeline.worker.tensorflow.loop import Loop, Results
 
 
-class OwnLoop(Loop):
+class CustomLoop(Loop):
     """A loop whose metrics are all that the last step gave back, as Keras logs it: results of metrics as they have run
     on, and other values as they were in the last step.
     """
 
-    _training_steps = staticmethod(own_step.training_steps)
+    _training_steps = staticmethod(custom_step.training_steps)
     # Is what is asked for that of validation? And values of the last step of training, and of validation.
     _validating = False
     _last = _last_held_out = np.zeros(0, np.float32)
@@ -58,8 +58,8 @@ class OwnLoop(Loop):
         super().set_metrics_state(state)
 
     @property
-    def _own(self) -> own_step.OwnSteps:
-        own = own_step.of(self.model)
+    def _own(self) -> custom_step.CustomSteps:
+        own = custom_step.of(self.model)
         assert own is not None, "a model with steps of its own"
         return own
 
@@ -89,7 +89,7 @@ class OwnLoop(Loop):
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
         assert layout is not None, "a run knows its data"
         padded = layout.last == "padded"
-        return own_step.validation_steps(
+        return custom_step.validation_steps(
             self.model, self.strategy, self.collective, layout.always_fed, padded, layout.global_batch
         )
 
@@ -99,7 +99,7 @@ class OwnLoop(Loop):
         return values[:, :1], sizes
 
 
-def not_validated(model: keras.Model, own: own_step.OwnSteps, best: str | None) -> str:
+def not_validated(model: keras.Model, own: custom_step.CustomSteps, best: str | None) -> str:
     """Returns a note that nothing evaluates the model; raises `ModelError` where a value of it is to be `best`."""
     why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
     if best is not None and best.startswith("val_"):

@@ -44,7 +44,7 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class OwnSteps:
+class CustomSteps:
     """A model's own steps: the optimizers that they apply, and what they return.
 
     `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`. `sums`:
@@ -79,9 +79,9 @@ def has_own(model: keras.Model) -> bool:
     return any(is_own(model, name) for name in ("train_step", "test_step"))
 
 
-def of(model: keras.Model) -> OwnSteps | None:
+def of(model: keras.Model) -> CustomSteps | None:
     """Returns a built model's own steps; None where they are Keras's."""
-    own: OwnSteps | None = vars(model).get(steps.CUSTOM_AS)
+    own: CustomSteps | None = vars(model).get(steps.CUSTOM_AS)
     return own
 
 
@@ -170,7 +170,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
         yield
 
 
-def _known(model: keras.Model) -> OwnSteps:
+def _known(model: keras.Model) -> CustomSteps:
     own = of(model)
     assert own is not None, "a model's own steps are looked at when it is built"
     return own

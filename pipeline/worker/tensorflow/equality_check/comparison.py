@@ -21,7 +21,8 @@ from pipeline.worker.input.passes import Place
 from pipeline.worker.keras_fit.agree import texts
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.equality_check.custom_trial import CustomTrials
 from pipeline.worker.tensorflow.equality_check.differences import (
     TOLERANCES,
     Rows,
@@ -29,7 +30,6 @@ from pipeline.worker.tensorflow.equality_check.differences import (
     differences,
     first_layer,
 )
-from pipeline.worker.tensorflow.equality_check.own_trial import OwnTrials
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 from pipeline.worker.tensorflow.loop import Loop
@@ -79,8 +79,8 @@ class _Comparison:
 
     def __init__(self, loop: Loop, collective: Pausable[Addend], where: Place) -> None:
         self._loop, self._collective, self._where = loop, collective, where
-        self._own = own_step.of(loop.model)
-        self._trials = Trials(loop, collective) if self._own is None else OwnTrials(loop, collective)
+        self._own = custom_step.of(loop.model)
+        self._trials = Trials(loop, collective) if self._own is None else CustomTrials(loop, collective)
         layers = loop.model._flatten_layers()
         self._layers = len(layers)
         loosest = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
@@ -186,12 +186,13 @@ class _Comparison:
         """Calls something in this process. Raises `ModelError` in all processes where it failed in one."""
         try:
             result, failure = what(), ""
-        except TimeoutError:
-            failure = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
         except Exception as error:
             if lost_a_peer(error):
                 raise
             failure = explain(error) or type(error).__name__
+            # One of the system's has a number.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                failure = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
         for text in self._told(failure):
             if text:
                 raise ModelError(text)

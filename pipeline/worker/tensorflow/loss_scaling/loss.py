@@ -84,7 +84,7 @@ def weighted(
         x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
     at_once = contextlib.nullcontext() if whole is None else as_one_device()
-    with at_once, traced(share, training, as_is=is_sum, on_whole=whole is not None) as values:
+    with at_once, traced(share, training, as_is=is_sum, on_global_batch=whole is not None) as values:
         total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
     if is_sum or (whole is None and len(total.shape)):
@@ -109,9 +109,9 @@ def call(model: keras.Model, x: Batch, training: bool) -> Batch:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
-def is_on_whole() -> bool:
+def is_on_global_batch() -> bool:
     """True while a loss of the step that is traced is computed on the global batch."""
-    return _tracing.values is not None and _tracing.on_whole
+    return _tracing.values is not None and _tracing.on_global_batch
 
 
 @dataclass
@@ -140,7 +140,7 @@ class _Tracing(threading.local):
     values: list[tf.Tensor] | None = None
     training = True
     # Are losses left as they are, because they are summed or because they are the global batch's?
-    as_is = on_whole = False
+    as_is = on_global_batch = False
     # Is it tried, without other replicas?
     alone = False
     # `reduced`: rank and mask before Keras's reduction. `weighed`: maps this replica's sum or mean of weights to the
@@ -154,12 +154,12 @@ _tracing = _Tracing()
 
 @contextlib.contextmanager
 def traced(
-    share: tf.Tensor, training: bool, as_is: bool = False, on_whole: bool = False, alone: bool = False
+    share: tf.Tensor, training: bool, as_is: bool = False, on_global_batch: bool = False, alone: bool = False
 ) -> Iterator[list[tf.Tensor]]:
     """Inside, losses are brought to the rule for a replica with that share; gives those of each of several outputs."""
     values: list[tf.Tensor] = []
     _tracing.share, _tracing.values, _tracing.training = share, values, training
-    _tracing.as_is, _tracing.on_whole, _tracing.alone = as_is, on_whole, alone
+    _tracing.as_is, _tracing.on_global_batch, _tracing.alone = as_is, on_global_batch, alone
     try:
         yield values
     finally:
@@ -246,11 +246,11 @@ class ExactLoss:
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
             return self.loss(y_true, y_pred, sample_weight)
-        apart = self._collective.replicas > 1 and not (_tracing.as_is or _tracing.on_whole or _tracing.alone)
+        apart = self._collective.replicas > 1 and not (_tracing.as_is or _tracing.on_global_batch or _tracing.alone)
         _tracing.reduced, _tracing.weighed = None, self._weighed if apart else None
         value = self.loss(y_true, y_pred, sample_weight)
         _tracing.weighed = None
-        part = None if _tracing.on_whole else self._part(y_pred, sample_weight)
+        part = None if _tracing.on_global_batch else self._part(y_pred, sample_weight)
         scaled = value
         if part is not None:
             scaled = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)

@@ -56,7 +56,7 @@ def _own(model: keras.Model) -> list[keras.metrics.Metric]:
     return [metric for metric in of_model(model) if not any(metric is other for other in inner)]
 
 
-def count_on_whole(model: keras.Model, batch: Batch) -> None:
+def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     """Shows the global batch to those metrics of a built model whose states replicas cannot add."""
     given_back(model)
     tries = [_updates(model, batch, seed) for seed in SEEDS]
@@ -67,7 +67,7 @@ def count_on_whole(model: keras.Model, batch: Batch) -> None:
     numbers = {id(metric): updates.numbers() for metric, updates in tries[0]}
     for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
-        vars(metric)["update_state"] = _OnWhole(metric, _fresh(metric), numbers.get(id(metric), ()))
+        vars(metric)["update_state"] = _OnGlobalBatch(metric, _fresh(metric), numbers.get(id(metric), ()))
 
 
 def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
@@ -75,21 +75,21 @@ def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
     return _not_added([_updates(model, batch, seed) for seed in SEEDS], over_examples=False)
 
 
-def on_whole(model: keras.Model) -> list[keras.metrics.Metric]:
+def on_global_batch(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics that see the whole global batch."""
-    return [metric for metric in of_model(model) if isinstance(vars(metric).get("update_state"), _OnWhole)]
+    return [metric for metric in of_model(model) if isinstance(vars(metric).get("update_state"), _OnGlobalBatch)]
 
 
 def given_back(model: keras.Model) -> None:
     """Gives metrics back to Keras."""
-    for metric in on_whole(model):
+    for metric in on_global_batch(model):
         vars(metric).pop("update_state")
 
 
 def reset(model: keras.Model, chief: bool) -> None:
     """Begins the metrics anew; the first replica of the first process, `chief`, has what others add nothing to."""
     model.reset_metrics()
-    for metric in on_whole(model):
+    for metric in on_global_batch(model):
         for variable, value in zip(metric.variables, vars(metric)["update_state"].fresh, strict=True):
             if np.any(value):
                 put(variable, value, chief)
@@ -161,7 +161,7 @@ class CountedApart:
         self._values = {id(variable): scope.get_current_value(variable) for variable in self._variables}
 
 
-class _OnWhole:
+class _OnGlobalBatch:
     """A metric's `update_state`, with the examples of all replicas."""
 
     def __init__(self, metric: keras.metrics.Metric, fresh: State, numbers: Sequence[Reduction | None]) -> None:
@@ -198,7 +198,7 @@ class _OnWhole:
         whole.numbers[id(self)] += 1
         is_sum = place < len(self._numbers) and self._numbers[place] is Reduction.SUM
         # A loss of the whole is the same on all replicas, whose shares add up to one.
-        return whole.summed(value, is_sum and not losses.is_on_whole())
+        return whole.summed(value, is_sum and not losses.is_on_global_batch())
 
 
 def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.Tensor) -> None:

@@ -20,7 +20,7 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import result_of, values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.equality_check.trial import (
@@ -50,17 +50,17 @@ class _Trace:
     outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
-class OwnTrials:
+class CustomTrials:
     """Steps of a loop that is built and has not begun, of a model whose steps are its own."""
 
     # Always: a person's own code need not bear to be given none.
     with_gradients = True
 
     def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
-        own = own_step.of(loop.model)
+        own = custom_step.of(loop.model)
         assert own is not None, "a model with steps of its own"
         self._loop, self._collective, self._model, self._own = loop, collective, loop.model, own
-        self._step = own_step.training_step(loop.model, collective, 32, False, False)
+        self._step = custom_step.training_step(loop.model, collective, 32, False, False)
         loop.reset_metrics()
 
     def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
