@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import own
 import pytest
+import whole
 from conftest import QUICK, Ran, sampled
 
 # What is compared before training is another test's, and takes a fifth of a run.
@@ -163,7 +164,11 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     assert runs[0] == runs[1]
 
 
-WHOLE = ("model.build._target_=whole.embedder", "data.build._target_=whole.grouped", "train.global_batch=16")
+# Named by the module, which registers what its models are saved with.
+WHOLE = (
+    *(f"{part}.build._target_={whole.__name__}.{name}" for part, name in (("model", "embedder"), ("data", "grouped"))),
+    "train.global_batch=16",
+)
 
 
 @pytest.mark.slow
@@ -182,8 +187,8 @@ def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     asked = (*QUICK, f"strategy={strategy}", "workers=2", *WHOLE, "train.gather=true", "train.steps_per_call=1",
              "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
-    whole = pipeline(*asked, "train.epochs=2", "resume=never")
-    assert whole.code == 0, whole.err
+    uninterrupted = pipeline(*asked, "train.epochs=2", "resume=never")
+    assert uninterrupted.code == 0, uninterrupted.err
     mark = tmp_path / "died"
     died = pipeline(
         *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: whole.Dies, mark: {mark}}}]"
