@@ -36,12 +36,11 @@ from pipeline.worker.pace import Pace
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
-from pipeline.worker.tensorflow import build, remat, static, tables
+from pipeline.worker.tensorflow import build, remat, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
-from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.devices import (
     devices_by_replica,
     make_strategy,
@@ -60,7 +59,6 @@ from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
-from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.tensorflow.switched import Switched
 from pipeline.worker.training import Preempted
 
@@ -199,7 +197,7 @@ class Work:
         self._tell(
             events.Built(
                 parameters=model.count_params(),
-                state_bytes=variables.state_bytes(model, optimizers(model)),
+                state_bytes=variables.state_bytes(model, step.optimizers(model)),
                 normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
                 input_shape=shape,
                 input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
@@ -254,7 +252,7 @@ class Work:
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         loop = Loop
         if (own := custom_step.of(model)) is not None:
-            loop = CustomLoop
+            loop = custom_loop.CustomLoop
             if first is not None and own.test is None:
                 first, rest = None, None
                 self._notes.add(custom_loop.not_validated(model, own, plan.checkpoint.best))
@@ -360,7 +358,7 @@ class Work:
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)
         if loop.chief and self._plan.training.save:
-            for optimizer in optimizers(loop.model):
+            for optimizer in step.optimizers(loop.model):
                 rates.unscaled(optimizer)
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
