@@ -137,10 +137,10 @@ def examples(name):
     return generator.random((EXAMPLES, 12, 12, 1), np.float32), generator.integers(0, 10, EXAMPLES).astype(np.int32)
 
 
-def trained(name, replicas, parts, folder, micro_batches=None):
+def trained(name, replicas, parts, folder, pieces=None):
     """What a model came to on so many devices."""
     adam = ADAM
-    if micro_batches is not None:
+    if pieces is not None:
         # A kernel's gradient is added up in another order: where it is near 0, Adam would make whole steps of that.
         adam = ADAM | {"config": ADAM["config"] | {"epsilon": 0.1}}
     keras.utils.clear_session()
@@ -151,8 +151,8 @@ def trained(name, replicas, parts, folder, micro_batches=None):
     with place.in_host_memory():
         model, outputs = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
     placement = place.place(model, strategy, devices) if parts > 1 else None
-    if (micro_batches or 1) > 1:
-        micro_batches.use(model, batches.spec(arrays), micro_batches)
+    if (pieces or 1) > 1:
+        micro_batches.use(model, batches.spec(arrays), pieces)
     data = Data(arrays, Layout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
     loop = Loop(model, strategy, data, data, outputs)
     found = {}
