@@ -19,7 +19,7 @@ from pipeline.worker.loop import TrainingError
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.placement import listing, place
+from pipeline.worker.tensorflow.placement import listing, micro_batches, place
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
