@@ -27,9 +27,8 @@ from hydra.errors import HydraException
 
 from pipeline.commands.verbs import VERBS
 from pipeline.config import config, shipped
-from pipeline.config.composing import options
+from pipeline.config.command_line import check_override, options
 from pipeline.config.instead import LAYOUT, find
-from pipeline.config.overrides import check_overrides
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
@@ -152,7 +151,9 @@ def _is_taken(said: str) -> bool:
         given = options(typed).overrides
         whole = [one for one in given if one.partition("=")[2].strip("'") not in PLACEHOLDERS]
         parsed = OverridesParser.create().parse_overrides(whole)
-        check_overrides([one for one in parsed if not one.is_sweep_override()], Config, {**CHOICES}.__contains__)
+        for one in parsed:
+            if not one.is_sweep_override():
+                check_override(one, Config, one.key_or_group in CHOICES)
     except (UserError, HydraException):
         return False
     keys_there = all(not find(one.partition("=")[0].lstrip("+"))[3] or ".build." in one or "options" in one

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config import config as configs
-from pipeline.config.composing import Composer, options, where_configs_are
+from pipeline.config.command_line import options, where_configs_are
+from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.launch import signals

@@ -13,9 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.instead import in_shell, usual
-from pipeline.config.json import Json
-from pipeline.config.messages import LISTS, explain, in_words
-from pipeline.config.schema import COMPOSED, Config, PrepareConfig
+from pipeline.config.messages import LISTS, in_words, refusal
+from pipeline.config.schema import COMPOSED, Config, Json, PrepareConfig
 from pipeline.config.shipped import folder as folder
 from pipeline.errors import UserError
 
@@ -83,7 +82,7 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
                 _leave_behind(plain[group], _typed_in(group, typed))
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
     except OmegaConfBaseException as error:
-        raise UserError(explain(error, schema)) from error
+        raise refusal(error, schema) from error
     assert isinstance(config, schema)
     _check_items(config, schema)
     return config

@@ -6,19 +6,24 @@ planned". The classes are mutable because Hydra composes into them; what comes o
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, part_of
+from pipeline.errors import UserError
+
+# What YAML and JSON files hold, as types: a value, and an object with keys.
+if TYPE_CHECKING:
+    Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+else:
+    Json = Any  # OmegaConf, which reads the schema's annotations as the program runs, knows no recursive types
+Object = dict[str, Json]
 
 # Where Hydra puts the points of a named sweep, which are numbered anew by each command.
 COMPOSED = ".composed"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-WITH_PASSWORD = (
-    "Expected tracking.uri without a user and password, which would end up in files, received one with them. "
-    "Try the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
-)
 
 
 class Mode(Enum):
@@ -363,20 +368,32 @@ class PrepareConfig:
 
 
 def holds_password(uri: object) -> bool:
-    """Does the address of a tracking server hold a user and password?"""
+    """True if the address of a tracking server holds a user and password."""
     return "@" in str(uri or "")
 
 
-def wrong_name(key: str, name: str) -> str | None:
-    """Returns what is wrong with a name by which a folder is called; None where nothing is.
+def check_password(uri: object) -> None:
+    """Refuses a tracking server's address that holds a user and password. Raises `UserError`."""
+    if holds_password(uri):
+        raise UserError(
+            "tracking.uri without a user and password, which would end up in files",
+            "one with them",
+            "the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
 
-    >>> wrong_name("sweep.name", "a b/c").partition("Try ")[2]
-    'sweep.name=a_b_c.'
+
+def check_name(key: str, name: str) -> None:
+    """Refuses a name by which no folder can be called. Raises `UserError`.
+
+    >>> check_name("sweep.name", "a b/c")
+    Traceback (most recent call last):
+    pipeline.errors.UserError: Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', \
+received a b/c. Try sweep.name=a_b_c.
     """
-    if NAME.fullmatch(name):
-        return None
-    near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
-    return (
-        f"Expected {key} to be a folder's name of letters, digits, '.', '_' and '-', received "
-        f"{name.strip() or 'nothing'}. Try {key}={near}."
-    )
+    if NAME.fullmatch(name) is None:
+        near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
+        raise UserError(
+            f"{key} to be a folder's name of letters, digits, '.', '_' and '-'",
+            name.strip() or "nothing",
+            f"{key}={near}",
+        )

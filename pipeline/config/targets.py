@@ -12,11 +12,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.json import Json
 from pipeline.config.near import elsewhere, near
+from pipeline.config.schema import Json
 from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -138,6 +141,44 @@ def _import(target: str, key: str) -> Callable[..., object]:
         raise UserError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
     function: Callable[..., object] = found
     return function
+
+
+def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
+    """What `name` stands for: of `ours` (names to "module:attribute"), or an entry point of the group `pipeline.KIND`.
+
+    `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
+    """
+    offered = check_offer(kind, name, key, ours, instead)
+    if name in ours:
+        module, _, attribute = ours[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    try:
+        return offered[name].load()
+    except Exception as error:
+        raise UserError(
+            f"{offered[name].value}, which a package offers as {key}={name}, to be there",
+            f"{type(error).__name__}: {error}",
+            f"{instead}, or install that package again",
+        ) from error
+
+
+def check_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, "EntryPoint"]:
+    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` where nothing is.
+
+    Imports nothing of theirs.
+    """
+    if name in ours:
+        return {}
+    # Reads a file of each package that is installed.
+    from importlib import metadata
+
+    offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
+    if name not in offered:
+        names = ", ".join(sorted({*ours, *offered})) or "none is installed"
+        closest = near(name, [*ours, *offered])
+        instead = f"{key}={closest[0]}" if closest else instead
+        raise UserError(f"{key} to be one that is there ({names})", name, f"{instead}")
+    return offered
 
 
 def _check_one(

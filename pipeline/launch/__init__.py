@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
+from pipeline.config.targets import load_offer
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import Cancelled, LaunchError
 from pipeline.launch.steady import Steady
@@ -146,7 +146,7 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
     `detach`: its processes are to outlive this command.
     """
     ours = CLUSTERS | ({"local": DETACHED} if detach else {})
-    made = find("clusters", config.name, "cluster", ours, "cluster=local")
+    made = load_offer("clusters", config.name, "cluster", ours, "cluster=local")
     if detach and config.name not in OUTLIVING:
         raise LaunchError(
             f"a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for launch.detach=true",

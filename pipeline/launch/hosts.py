@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config.json import Object
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import machine
 from pipeline.launch.agents.alike import FILES, LOCK, PACKAGE, alike
 from pipeline.launch.agents.conductor import Known

@@ -5,16 +5,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from pipeline.config.json import Json
 from pipeline.config.near import near
 from pipeline.config.schema import (
-    WITH_PASSWORD,
     Config,
     DataConfig,
     Exchange,
+    Json,
     Store,
     TrainConfig,
-    holds_password,
+    check_password,
 )
 from pipeline.errors import UserError
 from pipeline.plan.collectives import check_collective
@@ -250,8 +249,7 @@ def _check_cluster_and_tracking(config: Config) -> None:
         raise UserError("cluster.base_port between 1 and 65535", base_port, "cluster.base_port=null")
     _check_host(config.cluster.host)
     uri = config.tracking.uri
-    if holds_password(uri):
-        raise UserError(WITH_PASSWORD)
+    check_password(uri)
     if config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""):
         raise UserError(
             "tracking.uri to be an MLflow server's address",

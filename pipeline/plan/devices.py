@@ -2,8 +2,7 @@
 
 import re
 
-from pipeline.config.json import Object
-from pipeline.config.schema import Baseline, Config, Kind, Precision
+from pipeline.config.schema import Baseline, Config, Kind, Object, Precision
 from pipeline.errors import UserError
 from pipeline.plan.batches import left_out
 from pipeline.plan.machine import Machine

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, facts, fields_of, flat, key_of, part_of, unflat
+from pipeline.config.schema import Json, Object
 
 # One timed repeat is made to last about this long where its steps are not given.
 REPEAT_SECONDS = 0.75

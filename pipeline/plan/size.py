@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from pipeline.config.json import Object
 from pipeline.config.parts import Part, flat
+from pipeline.config.schema import Object
 from pipeline.plan.plan import Plan
 
 SHIPPED = Path(__file__).with_name("sizes.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.config.offers import find
+from pipeline.config.targets import load_offer
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
@@ -165,7 +165,7 @@ Make = Callable[[Plan, Path], View]
 
 def offered(names: Sequence[str]) -> dict[str, Make]:
     """What packages offer under these names, as entry points of the group `pipeline.views`. Raises `UserError`."""
-    return {name: find("views", name, "views", {}, "views=[]") for name in names}
+    return {name: load_offer("views", name, "views", {}, "views=[]") for name in names}
 
 
 class Offered:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pipeline.config.offers import check, find
+from pipeline.config.targets import check_offer, load_offer
 from pipeline.errors import UserError
 from pipeline.plan.collectives import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
@@ -103,7 +103,7 @@ BUILT = ".venv-horovod"
 
 def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `UserError`."""
-    check("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
+    check_offer("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
     if name == HOROVOD and not _is_built():
         there = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
@@ -120,7 +120,7 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Alone()
     name = plan.collective
-    make: Make[Array, Strategy] = find("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
+    make: Make[Array, Strategy] = load_offer("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     try:
         made = make(plan, process, strategy)
     except Exception as error:

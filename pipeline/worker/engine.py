@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pipeline.config.offers import check, find
+from pipeline.config.targets import check_offer, load_offer
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Failed
@@ -35,12 +35,12 @@ INSTEAD = "backend=tensorflow"
 
 def check_engine(name: str) -> None:
     """Refuses a name that no engine has, without importing any. Raises `UserError`."""
-    check("engines", name, "backend", ENGINES, INSTEAD)
+    check_offer("engines", name, "backend", ENGINES, INSTEAD)
 
 
 def engine_of(name: str) -> Callable[[Plan, Process, Tell, Callable[[], bool]], Engine]:
     """What makes an engine. Raises `UserError`."""
-    made: Callable[[Plan, Process, Tell, Callable[[], bool]], Engine] = find(
+    made: Callable[[Plan, Process, Tell, Callable[[], bool]], Engine] = load_offer(
         "engines", name, "backend", ENGINES, INSTEAD
     )
     return made

@@ -13,7 +13,8 @@ import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
 from pipeline.config import config as configs
-from pipeline.config.composing import Composed, Composer, options
+from pipeline.config.command_line import options
+from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.errors import UserError
 from pipeline.record import sweeps

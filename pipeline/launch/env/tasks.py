@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pipeline.config.json import Json, Object
+from pipeline.config.schema import Json, Object
 from pipeline.launch.errors import LaunchError
 
 CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"

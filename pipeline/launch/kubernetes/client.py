@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.json import Object
+from pipeline.config.schema import Object
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.manifest import LABEL, TOKEN_FILE, secret_of
 from pipeline.launch.kubernetes.options import Options

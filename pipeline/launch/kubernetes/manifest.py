@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.config.json import Object
+from pipeline.config.schema import Object
 from pipeline.launch.kubernetes.options import JOB, Options
 from pipeline.plan.plan import LaunchPart, Plan
 
