@@ -36,12 +36,13 @@ QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses, for all processes that run tests, what those choose by chance that say so."""
-    os.environ.setdefault("TEST_SEED", str(time.time_ns() % 1_000_000))
+    """Draws the cases of a commit alike in all processes that run tests; TEST_SEED draws others."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    os.environ.setdefault("TEST_SEED", commit.stdout.strip() or "0")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Says it, so that it can be had again."""
+    """Shows the seed."""
     return f"TEST_SEED={os.environ['TEST_SEED']}"
 
 
@@ -61,7 +62,7 @@ def pytest_sessionfinish() -> None:
 
 
 def sampled(cases: Sequence[T], count: int) -> list[T]:
-    """So many of the cases, in their order: other ones in each run of CI, those of TEST_SEED where that is given."""
+    """Returns so many of the cases, in their order, drawn by TEST_SEED."""
     # Another choice for other cases, so that not all first ones come together.
     chosen = random.Random(f"{os.environ['TEST_SEED']} {cases}").sample(range(len(cases)), count)
     return [cases[place] for place in sorted(chosen)]

@@ -7,19 +7,17 @@ person's own code is imported.
 import ast
 import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config.near import elsewhere, near
 from pipeline.config.schema import Json
 from pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -119,66 +117,29 @@ def _asked(function: Callable[..., object]) -> set[str]:
 
 
 def _import(target: str, key: str) -> Callable[..., object]:
-    module, _, name = target.rpartition(".")
-    parts = [name]
-    while True:
+    parts = target.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:count])
         try:
-            found: Any = importlib.import_module(module)
-            break
+            value: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
             # A class's method: look for the module further up. A module missing inside theirs is their error.
-            if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
-            module, _, name = module.rpartition(".")
-            parts.insert(0, name)
-            if not module:
-                raise UserError(f"Expected {key}._target_ to name a function, received {target}.") from error
-    for part in parts:
-        if not hasattr(found, part):
-            raise UserError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UserError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
-    function: Callable[..., object] = found
-    return function
+            continue
+        for part in parts[count:]:
+            if not hasattr(value, part):
+                raise _no_function(key, f"{target}: no {part} there")
+            value = getattr(value, part)
+        if not callable(value):
+            raise _no_function(key, f"{target}, which cannot be called")
+        function: Callable[..., object] = value
+        return function
+    raise _no_function(key, f"{target}: no module {parts[0]} there")
 
 
-def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
-    """What `name` stands for: of `ours` (names to "module:attribute"), or an entry point of the group `pipeline.KIND`.
-
-    `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
-    """
-    offered = check_offer(kind, name, key, ours, instead)
-    if name in ours:
-        module, _, attribute = ours[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
-    try:
-        return offered[name].load()
-    except Exception as error:
-        raise UserError(
-            f"{offered[name].value}, which a package offers as {key}={name}, to be there",
-            f"{type(error).__name__}: {error}",
-            f"{instead}, or install that package again",
-        ) from error
-
-
-def check_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, "EntryPoint"]:
-    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` where nothing is.
-
-    Imports nothing of theirs.
-    """
-    if name in ours:
-        return {}
-    # Reads a file of each package that is installed.
-    from importlib import metadata
-
-    offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
-    if name not in offered:
-        names = ", ".join(sorted({*ours, *offered})) or "none is installed"
-        closest = near(name, [*ours, *offered])
-        instead = f"{key}={closest[0]}" if closest else instead
-        raise UserError(f"{key} to be one that is there ({names})", name, f"{instead}")
-    return offered
+def _no_function(key: str, received: str) -> UserError:
+    return UserError(f"{key}._target_ to name a function", received, _as_typed(key, "my_package.my_function"))
 
 
 def _check_one(
@@ -190,41 +151,45 @@ def _check_one(
         path, rest = _module(real, search)
         module = ".".join(real.split(".")[: -len(rest)]) if rest else real
         if path is not None and not rest:
-            raise UserError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
-        found = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
-        if real == target and (path is None or isinstance(found, list)):
-            raise UserError(_not_there(key, target, rest, module, found))
-        if not isinstance(found, str):
+            raise _no_function(key, f"{target}, which is a module")
+        definition = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
+        if real == target and (path is None or isinstance(definition, list)):
+            raise _not_there(key, target, rest, module, definition)
+        if not isinstance(definition, str):
             break
         # An import: what it stands for counts.
-        real = ".".join([found, *rest[1:]])
+        real = ".".join([definition, *rest[1:]])
     if real == target and path is not None and path.suffix != ".py":
         return
-    if isinstance(found, ast.FunctionDef) and len(rest) > 1:
-        raise UserError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
-    if allowed is not None and len(rest) > 1 and not isinstance(found, ast.ClassDef):
+    if isinstance(definition, ast.FunctionDef) and len(rest) > 1:
+        raise _no_function(key, f"{target}: {rest[0]} is one itself")
+    if allowed is not None and len(rest) > 1 and not isinstance(definition, ast.ClassDef):
         # What is behind a name that only an import can tell may be another package.
         raise UserError(
-            f"Expected {key}._target_ to name a function of a module directly, since allowed_targets is set, "
-            f"received {target}: what {module}.{rest[0]} is cannot be told from its source."
+            f"{key}._target_ to name a function of a module directly, since allowed_targets is set",
+            f"{target}: what {module}.{rest[0]} is cannot be told from its source",
+            "the module that defines it",
         )
-    if isinstance(found, ast.FunctionDef) and not found.decorator_list:
-        _check_arguments(found.args, 0, node, key, given)
-    if isinstance(found, ast.ClassDef) and len(rest) == 1:
-        methods = {method.name: method for method in found.body if isinstance(method, ast.FunctionDef)}
+    if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
+        _check_arguments(definition.args, 0, node, key, given)
+    if isinstance(definition, ast.ClassDef) and len(rest) == 1:
+        methods = _methods(definition)
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
             more = _of_every_optimizer(search) if real.startswith("keras.src.optimizers.") else ()
             _check_arguments(makes.args, 1, node, key, given, more)
 
 
+def _methods(definition: ast.AST | str | list[str] | None) -> dict[str, ast.FunctionDef]:
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {method.name: method for method in body if isinstance(method, ast.FunctionDef)}
+
+
 def _of_every_optimizer(search: tuple[str, ...]) -> list[str]:
     """Returns the arguments that Keras's optimizers pass on to their base, which refuses others; none if not found."""
     path, rest = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
-    base = _definition(path, rest[0], "") if path is not None and len(rest) == 1 else None
-    methods = base.body if isinstance(base, ast.ClassDef) else []
-    made = [one.args for one in methods if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-    return [argument.arg for arguments in made for argument in arguments.args[1:]]
+    makes = _methods(_definition(path, rest[0], "")).get("__init__") if path is not None and len(rest) == 1 else None
+    return [argument.arg for argument in makes.args.args[1:]] if makes else []
 
 
 def _as_typed(key: str, target: str) -> str:
@@ -237,15 +202,15 @@ def _as_typed(key: str, target: str) -> str:
     return f"'{name}=[{written(target, '')}]'" if in_list else f"'{name}={written(target, '')}'"
 
 
-def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> str:
-    """What is wrong with a name whose module is not there, or which is not among the names that its module has."""
-    what = f"Expected {key}._target_ to name a function that exists, received {target}"
+def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> UserError:
+    """Returns what is wrong with a name whose module is not there, or which is not among those that its module has."""
+    expected = f"{key}._target_ to name a function that exists"
     if not isinstance(names, list):
-        missing = module or target.split(".")[0]
-        return f"{what}: there is no module {missing!r}. Run from the folder that holds it, or install it."
-    closest = near(rest[0], names)
-    instead = f" Try {_as_typed(key, '.'.join([module, closest[0], *rest[1:]]))}." if closest else ""
-    return f"{what}: no {rest[0]} in {module}.{instead}"
+        received = f"{target}: there is no module {module or target.split('.')[0]!r}"
+        return UserError(expected, received, "running from the folder that holds it, or installing it")
+    closest = (near(rest[0], names) or ["my_function"])[0]
+    instead = _as_typed(key, ".".join([module, closest, *rest[1:]]))
+    return UserError(expected, f"{target}: no {rest[0]} in {module}", instead)
 
 
 def _check_safe(node: Mapping[str, Json], key: str) -> str:
@@ -312,20 +277,15 @@ def _check_arguments(
         if name != KEY and name not in names and (more or signature.kwarg is None):
             meant = [line.partition("=")[0].rpartition(".")[2] for line in elsewhere(name, "")]
             closest = [one for one in meant if one in names] or near(name, names)
-            raise UserError(
-                f"Expected an argument of {node[KEY]} ({', '.join(names) or 'it takes none'}), received {key}.{name}."
-                + (f" Try {key}.{closest[0]}." if closest else "")
-            )
+            expected = f"an argument of {node[KEY]} ({', '.join(names) or 'it takes none'})"
+            raise UserError(expected, f"{key}.{name}", f"{key}.{closest[0]}" if closest else "without it")
     missing = [name for name in required if name not in node and name not in given]
     if missing:
-        raise UserError(
-            f"every argument of {node[KEY]} that has no default",
-            f"none for {', '.join(missing)}",
-            f"+{key}.{missing[0]}=..",
-        )
+        expected = f"every argument of {node[KEY]} that has no default"
+        raise UserError(expected, f"none for {', '.join(missing)}", f"+{key}.{missing[0]}=..")
     for name in node:
         if name != KEY and name in given:
-            raise UserError(f"Expected {key}.{name} to be left to the program, which gives it, received a value.")
+            raise UserError(f"{key}.{name} to be left to the program, which gives it", "a value", "without it")
 
 
 def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str]]:
@@ -391,11 +351,10 @@ def _is_for_type_checkers(statement: ast.stmt) -> bool:
 
 
 def _imported(path: Path, module: str, statement: ast.ImportFrom, name: str) -> str:
-    """The dotted name of what `from ... import name` takes, in the source of `module`."""
-    parts = module.split(".")
-    up = statement.level - (path.name == "__init__.py")
-    above = parts[: len(parts) - up] if statement.level else []
-    return ".".join([*above, *filter(None, [statement.module]), name])
+    """Returns the dotted name of what `from ... import name` takes, in the source of `module`."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    source = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+    return f"{source}.{name}"
 
 
 @cache
@@ -403,8 +362,7 @@ def _statements(path: Path) -> list[ast.stmt]:
     try:
         return ast.parse(path.read_text()).body
     except SyntaxError as error:
-        raise UserError(
-            f"Expected Python in {path}, received a syntax error in line {error.lineno}: {error.msg}."
-        ) from error
+        place = f"line {error.lineno}"
+        raise UserError(f"Python in {path}", f"a syntax error in {place}: {error.msg}", f"mending {place}") from error
     except (OSError, UnicodeDecodeError):
         return [ast.ImportFrom(module=None, names=[ast.alias("*")], level=0)]

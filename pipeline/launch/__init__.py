@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.config.targets import load_offer
+from pipeline.config.shipped import load_offer
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import Cancelled, LaunchError
 from pipeline.launch.steady import Steady

@@ -45,7 +45,7 @@ def fault(ran: dict[str, Any]) -> str | None:
         return f"exit code {ran['code']}, started {ran['started']}, printed {ran['out']!r}"
     if len(err.splitlines()) != 1 or not err.startswith("pipeline: Expected "):
         return "not one message"
-    if "received" not in err or not re.search(r"\b(Try|Run from) ", err):
+    if not re.search(r", received:? .*\. Try ", err):
         return "not what was received, or what to type instead"
     if untypeable(err):
         return f"{untypeable(err)} cannot be typed"

@@ -112,7 +112,7 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
         ("mine.inner.wide", {}, "no wide in mine.inner."),
         ("mine.inner", {}, "received mine.inner, which is a module."),
         ("mine.models.deep.depth", {}, "received mine.models.deep.depth: deep is one itself."),
-        ("nothing.there", {}, "there is no module 'nothing'. Run from the folder that holds it, or install it."),
+        ("nothing.there", {}, "there is no module 'nothing'. Try running from the folder that holds it"),
         ("mine.models.plain", {"widht": 3}, "(input_shape, width), received model.build.widht. Try model.build.width."),
         ("mine.models.plain", {"input_shape": [3]}, "Expected model.build.input_shape to be left to the program"),
         ("mine.models.deep", {"depth": 3}, "received none for bias. Try +model.build.bias=..."),
@@ -200,7 +200,7 @@ def test_nested_functions_are_called_before_those_that_take_them():
     [
         ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
         ("faulty.nothing", "received faulty.nothing: no nothing there."),
-        ("nothing.there", "Expected x._target_ to name a function, received nothing.there."),
+        ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
     ],
 )
 def test_what_only_the_call_can_tell_is_told_in_words(target, words):
