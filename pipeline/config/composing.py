@@ -27,7 +27,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
@@ -176,7 +176,7 @@ class Composer:
         HydraConfig.instance().set_config(whole)
         with _refused(self._schema):
             place = Path(str(whole.hydra.sweep.dir))
-        of_hydra = [str(line) for line in whole.hydra.overrides.hydra]
+        of_hydra = _lines(whole.hydra.overrides.hydra)
         points = [self._load([*of_hydra, *point]) for point in self._expanded(whole)]
         place.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(whole, place / "multirun.yaml")
@@ -191,7 +191,7 @@ class Composer:
         """Returns the overrides of each run: every combination of what was typed and what the config sweeps."""
         lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
         values: dict[str, list[str]] = {}
-        for override in _parsed([*lines, *_task(whole)], self._loader):
+        for override in _parsed([*lines, *_lines(whole.hydra.overrides.task)], self._loader):
             key = override.get_key_element()
             if override.is_interval_sweep():
                 raise UserError(
@@ -225,8 +225,8 @@ class Composer:
             raise missing_value("strategy.name")  # which its folder is called by
         HydraConfig.instance().set_config(composed)
         with _refused(self._schema):
-            names = ("sweep.dir", "sweep.subdir") if sweep else ("run.dir",)
-            folder = Path(*(str(OmegaConf.select(composed.hydra, name, throw_on_missing=True)) for name in names))
+            names = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir",)
+            folder = Path(*(str(OmegaConf.select(composed, name, throw_on_missing=True)) for name in names))
         folder.mkdir(parents=True, exist_ok=True)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.runtime.output_dir = os.path.abspath(folder)
@@ -242,7 +242,7 @@ class Composer:
             OmegaConf.save(config, place / "config.yaml")
             OmegaConf.save(HydraConfig.instance().cfg, place / "hydra.yaml")
             OmegaConf.save(composed.hydra.overrides.task, place / "overrides.yaml")
-        return Composed(config, Path(composed.hydra.runtime.output_dir), sweep, _task(composed))
+        return Composed(config, Path(composed.hydra.runtime.output_dir), sweep, _lines(composed.hydra.overrides.task))
 
     def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
         """Returns the composed config, Hydra's own part included. Raises `UserError`."""
@@ -317,9 +317,9 @@ def _check_hydra(hydra: DictConfig) -> None:
             raise not_alone(name, target if choice in (None, "basic") else choice)
 
 
-def _task(composed: DictConfig) -> list[str]:
-    """Returns what was typed for a config, as it was typed: what it refers to may not exist."""
-    return [str(line) for line in OmegaConf.to_container(composed.hydra.overrides.task, resolve=False) or ()]
+def _lines(overrides: ListConfig) -> list[str]:
+    """Returns overrides as they were typed: what they refer to may not exist."""
+    return [str(line) for line in OmegaConf.to_container(overrides, resolve=False) or ()]
 
 
 def _parsed(overrides: Sequence[str], loader: ConfigLoader | None = None, schema: Schema = Config) -> list[Override]:
