@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.schema import Object
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
