@@ -150,7 +150,9 @@ def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
     if closest := meant_by_key(key, schema, value):
         return UserError("a key that exists", key, " or ".join(closest))
     known, _, _, rest = find(key, schema)
-    page = HELP.replace("--help", f"--help {known}") if schema is Config and known in shipped.choices() else HELP
+    page = HELP if schema is Config else HELP.replace("pipeline --help", "pipeline prepare --help")
+    if schema is Config and known in shipped.choices():
+        page = HELP.replace("--help", f"--help {known}")
     return UserError(_beside(".".join(filter(None, (known, rest[0]))), schema), key, page)
 
 
