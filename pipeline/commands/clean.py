@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.commands.asked import OUTPUT_DIR, Asked, Key, Verb, asks_for_help
 from pipeline.errors import UserError
 from pipeline.run import clean
-from pipeline.run.clean import Kept, Rules
+from pipeline.run.clean import Stored
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import removing
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     console, now = show.console_on(sys.stdout), time.time()
     found = clean.gather(Path(asked["output_dir"]))
-    why = clean.staying(found, rules, now)
+    why = clean.staying(found, *rules, now)
     going = [kept for kept in found if why[kept.folder] is None]
     failed = 0
     prepare(os.environ)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _rules(asked: Asked) -> Rules:
+def _rules(asked: Asked) -> tuple[int, int, bool]:
     """What is to go. Raises `UserError`."""
     best, older_than = asked["keep_best"], asked["older_than"]
     age = clean.seconds_of(older_than)
@@ -77,7 +77,7 @@ def _rules(asked: Asked) -> Rules:
         raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
     if not best.isdecimal():
         raise UserError("keep_best to be a whole number", best or "nothing", "keep_best=5")
-    return Rules(int(best), age, _is_true(asked, "unfinished"))
+    return int(best), age, _is_true(asked, "unfinished")
 
 
 def _is_true(asked: Asked, name: str) -> bool:
@@ -87,7 +87,7 @@ def _is_true(asked: Asked, name: str) -> bool:
     return asked[name] == "true"
 
 
-def _remove(kept: Kept) -> str:
+def _remove(kept: Stored) -> str:
     """Removes it from MLflow, then from disk; returns what was wrong."""
     sent = [*kept.runs, kept.folder / report.FOLDER]
     try:
@@ -103,7 +103,7 @@ def _remove(kept: Kept) -> str:
     return ""
 
 
-def _about(kept: Kept, now: float) -> str:
+def _about(kept: Stored, now: float) -> str:
     """What it is, in a line."""
     speedups = [result.speed.speedup for result in kept.results if result and result.speed.speedup]
     age = now - kept.written
@@ -116,7 +116,7 @@ def _about(kept: Kept, now: float) -> str:
     )
 
 
-def _sum_up(going: Sequence[Kept], stays: Counter[str], dry: bool, failed: int) -> list[str]:
+def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int) -> list[str]:
     """How much goes, and why the rest stays."""
     size = amount(sum(kept.bytes for kept in going))
     why = brackets(listed(*(f"{count} {reason}" for reason, count in stays.items())))

@@ -28,7 +28,7 @@ from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
 from pipeline.run import start
-from pipeline.run.requests import Requests, Served, compose, devices, most_at_once
+from pipeline.run.requests import Requests, devices, most_at_once
 from pipeline.run.session import CLOSE_SECONDS, Key, RunRequest, Session
 from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import terminal as show
@@ -97,10 +97,12 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         track=Tracker,
         options=where_configs_are(given),
     )
-    points, written, unsent, code = Requests(), None, None, 1
+    points, written, unsent, code = Requests(session, partial(tell, console=console)), None, None, 1
     try:
         with signals.interrupt(session.spares):
-            compose(composer, given, session, points, partial(tell, console=console))
+            if (served := points.compose(composer, given)) is not None:
+                code = served
+                return code
             _run(points, session, console)
             written, unsent = _report(points, session)
         code = code_of(_done(points, session))
@@ -120,9 +122,6 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
             console.print(show.sweep_table(_done(points, session)))
         show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
-        return code
-    except Served as served:
-        code = served.code
         return code
     except Exception as error:
         code = _refuse(_refusal(error))

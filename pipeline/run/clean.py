@@ -1,7 +1,7 @@
-"""Decides which runs and sweeps of an output folder are to go, by their age and how good they are.
+"""Decides which runs and sweeps of an output folder to delete, by their age and how good they are.
 
-A sweep goes whole, or stays: without one of its points its report would say less. What is under way, what a command can
-go on with, and what a sweep that stays has gone on with, stay too.
+A sweep goes whole, or stays: without one of its runs its report would say less. Runs that are under way, that a command
+can resume, or that a sweep that stays has resumed, stay too.
 """
 
 import os
@@ -23,9 +23,11 @@ BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A run or a sweep: its folder, those of its runs, what became of them, when it was last written to, its bytes, and
-    whether a command works on it."""
+class Stored:
+    """A run or a sweep: its folder, its runs' folders and results, when it was last written to, and its bytes.
+
+    It is `busy` while a command works on it.
+    """
 
     folder: Path
     runs: tuple[Path, ...]
@@ -36,7 +38,7 @@ class Kept:
 
     @property
     def unfinished(self) -> bool:
-        """May a command go on with one of its runs?"""
+        """True if a command can resume one of its runs."""
         return any(
             result is None
             or result.ending.status in ("KILLED", "PREEMPTED", None)
@@ -46,73 +48,67 @@ class Kept:
 
 
 def seconds_of(age: str) -> int | None:
-    """An age in seconds; None where it is none.
+    """An age in seconds; None if it is none.
 
     >>> seconds_of("30d"), seconds_of("12h"), seconds_of("a month")
     (2592000, 43200, None)
     """
-    found = AGE.fullmatch(age)
-    return None if found is None else int(found[1]) * SECONDS[found[2]]
+    match = AGE.fullmatch(age)
+    return None if match is None else int(match[1]) * SECONDS[match[2]]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What goes: what is older than so many seconds and has none of the best runs; and also what is unfinished?
+def staying(
+    all_of: Sequence[Stored], keep_best: int, older_than: float, unfinished: bool, now: float
+) -> dict[Path, str | None]:
+    """By its folder, why each stays; None for one to delete.
 
-    The best are those with the highest speedup, of each model on each data set.
+    It stays unless it is older than so many seconds and has none of the best runs, those with the highest speedup of
+    each model on each data set. Unfinished ones stay too, unless they are to go.
     """
-
-    keep_best: int
-    older_than: float
-    unfinished: bool = False
-
-
-def staying(all_of: Sequence[Kept], rules: Rules, now: float) -> dict[Path, str | None]:
-    """By its folder, why each stays; None for what is to go."""
-    best = _best(all_of, rules.keep_best)
+    best = _best(all_of, keep_best)
     why: dict[Path, str | None] = {}
-    for kept in all_of:
-        why[kept.folder] = (
-            BUSY if kept.busy
-            else YOUNG if now - kept.written < rules.older_than
-            else UNFINISHED if kept.unfinished and not rules.unfinished
-            else BEST if best & set(kept.runs)
+    for stored in all_of:
+        why[stored.folder] = (
+            BUSY if stored.busy
+            else YOUNG if now - stored.written < older_than
+            else UNFINISHED if stored.unfinished and not unfinished
+            else BEST if best & set(stored.runs)
             else None
         )  # fmt: skip
-    # Of what stays, a sweep may have gone on with a run that is elsewhere.
-    needed = {run.resolve() for kept in all_of if why[kept.folder] for run in kept.runs}
-    for kept in all_of:
-        if why[kept.folder] is None and needed & {run.resolve() for run in kept.runs}:
-            why[kept.folder] = NEEDED
+    # A sweep that stays may have resumed a run that is elsewhere.
+    needed = {run.resolve() for stored in all_of if why[stored.folder] for run in stored.runs}
+    for stored in all_of:
+        if why[stored.folder] is None and needed & {run.resolve() for run in stored.runs}:
+            why[stored.folder] = NEEDED
     return why
 
 
-def gather(output: Path) -> list[Kept]:
+def gather(output: Path) -> list[Stored]:
     """The runs and sweeps in an output folder, oldest first."""
-    runs = [_kept(folder, [folder]) for folder in _folders(output / "runs")]
-    found = [*runs, *(_kept(folder, _points(folder)) for folder in _folders(output / "sweeps"))]
-    return sorted(found, key=lambda kept: kept.written)
+    runs = [_stored(folder, [folder]) for folder in _folders(output / "runs")]
+    stored = [*runs, *(_stored(folder, _points(folder)) for folder in _folders(output / "sweeps"))]
+    return sorted(stored, key=lambda stored: stored.written)
 
 
-def _best(all_of: Iterable[Kept], keep_best: int) -> set[Path]:
+def _best(all_of: Iterable[Stored], keep_best: int) -> set[Path]:
     """The runs that finished with the highest speedups, or throughput where there is none, of each model and data."""
     groups: dict[tuple[str | None, str | None], list[tuple[tuple[float, float], Path]]] = {}
-    for kept in all_of:
-        for folder, result in zip(kept.runs, kept.results, strict=True):
+    for stored in all_of:
+        for folder, result in zip(stored.runs, stored.results, strict=True):
             if result is not None and result.finished:
                 speed = (result.speed.speedup or 0.0, result.speed.examples_per_second or 0.0)
                 groups.setdefault((result.choices.model, result.choices.data), []).append((speed, folder))
     return {folder for group in groups.values() for _, folder in sorted(group, reverse=True)[:keep_best]}
 
 
-def _kept(folder: Path, runs: Sequence[Path]) -> Kept:
+def _stored(folder: Path, runs: Sequence[Path]) -> Stored:
     files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
-    return Kept(
+    return Stored(
         folder,
         tuple(runs),
         tuple(results.read(run) for run in runs),
         max((stat.st_mtime for stat in files), default=log.written(folder)),
-        # What is linked twice is there once.
+        # A file that is linked twice counts once.
         sum({stat.st_ino: stat.st_size for stat in files}.values()),
         any(map(_is_locked, (folder / "sweep.lock", *(run / LOCK for run in runs)))),
     )

@@ -30,7 +30,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured) ->
         build(one)
         rounds = _rounds(point, one, per_call, measured.built.normalizations)
     except RunFailed as failed:
-        measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
+        measured.notes.append(f"What was lost could not be explained: {failed.error}")
         return None
     except Preempted:
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
@@ -73,7 +73,7 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
     plan, turns = point.plan, dict[str, Callable[[], float]]()
 
     def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:
-        """Of the slowest process, for as many examples as a step of all workers trains."""
+        """Seconds of the slowest process, for as many examples as a step of all workers trains."""
         timed = _explaining(group, Explain(what, per_call, warmup_steps, steps))
         rate = measure.throughput(timed[0].examples or 0.0, max(event.seconds or 0.0 for event in timed))
         return plan.training.global_batch / rate
@@ -89,7 +89,7 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
         return lambda: seconds(group, what, warmup, steps)
 
     def calling(group: Group) -> float:
-        """Of the call of a step that does nothing."""
+        """Seconds of the call of a step that does nothing."""
         return _middle(
             [(event.seconds or 0.0) / per_call for event in _explaining(group, Explain("no step", per_call))]
         )
@@ -155,8 +155,8 @@ def _one_of_each_host(plan: Plan) -> list[list[int]]:
     hosts: dict[int, list[int]] = {}
     for process in plan.processes:
         hosts.setdefault(process.host, []).extend(process.replicas)
-    most = max(map(len, hosts.values()))
-    return [[host[place] for host in hosts.values() if place < len(host)] for place in range(most)]
+    longest = max(map(len, hosts.values()))
+    return [[host[place] for host in hosts.values() if place < len(host)] for place in range(longest)]
 
 
 def _middle(values: list[float]) -> float:

@@ -95,7 +95,7 @@ def in_order(output: Path) -> list[Path]:
 
 
 def began(folder: Path) -> float:
-    """When the run in a folder began, or was resumed last."""
+    """The time when the run in a folder began, or was resumed last."""
     return log.written(folder / PLAN)
 
 

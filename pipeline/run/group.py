@@ -27,7 +27,7 @@ from pipeline.record.events import (
 )
 from pipeline.record.log import to_line
 from pipeline.run.session import Preemption
-from pipeline.run.watch import Failure, RunFailed, Watch
+from pipeline.run.watch import RunFailed, Watch
 
 POLL_SECONDS = 0.2
 # What ends the warning that a worker was started again.
@@ -131,7 +131,7 @@ class Group:
 
     def send(self, command: Command[EventBase]) -> None:
         """Sends a command whose responses are waited for later."""
-        self._watch.asked(time.monotonic())
+        self._watch.commanded(time.monotonic())
         self.job.send(command)
 
     def responses(self, command: Command[Response]) -> dict[int, Response]:
@@ -147,7 +147,7 @@ class Group:
             for event in self._events():
                 if isinstance(event, response):
                     responses[event.rank] = event
-                    self._watch.answer(event.rank)
+                    self._watch.responded(event.rank)
             self._preemption.heed()
             self._replace(self._watch.to_replace(time.monotonic()))
             failure = self._watch.failure(time.monotonic())
@@ -220,13 +220,13 @@ class Group:
             self.replaced.append(text)
             self._emit(Warned(text, time=time.time(), group=self.name, rank=rank))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: RunFailed) -> None:
         if failure.stuck:
             self.job.dump_stacks()
             time.sleep(STACK_SECONDS)
         self.stop()
-        log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
-        raise RunFailed(failure, log)
+        failure.log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
+        raise failure
 
 
 def _scheduled(event: Event) -> int | None:

@@ -1,4 +1,4 @@
-"""What a driver leaves in a run's folder for the next one.
+"""Writes into a run's folder what the next driver goes on from, if it has to take over.
 
 The measurements since the attempt began are in the event log; those before stand in `attempt.json`.
 """
@@ -65,5 +65,5 @@ def forget(folder: Path) -> None:
 
 
 def how(folder: Path) -> str:
-    """How to take over from a driver that has left, in words."""
+    """Says how to take over from a driver that has left."""
     return f"`python -m pipeline attach {from_here(folder)}` takes this command's place."

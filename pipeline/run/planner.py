@@ -70,9 +70,9 @@ def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = N
 
 
 def _expect_needed(config: Config) -> None:
-    """Refuses a run without its data, or without a place for what it writes, where this machine is one that trains.
+    """Refuses a run without its data, or without a folder for its checkpoints, if this machine trains.
 
-    What other machines have is found out there. Raises `UserError`.
+    Other machines are checked by their own processes. Raises `UserError`.
     """
     if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
         return
@@ -91,7 +91,7 @@ def _expect_needed(config: Config) -> None:
 
 def _expect_folder(key: str, path: str) -> None:
     """Refuses a folder that cannot be written, and leaves none behind. Raises `UserError`."""
-    made = [folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if not folder.exists()]
+    missing = [folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if not folder.exists()]
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -101,46 +101,46 @@ def _expect_folder(key: str, path: str) -> None:
             f"Expected to be able to write {key}={path}, received: {error.strerror or error}. Try {key}=..."
         ) from error
     finally:
-        for folder in made:
+        for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
 
 
 def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bool = True) -> Plan:
-    """The plan, with what a manifest says of the data."""
+    """The plan, with the facts of the data from its manifest."""
     described, files = _described(config)
     return planning.make(described, machine_of(config, cluster, begin), present, files)
 
 
 def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
-    """What a plan is laid over: the cluster's hosts, which nobody asks where nothing is to be started.
+    """The cluster's hosts, as they are if processes will start there, else as they are assumed to be.
 
-    Where the config says nothing of the link between them, it is as `python -m pipeline doctor` measured it last.
+    Unless the config says how fast the link between them is, it is as `python -m pipeline doctor` measured it last.
     """
-    ask = config.mode is Mode.run and (begin or cluster.arrived())
-    machine = cluster.inventory() if ask else cluster.assumed()
+    looks = config.mode is Mode.run and (begin or cluster.arrived())
+    machine = cluster.inventory() if looks else cluster.assumed()
     if config.hardware.link_gbps is not None or machine.hosts == 1:
         return machine
-    used = [host.hostname for host in machine.members[: config.hardware.hosts]]
-    return dataclasses.replace(machine, link_gbps=links.slowest(links.read(Path(config.output_dir)), used))
+    hostnames = [host.hostname for host in machine.members[: config.hardware.hosts]]
+    return dataclasses.replace(machine, link_gbps=links.slowest(links.read(Path(config.output_dir)), hostnames))
 
 
-def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
-    """The plan with an address for each process, where all that it needs beside its processes answers. Raises else."""
+def reachable(plan: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
+    """The plan with an address for each process. Raises `UserError` if its TPU or its data service does not respond."""
     if config.mode is Mode.run:
-        _expect_tpu(planned, session)
-        for address in planned.data.service:
+        _expect_tpu(plan, session)
+        for address in plan.data.service:
             reach.expect_data_service(address)
-    return with_addresses(planned, cluster)
+    return with_addresses(plan, cluster)
 
 
-def with_addresses(planned: Plan, cluster: Cluster) -> Plan:
-    """The plan with an address for each of its processes, where there are several."""
-    return planning.listening(planned, cluster.addresses(planned) if len(planned.processes) > 1 else ())
+def with_addresses(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with an address for each of its processes, if there are several."""
+    return planning.listening(plan, cluster.addresses(plan) if len(plan.processes) > 1 else ())
 
 
 def _described(config: Config) -> tuple[Config, list[int]]:
-    """The config with the facts of its data that are null and stand in a manifest, and the examples of each file.
+    """(The config with the facts that it lacks from its data's manifest, the examples of each file).
 
     A manifest on another file system is left to the processes, which can read it there.
     """
@@ -152,26 +152,26 @@ def _described(config: Config) -> tuple[Config, list[int]]:
     from pipeline.data.errors import DataError
 
     try:
-        made = manifest.load(data.path, lambda path: Path(path).read_text())
+        contents = manifest.load(data.path, lambda path: Path(path).read_text())
     except DataError as error:
         raise UserError(str(error)) from error
-    shapes = {feature.name: feature.shape for feature in made.features}
+    shapes = {feature.name: feature.shape for feature in contents.features}
     shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
     facts: dict[str, Any] = {
-        "num_classes": made.num_classes,
+        "num_classes": contents.num_classes,
         "input_shape": shape,
-        "train_examples": made.examples(manifest.TRAIN),
-        "validation_examples": made.examples(manifest.VALIDATION),
+        "train_examples": contents.examples(manifest.TRAIN),
+        "validation_examples": contents.examples(manifest.VALIDATION),
     }
-    wanted = {name: value for name, value in facts.items() if getattr(data, name) is None}
-    files = [shard.examples for shard in made.splits.get(manifest.TRAIN, ()) if shard.examples]
-    return dataclasses.replace(config, data=dataclasses.replace(data, **wanted)), files
+    missing = {name: value for name, value in facts.items() if getattr(data, name) is None}
+    files = [shard.examples for shard in contents.splits.get(manifest.TRAIN, ()) if shard.examples]
+    return dataclasses.replace(config, data=dataclasses.replace(data, **missing)), files
 
 
-def _expect_tpu(planned: Plan, session: Session) -> None:
-    """Refuses the address of a TPU at which none answers, before TensorFlow waits there for minutes."""
-    address = str(planned.strategy.build["address"]) if "address" in planned.strategy.build else ""
-    if planned.hardware.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
+def _expect_tpu(plan: Plan, session: Session) -> None:
+    """Refuses an address at which no TPU responds, before TensorFlow waits there for minutes."""
+    address = str(plan.strategy.build["address"]) if "address" in plan.strategy.build else ""
+    if plan.hardware.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
         reach.expect_tpu(address)
         session.tpus.add(address)
 
@@ -179,11 +179,11 @@ def _expect_tpu(planned: Plan, session: Session) -> None:
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
     """Refuses functions that no config may call, that do not exist or that do not take their arguments.
 
-    Before anything is imported: to import a module runs its code.
+    Nothing is imported yet, since that runs code.
     """
     allowed = config.allowed_targets
     targets.check_allowed(allowed)
-    for key, build, given in (
+    for key, build, arguments in (
         (
             "strategy.build",
             config.strategy.build,
@@ -194,11 +194,11 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
     ):
         if targets.KEY not in build:
             raise UserError(f"{key}._target_ to name a function", "none", f"{key}._target_=package.function")
-        targets.check(build, key, given, search, allowed)
+        targets.check(build, key, arguments, search, allowed)
     for index, callback in enumerate(config.train.callbacks):
         if not isinstance(callback, dict) or targets.KEY not in callback:
-            named = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
-            one = instead.callback(str(callback) if named else "")
+            is_name = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
+            one = instead.callback(str(callback) if is_name else "")
             raise UserError(
                 "train.callbacks to be functions with their arguments",
                 f"{callback} at {index}",

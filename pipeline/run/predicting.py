@@ -18,11 +18,11 @@ from pipeline.run import model_size
 from pipeline.run.planner import planned_on, with_addresses
 from pipeline.run.session import RunRequest, Session, choices_of, layout_of
 from pipeline.run.timing import time_steps
-from pipeline.run.views import Foreseen, PointResult, Spread
+from pipeline.run.views import Foreseen, PointResult
 from pipeline.run.watch import RunFailed
 
 
-def predicted(planned: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
+def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
     """Shows how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
     config, output = request.config, request.output
     sweep = config.predict.sweep
@@ -30,59 +30,67 @@ def predicted(planned: Plan, request: RunRequest, cluster: Cluster, session: Ses
         if name not in session.histories:
             session.histories[name] = history.finished(output, name)
     logged = session.histories[None]
-    basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
-    same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == planned.model.build]
-    timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, request, cluster, session)
+    basis = predict.basis(plan, session.histories[sweep], sweep or str(output))
+    same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == plan.model.build]
+    timed = None if predict.sized(plan, basis) else _timed_alone(plan, basis, request, cluster, session)
     if same:
         parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
-    elif isinstance(size := model_size.learned(planned, request, session), str):
+    elif isinstance(size := model_size.learned(plan, request, session), str):
         raise UserError(f"Expected a model that can be built, to know its size, received: {size} Try another model.")
     else:
         parameters = size.parameters
     now = time.time()
-    known = calibration.of_log(planned, basis, logged)
-    made = calibration.calibrated(predict.of_plan(planned, parameters, basis, timed, known.spread), known)
-    examples = planned.data.train_examples or basis.runs[-1].run.train_examples
-    seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
+    errors = calibration.of_log(plan, basis, logged)
+    prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
+    examples = plan.data.train_examples or basis.runs[-1].run.train_examples
+    seconds = outlook.seconds_to_finish(plan, prediction.examples_per_second, examples)
     watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
     price = config.hardware.price_per_hour
     result = Result(
         Ending("PREDICTED"),
         choices_of(config),
-        layout_of(planned, None),
-        Speed(made.examples_per_second, made.low, made.high, interval_confidence=made.confidence),
+        layout_of(plan, None),
+        Speed(
+            prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
+        ),
         cost=Cost(
             seconds_to_finish=seconds,
             price_per_hour=price,
-            cost_to_finish=outlook.cost(price, planned.hardware.hosts, seconds),
-            energy_joules=None if watts is None or seconds is None else watts * planned.workers * seconds,
+            cost_to_finish=outlook.cost(price, plan.hardware.hosts, seconds),
+            energy_joules=None if watts is None or seconds is None else watts * plan.workers * seconds,
         ),
-        notes=(*planned.notes, *made.notes),
+        notes=(*plan.notes, *prediction.notes),
     )
     score = scoring.score([timed_run.run.result for timed_run in logged])
-    spread = Spread(made.spread or 0.0, made.equal)
-    foreseen = Foreseen(made.step_seconds, made.parts, made.fitted_on, score, config.predict.knee_share, spread)
-    predictions.append(output, scoring.line_of(planned, parameters, made, now))
+    knee = config.predict.knee_share
+    foreseen = Foreseen(
+        prediction.step_seconds,
+        prediction.parts,
+        prediction.fitted_on,
+        score,
+        knee,
+        prediction.spread or 0.0,
+        prediction.equal,
+    )
+    predictions.append(output, scoring.line_of(plan, parameters, prediction, now))
     point = dataclasses.replace(request.ended(result), foreseen=foreseen)
-    # What the plan notes was shown with it.
-    session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=made.notes)))
+    # The plan's notes were shown with it.
+    session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=prediction.notes)))
     return point
 
 
 def _timed_alone(
-    planned: Plan, basis: predict.Basis, request: RunRequest, cluster: Cluster, session: Session
+    plan: Plan, basis: predict.Basis, request: RunRequest, cluster: Cluster, session: Session
 ) -> step_model.Observed | None:
     """A step of one worker of a plan, timed here and now; None if predict.time_one is false, or it cannot be timed."""
-    same = {
-        name: metadata.version(name) for name in (*COMPUTING.get(planned.backend, ()), "keras")
-    }.items() <= basis.versions.items()
-    there = basis.machine == planned.hardware.machine and same and planned.hardware.kind in ("cpu", "gpu")
-    if not request.config.predict.time_one or not there:
+    versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
+    comparable = basis.machine == plan.hardware.machine and versions.items() <= basis.versions.items()
+    if not request.config.predict.time_one or not comparable or plan.hardware.kind not in ("cpu", "gpu"):
         return None
     try:
-        one = with_addresses(planned_on(planning.on_one_worker(request.config, planned), cluster), cluster)
+        one = with_addresses(planned_on(planning.on_one_worker(request.config, plan), cluster), cluster)
         for address in one.data.service:
             reach.expect_data_service(address)
     except UserError:

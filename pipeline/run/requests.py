@@ -9,7 +9,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -28,21 +27,43 @@ from pipeline.run import sweep as sweeps
 from pipeline.run.session import Key, RunRequest, Session, write_unstarted
 from pipeline.run.views import PointResult
 
-Show = Callable[[PointResult, bool], None]
 
-
-@dataclass
 class Requests:
-    """The runs of a command: those to start, in order, and their sweep if they have one.
+    """The runs of a command, each validated: those to start, in order, and their sweep if they have one.
 
-    `finished` of the sweep's runs were finished by earlier commands.
+    `finished` of the sweep's runs were finished by earlier commands. `show` shows a result, of several or of the only
+    one.
     """
 
-    many: bool = False
-    to_run: dict[Key, RunRequest] = field(default_factory=dict)
-    sweep: sweeps.Sweep | None = None
-    entries: dict[Key, Entry] = field(default_factory=dict)
-    finished: int = 0
+    def __init__(self, session: Session, show: Callable[[PointResult, bool], None] = lambda point, many: None) -> None:
+        self._session, self._show = session, show
+        self.many, self.finished = False, 0
+        self.to_run: dict[Key, RunRequest] = {}
+        self.sweep: sweeps.Sweep | None = None
+        self.entries: dict[Key, Entry] = {}
+        # In Hydra's order, None for one that has its result.
+        self._all: list[RunRequest | None] = []
+        # Times that a config came: typed twice, it is two runs.
+        self._times: Counter[str] = Counter()
+        # Folders to delete, with their output folder.
+        self._to_delete: list[tuple[Path, Path]] = []
+        # Strategies that the terminal has said train on one device.
+        self._on_one_device: set[str] = set()
+        # Hydra's folder of all runs.
+        self._folder: Path | None = None
+
+    def compose(self, composer: Composer, given: argparse.Namespace) -> int | None:
+        """Composes all runs of a command. The session gets the results that need no run.
+
+        Returns the exit code if this command was a driver's agent instead, which has the runs. A strategy of one device
+        trains on one, whatever `workers` says, and the terminal says so. In a sweep it has one such run, the control of
+        the others; another is refused.
+        """
+        for composed in composer.points(given.overrides, given.multirun):
+            if (code := self._take(composed)) is not None:
+                return code
+        self._finish()
+        return None
 
     def shown(self, results: Mapping[Key, PointResult]) -> dict[Key, PointResult]:
         """The results of all runs so far, in the order of their numbers, which a sweep's report has as well."""
@@ -58,68 +79,10 @@ class Requests:
         if self.sweep is not None:
             self.sweep.release()
 
-
-def compose(composer: Composer, given: argparse.Namespace, session: Session, requests: Requests, show: Show) -> None:
-    """Composes all runs of a command into `requests`. The session gets the results that need no run.
-
-    A strategy of one device trains on one, whatever `workers` says, and the terminal says so. In a sweep it has one
-    such run, the control of the others; another is refused.
-    """
-    composing = _Composing(session, requests, show)
-    for composed in composer.points(given.overrides, given.multirun):
-        composing.collect(composed)
-    composing.finish()
-
-
-def devices(environ: Mapping[str, str]) -> int:
-    """This machine's GPUs, or the cores where it has none."""
-    here = machine.detect(environ)
-    return len(here.gpus) or len(here.cores)
-
-
-class Served(BaseException):
-    """This command served another as an agent, and ends with that one's exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-def most_at_once(requests: Requests, session: Session) -> int:
-    """How many runs of a command may train at once; says so if that is one though sweep.parallel is more."""
-    first = next(iter(requests.to_run.values()), None)
-    if first is None or not requests.many or first.config.sweep.parallel == 1:
-        return 1
-    if any(request.config.mode is not Mode.run for request in requests.to_run.values()):
-        return 1  # Planning and predicting take too little to be worth processes of their own.
-    names = {request.config.cluster.name for request in requests.to_run.values()}
-    in_turn = sorted(name for name in names if name not in AT_ONCE)
-    if in_turn:
-        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
-        return 1
-    return first.config.sweep.parallel
-
-
-class _Composing:
-    """Collects requests in Hydra's order."""
-
-    def __init__(self, session: Session, requests: Requests, show: Show) -> None:
-        self._session, self._requests, self._show = session, requests, show
-        # None for one that has its result.
-        self._all: list[RunRequest | None] = []
-        # Times that a config came: typed twice, it is two runs.
-        self._times: Counter[str] = Counter()
-        # Folders to delete, with their output folder.
-        self._to_delete: list[tuple[Path, Path]] = []
-        # Strategies that the terminal has said train on one device.
-        self._on_one_device: set[str] = set()
-        # Hydra's folder of all runs.
-        self._folder: Path | None = None
-
-    def collect(self, point: Composed) -> None:
-        """Takes the next run."""
+    def _take(self, point: Composed) -> int | None:
+        """Takes the next run; returns the exit code if this process has served a driver elsewhere."""
         composed, overrides, many = point.config, point.overrides, point.sweep is not None
-        self._requests.many = many
+        self.many = many
         self._folder = point.folder.parent
         sweep = point.sweep.name if point.sweep is not None else None
         place = len(self._all)
@@ -136,9 +99,9 @@ class _Composing:
             # A refused run leaves only its entry in a sweep.
             if request.config.mode is not Mode.run or not many:
                 self._to_delete.append((request.folder, _output(composed)))
-            return
-        if config.mode is Mode.run:
-            self._serve(config, point.folder)
+            return None
+        if config.mode is Mode.run and (code := self._serve(config, point.folder)) is not None:
+            return code
         request = RunRequest(config, point.folder, overrides, sweep)
         self._all[place] = request
         one = planning.on_one_device(config)
@@ -146,9 +109,10 @@ class _Composing:
             self._validate(place, request)
         elif not many:
             self._validate(place, self._as_one(request, one))
+        return None
 
-    def _serve(self, config: Config, folder: Path) -> None:
-        """Raises `Served` once this process has served a driver elsewhere, which has the runs."""
+    def _serve(self, config: Config, folder: Path) -> int | None:
+        """The exit code once this process has served a driver elsewhere; None if it is the driver."""
         with suppress(UserError):
             # A cluster that is missing, or broken, is refused when the run is validated.
             self._session.cluster(config)
@@ -159,9 +123,10 @@ class _Composing:
                 code = 2
             if code is not None:
                 folders.remove(folder, Path(config.output_dir))
-                raise Served(code)
+            return code
+        return None
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Makes what trains on one device a run of its own, once all others are known, and adds the repeats."""
         for place, request in enumerate(self._all):
             one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
@@ -177,21 +142,21 @@ class _Composing:
         accepted = {place: request for place, request in enumerate(self._all) if request is not None}
         for place, request in accepted.items():
             # One that starts nothing has no entry.
-            if first := self._requests.entries.get((place, 0)):
+            if first := self.entries.get((place, 0)):
                 for repeat in range(1, request.config.sweep.repeats):
                     self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
-        for key, point in self._requests.shown(self._session.results).items():
+        for key, point in self.shown(self._session.results).items():
             if key in self._session.results and point.result.ending.status == "REFUSED":
-                self._show(point, self._requests.many)
+                self._show(point, self.many)
         if not self._all:
             return
         (order, repeats) = next(
             ((request.config.sweep.order, request.config.sweep.repeats) for request in accepted.values()), (None, 1)
         )
         keys = sweeps.ordered(len(self._all), repeats, order) if order else []
-        self._requests.to_run = {key: self._requests.to_run[key] for key in keys if key in self._requests.to_run}
-        if self._requests.sweep is not None:
-            self._requests.sweep.write()
+        self.to_run = {key: self.to_run[key] for key in keys if key in self.to_run}
+        if self.sweep is not None:
+            self.sweep.write()
         elif self._folder is not None and self._folder.name == COMPOSED:
             shutil.rmtree(self._folder, ignore_errors=True)
             folders.remove(self._folder, self._folder.parents[2])
@@ -226,7 +191,7 @@ class _Composing:
             return
         validated = start.validate(request, self._session)
         if isinstance(validated, RunRequest):
-            self._all[place] = self._requests.to_run[place, 0] = validated
+            self._all[place] = self.to_run[place, 0] = validated
         else:
             self._end(place, validated)
             if request.sweep is None or request.config.mode is not Mode.run:
@@ -238,41 +203,62 @@ class _Composing:
             return request
         if folder.name == COMPOSED:
             folder = folder.parent
-        if self._requests.sweep is None:
-            self._requests.sweep = sweeps.Sweep(folder)
+        if self.sweep is None:
+            self.sweep = sweeps.Sweep(folder)
         self._times[about] += 1
         about = about if self._times[about] == 1 else f"{about}-{self._times[about]}"
         return self._named(place, 0, request, about, name)
 
     def _named(self, place: int, repeat: int, request: RunRequest, about: str, name: str | None = None) -> RunRequest:
-        sweep = self._requests.sweep
+        sweep = self.sweep
         assert sweep is not None
         name = name or request.config.strategy.name
         entry = sweep.entry(place, name, about, request.overrides, repeat, None if repeat else request.folder)
-        self._requests.entries[place, repeat] = entry
+        self.entries[place, repeat] = entry
         own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
         return dataclasses.replace(request, folder=sweep.folder / entry.folder, own=own)
 
     def _add(self, place: int, repeat: int, request: RunRequest) -> None:
         if not self._is_finished(place, repeat, request):
-            self._requests.to_run[place, repeat] = request
+            self.to_run[place, repeat] = request
 
     def _is_finished(self, place: int, repeat: int, request: RunRequest) -> bool:
         """True if an earlier command has finished it; the session then has its result."""
-        sweep, entry = self._requests.sweep, self._requests.entries.get((place, repeat))
+        sweep, entry = self.sweep, self.entries.get((place, repeat))
         result = None if sweep is None or entry is None else sweep.finished(entry)
         if result is None or entry is None:
             return False
         self._session.results[place, repeat] = request.ended(result)
-        self._requests.finished += 1
+        self.finished += 1
         entry.status, entry.error = "FINISHED", None
         return True
 
     def _end(self, place: int, result: PointResult) -> None:
         self._all[place] = None
         self._session.results[place, 0] = result
-        if (sweep := self._requests.sweep) is not None:
-            sweep.note(self._requests.entries[place, 0], result)
+        if (sweep := self.sweep) is not None:
+            sweep.note(self.entries[place, 0], result)
+
+
+def devices(environ: Mapping[str, str]) -> int:
+    """The number of this machine's GPUs, or of its cores if it has none."""
+    inventory = machine.detect(environ)
+    return len(inventory.gpus) or len(inventory.cores)
+
+
+def most_at_once(requests: Requests, session: Session) -> int:
+    """The number of runs that may train at once; says so if that is one though sweep.parallel is more."""
+    first = next(iter(requests.to_run.values()), None)
+    if first is None or not requests.many or first.config.sweep.parallel == 1:
+        return 1
+    if any(request.config.mode is not Mode.run for request in requests.to_run.values()):
+        return 1  # Planning and predicting take too little to be worth processes of their own.
+    names = {request.config.cluster.name for request in requests.to_run.values()}
+    in_turn = sorted(name for name in names if name not in AT_ONCE)
+    if in_turn:
+        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
+        return 1
+    return first.config.sweep.parallel
 
 
 def _mode(composed: DictConfig) -> Mode:
@@ -301,10 +287,10 @@ def _check_sweep(config: Config, many: bool) -> None:
         )
     if many:
         return
-    for key, given in (
+    for key, is_set in (
         (f"sweep.name={request.name}", request.name is not None),
         (f"sweep.repeats={request.repeats}", request.repeats > 1),
         (f"sweep.parallel={request.parallel}", request.parallel > 1),
     ):
-        if given:
+        if is_set:
             raise UserError(f"a sweep with {key}", "one run", f"python -m pipeline -m {key}")

@@ -29,7 +29,7 @@ from pipeline.run.run import Run
 from pipeline.run.session import Preemption, choices_of, layout_of
 from pipeline.run.timing import Measured
 
-# How many of the examples that were left out are named.
+# Of the examples that were left out, so many are named.
 SKIPPED_NAMED = 3
 
 
@@ -100,20 +100,20 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
     return tuple(scoring.scored(lines, step_model.identity(plan), measured))
 
 
-def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
-    """Throughput, step times and speedup, with their intervals; None for what was not measured.
+def speed_of(plan: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
+    """Throughput, step times and speedup, with their intervals; None for those that were not measured.
 
     `baseline` has examples per second of one device, which come from `source`.
     """
-    point, _ = measured.counted(planned)
+    point, _ = measured.counted(plan)
     points = [repeat.examples_per_second for repeat in point]
     middle, low, high = measure.interval(points) if points else (None, None, None)
-    faster: tuple[float | None, ...] = (None, None, None)
+    speedup: tuple[float | None, ...] = (None, None, None)
     if points and baseline:
-        faster = measure.speedup(points, baseline, in_turn=source == IN_THIS_RUN)
+        speedup = measure.speedup(points, baseline, in_turn=source == IN_THIS_RUN)
     one = measure.interval(baseline)[0] if baseline else None
-    devices = (measured.timed_workers or planned.workers) * planned.strategy.devices_per_replica
-    efficiency = None if faster[0] is None else faster[0] / devices
+    devices = (measured.timed_workers or plan.workers) * plan.strategy.devices_per_replica
+    efficiency = None if speedup[0] is None else speedup[0] / devices
     return Speed(
         examples_per_second=middle,
         examples_per_second_low=low,
@@ -121,10 +121,10 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
         **(measure.step_ms(point) if point else {}),
         baseline_examples_per_second=one,
         baseline_source=source if one is not None else None,
-        speedup=faster[0],
-        speedup_low=faster[1],
-        speedup_high=faster[2],
-        # More than there is to be had is the baseline's, which something has slowed.
+        speedup=speedup[0],
+        speedup_low=speedup[1],
+        speedup_high=speedup[2],
+        # More than the ideal means that something has slowed the baseline.
         efficiency=None if efficiency is None or efficiency > MOST_EFFICIENCY else efficiency,
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
@@ -133,10 +133,10 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
     )
 
 
-def timed_with(planned: Plan, measured: Measured, speed: Speed) -> list[str]:
-    """What is to be said of a throughput that is not that of all workers, or of a machine that does other work."""
+def timed_with(plan: Plan, measured: Measured, speed: Speed) -> list[str]:
+    """Notes on a throughput that is not that of all workers, or of a busy machine."""
     timed, others = measured.timed_workers, speed.other_work
-    notes = [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
+    notes = [] if timed in (None, plan.workers) else [f"The throughput is that of {timed} workers."]
     if others is not None and others >= comparable.BUSY:
         notes.append(
             f"{comparable.TOOK} {others:.0%} of the time of the cores while steps were timed: the throughput is that "
@@ -148,7 +148,7 @@ def timed_with(planned: Plan, measured: Measured, speed: Speed) -> list[str]:
 
 
 def training_of(measured: Measured, folder: Path) -> Training:
-    """What training came to, and what it left in the run's folder."""
+    """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
     saved, sample = ([name for name in names if (folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,)))
     return Training(
@@ -171,11 +171,11 @@ def training_of(measured: Measured, folder: Path) -> Training:
 
 
 def ended_early(training: Training) -> list[str]:
-    """What is to be said of a training that a callback ended, or whose weights are those of an earlier epoch."""
+    """Notes on a training that a callback ended, or whose weights are those of an earlier epoch."""
     notes = []
     if training.stopped_by is not None:
-        where = f"epoch {training.epochs} of {training.planned_epochs}, step {training.stopped_at}"
-        notes.append(f"Training ended early, at {where}: {training.stopped_by}.")
+        end = f"epoch {training.epochs} of {training.planned_epochs}, step {training.stopped_at}"
+        notes.append(f"Training ended early, at {end}: {training.stopped_by}.")
     if training.restored_epoch is not None:
         notes.append(
             f"The weights are those of epoch {training.restored_epoch}, which EarlyStopping restored; loss and metrics "
@@ -185,22 +185,22 @@ def ended_early(training: Training) -> list[str]:
 
 
 def lost_of(measured: Measured, part: str) -> int:
-    """Examples of a part of the data that were broken and left out."""
+    """The number of examples of a part of the data that were broken and left out."""
     return sum(broken.examples for broken in measured.lost.get(part, ()))
 
 
 def check_notes(check: Check | None, replicas: int) -> list[str]:
-    """What is to be said of replicas that were compared with one device."""
+    """Notes on replicas that were compared with one device."""
     if check is None or check.outcome == "equal" or check.noted:
         return []
     if check.outcome == "not made":
         return [f"Replicas were not compared with one device (train.check): {check.unsaid}."]
-    said = check.said(replicas)
-    return [f"{said[0].upper()}{said[1:]} {check.advice}"]
+    difference = check.said(replicas)
+    return [f"{difference[0].upper()}{difference[1:]} {check.advice}"]
 
 
 def refused_of(check: Check | None, replicas: int) -> str | None:
-    """What keeps a training from the strict check; None where nothing does."""
+    """The refusal of a training by the strict check; None if it passes."""
     if check is None or check.outcome == "equal":
         return None
     expected = f"Expected {replicas} replicas that train what one device trains, for train.check=strict, received"
@@ -210,33 +210,33 @@ def refused_of(check: Check | None, replicas: int) -> str | None:
 
 
 def skipped_notes(measured: Measured) -> list[str]:
-    """What is to be said of examples that were left out."""
+    """Notes on examples that were left out."""
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
         lost, count = measured.lost.get(part, ()), lost_of(measured, part)
         if count:
-            named = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
+            names = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
-            notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
+            notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {names}{more}.")
     return notes
 
 
-def input_of(planned: Plan, measured: Measured) -> Input:
-    """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
-    most, shares = measure.input_wait(measured.point)
-    waiting = planned.ranks("worker") if planned.strategy.asynchronous else planned.leaders
-    names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
+def input_of(plan: Plan, measured: Measured) -> Input:
+    """The share of step time spent waiting for input, of the worker that waited longest, and of each."""
+    longest, shares = measure.input_wait(measured.point)
+    waiting = plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders
+    names = [f"{plan.processes[rank].role} {rank}" for rank in waiting]
     return Input(
-        wait=most,
+        wait=longest,
         wait_by_worker=dict(zip(names, shares, strict=False)),
-        bound=None if most is None else most >= measure.INPUT_BOUND,
+        bound=None if longest is None else longest >= measure.INPUT_BOUND,
         train_examples_skipped=lost_of(measured, "train"),
         validation_examples_skipped=lost_of(measured, "validation"),
     )
 
 
 def bound_by_input(waited: Input) -> list[str]:
-    """What is to be said of a training that waits for its input."""
+    """Notes on a training that waits for its input."""
     if not waited.bound:
         return []
     slowest, share = max(waited.wait_by_worker.items(), key=lambda of_worker: of_worker[1])
@@ -248,16 +248,16 @@ def bound_by_input(waited: Input) -> list[str]:
 
 
 def explained_otherwise(explained: Explanation | None, speed: Speed, workers: int) -> list[str]:
-    """What is to be said where what was explained is not what training was timed with."""
+    """Notes on an explanation whose efficiency is not the one that training was timed with."""
     value, low, high = speed.speedup, speed.speedup_low, speed.speedup_high
     if explained is None or value is None or low is None or high is None:
         return []
     return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
-def staleness_of(planned: Plan, finished: Finished) -> Staleness:
-    """What only an asynchronous training has, from its end."""
-    names = [f"worker {rank}" for rank in planned.ranks("worker")]
+def staleness_of(plan: Plan, finished: Finished) -> Staleness:
+    """The figures that only an asynchronous training has."""
+    names = [f"worker {rank}" for rank in plan.ranks("worker")]
     return Staleness(
         staleness_mean=finished.staleness_mean,
         staleness_max=finished.staleness_max,
@@ -269,7 +269,7 @@ def staleness_of(planned: Plan, finished: Finished) -> Staleness:
 
 
 def preempted(preemption: Preemption, saved_step: int | None) -> str:
-    """How the run was preempted, and how to go on, in words."""
+    """Says how the run was preempted, and how to go on."""
     how = "ended by Ctrl-C" if preemption.by_person else f"preempted by {preemption.asked}"
     if saved_step is None:
         return f"The run was {how}. No checkpoint was written yet; the same command begins it anew."

@@ -82,7 +82,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How its last command ended, in words; "killed" if nothing says so."""
+        """The way its last command ended, in words; "killed" if the log does not say."""
         return ENDED.get(str(self.ended), "killed")
 
     def apply(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class Run:
                 self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 
     def missed(self, earlier: Sequence[EventBase]) -> list[Event]:
-        """Of the events before a checkpoint, those that the log lacks: its driver was killed meanwhile."""
+        """The events before a checkpoint that the log lacks, as its driver was killed meanwhile."""
         return [
             msgspec.structs.replace(event, group="point", rank=0)
             for event in earlier
@@ -115,7 +115,7 @@ class Run:
         ]
 
     def measured(self, plan: Plan, baseline: Plan | None) -> Measured:
-        """What it has measured, as far as that holds for the plan that resumes it."""
+        """Its measurements, as far as they hold for the plan that resumes it."""
         measured = Measured(step=self.step, check=self.check, notes=list(self.restarts), restarts=len(self.restarts))
         same = plans.identity(self.plan) == plans.identity(json.loads(plan.to_json()))
         same = same and plans.from_values(self.plan).collective == plan.collective

@@ -1,4 +1,4 @@
-"""What the runs of a command share, one run as it was requested, and results of runs that never start."""
+"""The session that the runs of a command share, a run as it was requested, and results of runs that never start."""
 
 import dataclasses
 import signal
@@ -97,7 +97,7 @@ class Preemption:
 
 @dataclass
 class Session:
-    """What all runs of a command share: the machine, the cluster with its fork server, and the tracker."""
+    """Shared by all runs of a command: the machine, the cluster with its fork server, and the tracker."""
 
     search: tuple[str, ...]
     environ: Mapping[str, str]
@@ -213,7 +213,7 @@ class Session:
 
 
 def cluster_key(config: Config) -> str:
-    """What tells a cluster from others."""
+    """A text that is the same for configs of the same cluster."""
     return f"{config.cluster} {config.launch.detach}"
 
 
@@ -291,7 +291,7 @@ def choices_of(source: Config | Plan) -> Choices:
 
 
 def layout_of(plan: Plan, timed_workers: int | None) -> Layout:
-    """How a plan is laid out, and how many of its workers were timed."""
+    """The layout of a plan, of which so many workers were timed."""
     each = plan.strategy.devices_per_replica
     return Layout(
         workers=plan.workers,

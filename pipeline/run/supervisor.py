@@ -39,7 +39,7 @@ from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured, build, measure_size, profile, take_measurements
 from pipeline.run.tracked import Tracked
 from pipeline.run.views import Offered, PointResult, Tracking, offered
-from pipeline.run.watch import Failure, RunFailed
+from pipeline.run.watch import RunFailed
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
@@ -198,7 +198,7 @@ class Supervisor:
                 remedy = self._remedy(failed)
                 if remedy is None:
                     raise
-                text = f"{failed.failure.error.rstrip('.')}. {remedy}"
+                text = f"{failed.error.rstrip('.')}. {remedy}"
             measured.notes.append(text)
             if self._cluster.moved():
                 self._now = relaid(self._now, self._config, self._cluster)
@@ -227,16 +227,16 @@ class Supervisor:
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""
-        plan, measured, failure, log = self._now, self._measured, failed.failure, failed.log
+        plan, measured, log = self._now, self._measured, failed.log
         again = log is not None and str(log) == self._failed and self.run.step == measured.step
         self._failed = None if log is None else str(log)
         most = plan.launch.max_restarts
-        if failure.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < most:
+        if failed.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < most:
             measured.rollbacks += 1
             self._resume = "back"
             self._now = with_rate_scale(plan, plan.training.rate_scale * ROLLBACK_SCALE)
             return f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
-        if not failure.lost:
+        if not failed.lost:
             return None
         smaller = fewer(plan, self._config, self._cluster) if again and plan.launch.elastic else None
         if smaller is None and self._restarts >= most:
@@ -318,7 +318,7 @@ class Supervisor:
             measured.versions = group.joined()[0].versions
         measured.built, measured.lost = build(point, self._resume)
         if refusal := without_room(point.plan, measured.built.state_bytes or 0):
-            raise RunFailed(Failure(refusal, None, lost=False), None)
+            raise RunFailed(refusal, None, lost=False)
         for group in others:
             build(group)
 
@@ -331,7 +331,7 @@ class Supervisor:
             self._measured.check = self.run.check
         refusal = refused_of(self._measured.check, point.plan.workers)
         if point.plan.training.check == "strict" and refusal:
-            raise RunFailed(Failure(refusal, None, lost=False), None)
+            raise RunFailed(refusal, None, lost=False)
 
     def _save(self, point: Group) -> dict[int, Finished]:
         """Saves a checkpoint; returns the processes' last events if training was over. Raises `Preempted`."""

@@ -1,4 +1,4 @@
-"""What a run is called in MLflow, where it is tracked, and with which parameters and tags."""
+"""A run's name, parameters and tags in MLflow, and where it is tracked."""
 
 import getpass
 import json
@@ -26,7 +26,7 @@ from pipeline.record.tracking import Store
 from pipeline.run.session import RunRequest
 
 PROGRAM = ("python", "-m", "pipeline")
-# The group of ready sweeps, and what makes one run of one.
+# The group of ready sweeps, and the overrides that make one run of one.
 EXPERIMENT, AS_ONE_RUN = "experiment", ("hydra.mode=RUN", "sweep.name=null")
 # A value in JSON that is typed as it stands.
 PLAIN = re.compile(r'"?[\w./-]+"?')
@@ -47,7 +47,7 @@ def parameters(planned: Plan, config: Config) -> dict[str, object]:
 
 
 def name_of(planned: Plan) -> str:
-    """What the run is called in MLflow, where charts show nothing else of it."""
+    """The run's name in MLflow, which is all that charts show of it."""
     hardware = planned.hardware
     doubts = comparable.doubts(Layout(rehearsal=hardware.rehearsal, oversubscribed=hardware.oversubscribed))
     marked = f" ({', '.join(doubts)})" if doubts else ""
@@ -56,7 +56,7 @@ def name_of(planned: Plan) -> str:
 
 
 def store_of(config: Config) -> Store | None:
-    """Where a run is tracked; None for nowhere."""
+    """The store that tracks a run; None if none does."""
     tracking, output = config.tracking, Path(config.output_dir).resolve()
     if tracking.store is Kind.none:
         return None
@@ -71,65 +71,65 @@ def store_of(config: Config) -> Store | None:
 
 
 def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
-    """What to type to run one point again, be it of a sweep.
+    """The command that runs one run again, even one of a sweep.
 
-    A ready sweep stays one whatever else is typed, so what its file says of a run is typed in its place.
+    A ready sweep stays one whatever else is typed, so the keys of its file are typed in its place.
 
     >>> command_of(["experiment=strategies", "strategy=mirrored", "sweep.name=mine"])
     'python -m pipeline measure.baseline=fresh strategy=mirrored'
     """
-    asked = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
-    ready = asked.pop(EXPERIMENT, None)
-    if ready is not None:
-        said = _said_of_runs(ready.partition("=")[2], options)
-        asked = ({_key(override): override for override in said} | asked) if said is not None else asked
-        return shlex.join([*PROGRAM, *options, *asked.values(), *([ready, *AS_ONE_RUN] if said is None else [])])
-    return shlex.join([*PROGRAM, *options, *asked.values()])
+    typed = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
+    ready = typed.pop(EXPERIMENT, None)
+    if ready is None:
+        return shlex.join([*PROGRAM, *options, *typed.values()])
+    keys = _keys_of_ready(ready.partition("=")[2], options)
+    if keys is None:
+        return shlex.join([*PROGRAM, *options, *typed.values(), ready, *AS_ONE_RUN])
+    return shlex.join([*PROGRAM, *options, *({_key(override): override for override in keys} | typed).values()])
 
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _said_of_runs(name: str, options: Sequence[str]) -> list[str] | None:
-    """What the file of a ready sweep says beside the sweep; None where that cannot be typed."""
-    own = [option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))]
-    places = [*map(Path, own), shipped.folder()]
-    files = [place / EXPERIMENT / f"{name}.yaml" for place in places]
-    said: object = None
+def _keys_of_ready(name: str, options: Sequence[str]) -> list[str] | None:
+    """The keys of a ready sweep's file beside the sweep; None if they cannot be typed."""
+    named = [option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))]
+    files = [folder / EXPERIMENT / f"{name}.yaml" for folder in (*map(Path, named), shipped.folder())]
+    contents: object = None
     with suppress(OSError, YAMLError, OmegaConfBaseException, StopIteration):
-        said = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())), resolve=False)
-    if not isinstance(said, dict) or "defaults" in said:
+        contents = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())), resolve=False)
+    if not isinstance(contents, dict) or "defaults" in contents:
         return None
-    of_runs = {key: value for key, value in said.items() if key not in ("sweep", "hydra")}
+    of_runs = {key: value for key, value in contents.items() if key not in ("sweep", "hydra")}
     values = {key: json.dumps(value) for key, value in comparable.flat(of_runs)}
     plain = all(map(PLAIN.fullmatch, values.values()))
     return [f"{key}={value.strip(chr(34))}" for key, value in values.items()] if plain else None
 
 
 def origin() -> dict[str, str]:
-    """Who runs what, of which commit, as MLflow shows it; what is not known is left out."""
+    """User, program and commit, as MLflow shows them, as far as they are known."""
     tags = {USER: None, SOURCE: shlex.join(PROGRAM), SOURCE_KIND: "LOCAL", COMMIT: None}
-    # Of a number that has no name, as in a container.
+    # A user may have no name, as in a container.
     with suppress(OSError, KeyError):
         tags[USER] = getpass.getuser()
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
-        tags[COMMIT] = said.stdout.strip()
+        shown = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
+        tags[COMMIT] = shown.stdout.strip()
     return {name: value for name, value in tags.items() if value}
 
 
 def tags_of(planned: Plan, request: RunRequest, options: Sequence[str] = ()) -> dict[str, str]:
-    """A run's tags in MLflow, those that there are. `options` are those that say where configs are."""
-    known = origin()
-    tags = known | {
-        "git_commit": known.get(COMMIT),
+    """A run's tags in MLflow. `options` are the command's that say where configs are."""
+    tags = origin()
+    tags |= {
+        "git_commit": tags.get(COMMIT, ""),
         "command": command_of(request.overrides, options),
         "host": os.uname().nodename,
         "device_kind": planned.hardware.kind,
         "machine": planned.hardware.machine,
-        "sweep": request.sweep,
-        "overrides": " ".join(request.overrides) or None,
+        "sweep": request.sweep or "",
+        "overrides": " ".join(request.overrides),
         "rehearsal": str(planned.hardware.rehearsal).lower(),
         "oversubscribed": str(planned.hardware.oversubscribed).lower(),
     }

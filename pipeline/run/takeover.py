@@ -56,7 +56,7 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator[Superv
 
 
 def _left(run: Run, shown: Path) -> Handover:
-    """What the driver of a run has left. Raises `UserError` if the run has ended, or its processes have."""
+    """Reads what the driver of a run has left. Raises `UserError` if the run has ended, or its processes have."""
     if run.ended is not None:
         again = "" if run.ended == "FINISHED" else " The same command goes on from its last checkpoint."
         raise UserError(

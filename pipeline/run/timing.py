@@ -18,7 +18,7 @@ from pipeline.record.events import Built, Finished, Lost
 from pipeline.record.findings import Check, Explanation, Profile
 from pipeline.run.group import Group
 from pipeline.run.session import Preempted, Preemption
-from pipeline.run.watch import Failure, RunFailed
+from pipeline.run.watch import RunFailed
 
 # A step that is timed for itself is timed in so many starts of its processes, or as many as begin in so long.
 LIVES, LIVES_SECONDS = 3, 20.0
@@ -82,7 +82,7 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
     with _built(cluster, plan, "size", folder) as (group, _):
         sized = group.request(commands.Size())[0]
         if sized.size is None:
-            raise RunFailed(Failure(str(sized.error), 0, lost=False), None)
+            raise RunFailed(str(sized.error), 0, lost=False)
         return sized.size
 
 
@@ -116,7 +116,7 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         yield group, build(group)[0]
         group.leave()
     except Preempted:
-        raise RunFailed(Failure(f"It was ended by {preemption.asked}.", None, lost=True), None) from None
+        raise RunFailed(f"It was ended by {preemption.asked}.", None) from None
     finally:
         group.stop()
 
@@ -150,7 +150,7 @@ def profile(point: Group) -> Profile:
 
 
 def measure_size(point: Group, one: Group | None) -> Size | None:
-    """How large the model is; None if no process has its step compiled, and its graph there to be read.
+    """The size of the model; None if no process has a compiled step whose graph it can read.
 
     A coordinator has no such graph, and that of batches of one size does not say what grows with them.
     """

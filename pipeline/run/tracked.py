@@ -1,6 +1,6 @@
-"""Turns the end of a run into what its result says of MLflow: its id there, and what MLflow does not hold yet.
+"""Adds to a run's result its id in MLflow, and what MLflow lacks of it.
 
-It is waited for as long as it gets on, which beside much else may take longer than the training.
+Waits as long as MLflow gets on, which beside much else may take longer than the training.
 """
 
 import time
@@ -13,18 +13,18 @@ from pipeline.launch.signals import Interrupted
 from pipeline.record.results import Result
 from pipeline.run.views import Tracking
 
-# Before it is said what is waited for; at most for a run that a signal has ended, and after a second one.
+# Before the terminal says why it waits; at most for a run that a signal has ended, and after a second one.
 SAY_SECONDS, HURRIED_SECONDS, AT_ONCE_SECONDS = 5.0, 3.0, 0.2
 
-Known = TypeVar("Known")
+Answer = TypeVar("Answer")
 
 
 @dataclass
 class Tracked:
-    """What MLflow has of the run in a folder, which is waited for until it has not got on for so many seconds.
+    """Waits for MLflow to have the run in a folder, until it has not got on for so many seconds.
 
-    Where the command is to end, as `hurried` tells, it is waited for a moment. A signal that comes meanwhile is kept in
-    `interrupted`, for who has written the result.
+    It waits only a moment if the command ends, as `hurried` says. A signal that comes meanwhile is kept in
+    `interrupted`, for the caller to raise once the result is written.
     """
 
     tracker: Tracking
@@ -37,14 +37,13 @@ class Tracked:
     _said: bool = False
 
     def named(self, result: Result) -> Result:
-        """The result with the run's id there, as soon as it has one."""
+        """The result with the run's id in MLflow, as soon as it has one."""
         seconds = 0.0 if self.hurried() else self.seconds
         return _with(result, mlflow_run_id=self._waited(lambda waits: self.tracker.run_id(self.folder, seconds, waits)))
 
     def sent(self, result: Result) -> Result:
-        """The result with what is not there yet, and what to type, once the log has ended."""
-        most = self._most()
-        seconds = min(self.seconds, most) if self.hurried() else self.seconds
+        """The result with what MLflow lacks, and what to type, once the log has ended."""
+        seconds = min(self.seconds, self._limit()) if self.hurried() else self.seconds
         drained, problem = self._waited(lambda waits: self.tracker.drain(seconds, waits)) or (False, None)
         run_id = result.tracked.mlflow_run_id or self.tracker.run_id(self.folder, 0.0)
         if drained:
@@ -55,11 +54,11 @@ class Tracked:
         )
         return _with(result, mlflow_run_id=run_id, tracking_note=note)
 
-    def _most(self) -> float:
+    def _limit(self) -> float:
         return AT_ONCE_SECONDS if self.at_once else HURRIED_SECONDS
 
-    def _waited(self, ask: Callable[[Callable[[], bool]], Known]) -> Known | None:
-        """What is answered; None where a signal has come meanwhile."""
+    def _waited(self, ask: Callable[[Callable[[], bool]], Answer]) -> Answer | None:
+        """The answer; None if a signal has come meanwhile."""
         began = time.monotonic()
 
         def waits() -> bool:
@@ -67,7 +66,7 @@ class Tracked:
             if waited > SAY_SECONDS and not self._said:
                 self._said = True
                 self.say("Waiting for MLflow to take all of it. Ctrl-C leaves the rest to `python -m pipeline sync`.")
-            return waited < self._most() or not self.hurried()
+            return waited < self._limit() or not self.hurried()
 
         try:
             return ask(waits)
@@ -77,5 +76,5 @@ class Tracked:
             return None
 
 
-def _with(result: Result, **known: str | None) -> Result:
-    return replace(result, tracked=replace(result.tracked, **known))
+def _with(result: Result, **values: str | None) -> Result:
+    return replace(result, tracked=replace(result.tracked, **values))

@@ -1,4 +1,4 @@
-"""What a run is told to: who shows it, and who tracks it. A command hands them in; a run knows no more of them."""
+"""The protocols of a run's views: a screen, a tracker, and those of other packages; and the results that they get."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a planned point needs: bytes of a device, at least where activations are not known, and what all exchange
-    for a step of so many examples; None where that is not known.
+    """Memory and traffic of a planned run: bytes of a device, a lower bound if its activations are not known, and bytes
+    that all exchange for a step of so many examples; None if that is not known.
     """
 
     device_bytes: int
@@ -32,17 +32,11 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How far equal runs lie apart, as a relative standard deviation, and how many runs have told that."""
-
-    deviation: float
-    runs: int
-
-
-@dataclass(frozen=True)
 class Foreseen:
-    """What is known of a predicted point beside its speed: a step's seconds and the shares of its parts, the runs that
-    tell, how good earlier predictions were, the share of a worker that pays, and how far equal runs lie apart.
+    """A prediction beside its speed: a step's seconds and the shares of its parts, the runs that it is fitted on, how
+    good earlier predictions were, and the share of a worker that pays.
+
+    `spread` is how far `equal` runs lie apart, as a relative standard deviation.
     """
 
     step_seconds: float
@@ -50,14 +44,15 @@ class Foreseen:
     fitted_on: FittedOn
     score: "Score"
     knee_share: float
-    spread: Spread | None = None
+    spread: float = 0.0
+    equal: int = 0
 
 
 @dataclass(frozen=True)
 class PointResult:
-    """What became of a point of a command, or of a sweep: its result, its folder, and what was typed.
+    """A run's result, its folder, and what was typed.
 
-    `number` is the one that it has wherever it is spoken of; None where it is its place among those that are shown.
+    `number` is its number in the sweep; None if that is its place among those that are shown.
     """
 
     result: Result
@@ -70,8 +65,7 @@ class PointResult:
 
 @dataclass(frozen=True)
 class Ahead:
-    """How far a sweep is: the number of the point under way, what has become of all so far, and the seconds that those
-    which are left may take, if known."""
+    """Progress of a sweep: the number of the run under way, all results so far, and the seconds left, if known."""
 
     number: int
     points: tuple[PointResult, ...]
@@ -79,12 +73,12 @@ class Ahead:
 
     @property
     def done(self) -> int:
-        """How many have ended."""
+        """The number of runs that have ended."""
         return sum(point.result.ending.status is not None for point in self.points)
 
 
 class View(Protocol):
-    """Is fed a run's events in order, each once, inside its `with` block; `now` is in seconds on one clock."""
+    """Takes a run's events in order, each once, inside its `with` block; `now` is in seconds on one clock."""
 
     def __enter__(self) -> "View":
         """Begins to show."""
@@ -98,63 +92,63 @@ class View(Protocol):
         """Takes the next event, of any kind."""
 
     def recall(self, events: Iterable[Event], now: float) -> None:
-        """Takes what an earlier command was told, and shows nothing of it."""
+        """Takes events of earlier commands, and shows nothing of them."""
 
 
 class Screen(Protocol):
-    """Where a command shows its points to a person."""
+    """Shows a command's runs to a person."""
 
     def say(self, text: str) -> None:
         """Shows a line."""
 
     def shares(self, points: Sequence[PointResult]) -> None:
-        """Shows what was typed for all points of a sweep."""
+        """Shows what was typed for all runs of a sweep."""
 
     def begins(self, ahead: Ahead) -> None:
-        """Shows which point of a sweep begins."""
+        """Shows which run of a sweep begins."""
 
     def ended(self, point: PointResult, seconds: float | None) -> None:
-        """Shows what a point of a sweep came to, after so many seconds."""
+        """Shows the result of a run of a sweep, after so many seconds."""
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
-        """Shows which run a point goes on with, and from where."""
+        """Shows which run is resumed, and from which step."""
 
     def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
-        """Shows a plan; `full` where that is all that was asked for. Its baseline may be `reused` from a folder."""
+        """Shows a plan; `full` if nothing is trained. Its baseline may be `reused` from a folder."""
 
     def described(self, typed: str) -> None:
-        """Shows what would be typed or submitted to start a plan's processes."""
+        """Shows the commands or the job that would start a plan's processes."""
 
-    def estimated(self, plan: Plan, made: Estimate) -> None:
+    def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs."""
 
-    def shared(self, made: Estimate) -> None:
+    def shared(self, estimate: Estimate) -> None:
         """Shows which tables are cut and what stays whole."""
 
     def predicted(self, point: PointResult) -> None:
         """Shows how fast a plan would be."""
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:
-        """A view of a run of `plan`, under a sweep that is as far as `ahead` says."""
+        """A view of a run of `plan`, under the progress of its sweep."""
 
 
 class Tracking(Protocol):
-    """Sends runs' event logs to where they are tracked. Nothing here raises.
+    """Sends runs' event logs to their store. Nothing here raises.
 
-    It is waited for until it has not got on for `timeout` seconds, or the caller says that it `waits` no more.
+    A method waits until it has not got on for `timeout` seconds, or `waits` returns false.
     """
 
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
 
     def follow(self, folder: Path, store: Store) -> None:
-        """Has the log in `folder` sent to `store` from now on."""
+        """Sends the log in `folder` to `store` from now on."""
 
     def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:
-        """What the run of `folder` is called there; None if it is not there after that time."""
+        """The id there of the run in `folder`; None if it has none after that time."""
 
     def drain(self, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
-        """(Is all that the logs hold there, what was wrong), after that time."""
+        """(True if all of the logs is there, what was wrong), after that time."""
 
     def close(self, timeout: float, waits: Callable[[], bool] = ...) -> None:
         """Sends what is left, and ends."""
@@ -164,7 +158,7 @@ Make = Callable[[Plan, Path], View]
 
 
 def offered(names: Sequence[str]) -> dict[str, Make]:
-    """What packages offer under these names, as entry points of the group `pipeline.views`. Raises `UserError`."""
+    """The views that packages offer, as entry points of the group `pipeline.views`. Raises `UserError`."""
     return {name: load_offer("views", name, "views", {}, "views=[]") for name in names}
 
 
@@ -174,8 +168,8 @@ class Offered:
     def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
         self._say = say
         self._views: dict[str, View] = {}
-        made = {name: self._try(name, make, plan, folder) for name, make in makes.items()}
-        self._views |= {name: view for name, view in made.items() if view is not None}
+        views = {name: self._try(name, make, plan, folder) for name, make in makes.items()}
+        self._views |= {name: view for name, view in views.items() if view is not None}
 
     def __enter__(self) -> "Offered":
         self._all("__enter__")
@@ -190,13 +184,13 @@ class Offered:
         """Takes the next event."""
         self._all("update", event, now)
 
-    def _all(self, part: str, *given: object) -> None:
+    def _all(self, part: str, *arguments: object) -> None:
         for name, view in [*self._views.items()]:
-            self._try(name, methodcaller(part, *given), view)
+            self._try(name, methodcaller(part, *arguments), view)
 
-    def _try(self, name: str, call: Callable[..., Any], *given: object) -> Any:
+    def _try(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return call(*given)
+            return call(*arguments)
         except Exception as error:
             self._views.pop(name, None)
             self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")

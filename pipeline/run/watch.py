@@ -1,7 +1,7 @@
-"""Decides from what processes tell, and from the time, whether one is dead, stopped or stuck, and which.
+"""Decides from processes' events, and from the time, whether one is dead, stopped or stuck, and which.
 
 Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments. A worker
-of an asynchronous training, once that has begun, is no loss but one that can be replaced.
+of an asynchronous training that has begun can be replaced, and its loss ends no run.
 """
 
 import signal
@@ -26,20 +26,20 @@ from pipeline.record.events import (
 
 # A process that uses this share of a core between beats, or waits for it, is computing, though it reports no step.
 BUSY_SHARE = 0.1
-# Computing without a step counts as progress for this many times the limit: while what is asked for is traced and
-# compiled, until its first steps are told, and from then on.
+# Computing without a step counts as progress for this many times the limit: until the first steps after a command,
+# which are traced and compiled, and from then on.
 TRACING_PATIENCE, BUSY_PATIENCE = 10, 2
 # How long to look for who is to blame once a process has lost its peers.
 BLAME_SECONDS = 12.0
 SILENT_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Which process failed and why; `rank` is None where it is the whole run. `stuck`: it may still tell where.
+@dataclass(eq=False)
+class RunFailed(RuntimeError):
+    """A run that cannot go on: why, and the process of that `rank` which is to blame, None if it is the whole run.
 
-    `lost`: the process is gone or does nothing, for no reason of its own; started again it may do better. `diverged`:
-    training has, and a smaller learning rate may help.
+    `stuck`: the process may still write where it stands to its `log`. `lost`: it is gone or does nothing, for no reason
+    of its own, and may do better if started again. `diverged`: training has, and a smaller learning rate may help.
     """
 
     error: str
@@ -47,24 +47,15 @@ class Failure:
     stuck: bool = False
     lost: bool = True
     diverged: bool = False
+    log: Path | None = None
 
-
-class RunFailed(RuntimeError):
-    """A run that cannot go on; the message names the process, and `log` is its log."""
-
-    def __init__(self, failure: Failure, log: Path | None) -> None:
-        super().__init__(failure.error)
-        self.failure, self.log = failure, log
-
-    @property
-    def rank(self) -> int | None:
-        """The process that is to blame."""
-        return self.failure.rank
+    def __str__(self) -> str:
+        return self.error
 
 
 @dataclass
-class _Seen:
-    """What is known of one process."""
+class _Process:
+    """The state of one process, by its events."""
 
     started: float
     joined: bool = False
@@ -73,7 +64,7 @@ class _Seen:
     cpu_seconds: float = 0.0
     moved: float = 0.0
     worked: float = 0.0
-    answered: bool = False
+    responded: bool = False
     exited: int | None = None
     error: str | None = None
     diverged: bool = False
@@ -87,69 +78,69 @@ class Watch:
     """Watches the processes of one job."""
 
     plan: Plan
-    seen: dict[int, _Seen] = field(default_factory=dict)
+    processes: dict[int, _Process] = field(default_factory=dict)
     leaving: bool = False
-    # Have steps, or the end of an epoch, been told since the last command?
+    # Steps, or the end of an epoch, have come since the last command.
     stepping: bool = False
-    # May workers be replaced? And how often each was.
+    # Workers may be replaced, and how often each was.
     replacing: bool = False
     replaced: dict[int, int] = field(default_factory=dict)
 
-    def asked(self, now: float) -> None:
-        """The processes were given a command: from here on they owe progress."""
+    def commanded(self, now: float) -> None:
+        """The processes got a command: from here on they owe progress."""
         self.stepping = False
         servers = (*self.plan.ranks("parameter server"), *self.plan.ranks(DATA_SERVER))
-        for rank, seen in self.seen.items():
-            # They do nothing of their own.
-            seen.answered = rank in servers
-            seen.moved = seen.worked = now
+        for rank, process in self.processes.items():
+            # Servers do nothing of their own.
+            process.responded = rank in servers
+            process.moved = process.worked = now
 
-    def answer(self, rank: int) -> None:
-        """The process has done what it was asked, and owes nothing."""
-        self.seen[rank].answered = True
+    def responded(self, rank: int) -> None:
+        """The process has carried out its command, and owes nothing."""
+        self.processes[rank].responded = True
 
     def note(self, event: Event, now: float) -> None:
         """Takes in an event."""
-        seen = self.seen.setdefault(event.rank, _Seen(started=now, moved=now, worked=now))
+        process = self.processes.setdefault(event.rank, _Process(started=now, moved=now, worked=now))
         match event:
             case Exited(code=code):
-                seen.exited = code
+                process.exited = code
             case Started() | Signalled():
                 pass
             case Stopped():
-                seen.stopped = True
+                process.stopped = True
             case Unreachable(name=name, seconds=seconds):
-                seen.unreachable = _away(name, seconds)
+                process.unreachable = _away(name, seconds)
             case _:
-                seen.stopped, seen.beat = False, now
-                self._sign_of_life(seen, event, now)
+                process.stopped, process.beat = False, now
+                self._sign_of_life(process, event, now)
 
     def to_replace(self, now: float) -> dict[int, str]:
-        """Why, in words, for each worker that is gone and can be replaced; it then counts as just started."""
+        """The reason, in words, for each worker that is gone and can be replaced; it then counts as just started."""
         gone: dict[int, str] = {}
         for rank in self.plan.ranks("worker"):
-            seen = self.seen.get(rank)
-            if seen is None or not self._replaceable(rank):
+            process = self.processes.get(rank)
+            if process is None or not self._replaceable(rank):
                 continue
-            if seen.unreachable is not None:
-                gone[rank] = f"{self._name(rank)} is lost: {seen.unreachable}"
-            elif seen.exited is not None:
-                gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
-            elif seen.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
+            if process.unreachable is not None:
+                gone[rank] = f"{self._name(rank)} is lost: {process.unreachable}"
+            elif process.exited is not None:
+                gone[rank] = f"{self._name(rank)} {_ending(process.exited)}"
+            elif process.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
                 gone[rank] = self._silent(rank, now).error.rstrip(".")
         for rank in gone:
             self.replaced[rank] = self.replaced.get(rank, 0) + 1
-            self.seen[rank] = _Seen(started=now, moved=now, worked=now)
+            self.processes[rank] = _Process(started=now, moved=now, worked=now)
         if gone:
-            # One that was started again traces again.
+            # A worker that is started again traces again.
             self.stepping = False
-            # Others may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
-            for seen in self.seen.values():
-                if seen.beat is not None:
-                    seen.beat = now
+            # Others may have waited for it inside TensorFlow, unable to give a sign.
+            for process in self.processes.values():
+                if process.beat is not None:
+                    process.beat = now
         return gone
 
-    def failure(self, now: float) -> Failure | None:
+    def failure(self, now: float) -> RunFailed | None:
         """The failure that has become certain by `now`, if any."""
         return (
             self._unreachable()
@@ -160,65 +151,65 @@ class Watch:
             or self._stuck(now)
         )
 
-    def _sign_of_life(self, seen: _Seen, event: Event, now: float) -> None:
+    def _sign_of_life(self, process: _Process, event: Event, now: float) -> None:
         match event:
             case System():
                 return
             case Beat(progress=int(progress), cpu_seconds=float(cpu_seconds)):
-                self._beat(seen, progress, cpu_seconds, now)
+                self._beat(process, progress, cpu_seconds, now)
                 return
             case Steps() | Epoch():
                 self.stepping = True
             case Joined():
-                seen.joined = True
+                process.joined = True
             case Failed(peer=True):
-                seen.lost_peer = now
+                process.lost_peer = now
             case Failed():
-                seen.error, seen.diverged = event.error, event.diverged
-        seen.moved = seen.worked = now
+                process.error, process.diverged = event.error, event.diverged
+        process.moved = process.worked = now
 
-    def _beat(self, seen: _Seen, progress: int, cpu_seconds: float, now: float) -> None:
-        if progress != seen.counter:
-            seen.counter = progress
-            seen.moved = seen.worked = now
-            seen.cpu_seconds = cpu_seconds
-        elif cpu_seconds - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
-            seen.cpu_seconds = cpu_seconds
-            seen.worked = now
+    def _beat(self, process: _Process, progress: int, cpu_seconds: float, now: float) -> None:
+        if progress != process.counter:
+            process.counter = progress
+            process.moved = process.worked = now
+            process.cpu_seconds = cpu_seconds
+        elif cpu_seconds - process.cpu_seconds > BUSY_SHARE * (now - process.worked):
+            process.cpu_seconds = cpu_seconds
+            process.worked = now
 
-    def _unreachable(self) -> Failure | None:
-        for rank, seen in self.seen.items():
-            if seen.unreachable is not None and not self._replaceable(rank):
-                return Failure(f"{self._name(rank)} is lost: {seen.unreachable}.", rank)
+    def _unreachable(self) -> RunFailed | None:
+        for rank, process in self.processes.items():
+            if process.unreachable is not None and not self._replaceable(rank):
+                return RunFailed(f"{self._name(rank)} is lost: {process.unreachable}.", rank)
         return None
 
-    def _own_error(self, now: float) -> Failure | None:
-        for rank, seen in self.seen.items():
-            if seen.error is not None:
-                # TensorFlow has many words for a peer that is gone; one that is gone is the better explanation.
+    def _own_error(self, now: float) -> RunFailed | None:
+        for rank, process in self.processes.items():
+            if process.error is not None:
+                # TensorFlow has many errors for a peer that is gone; a process that is gone explains them better.
                 return (
                     self._death()
                     or self._gone_quiet(now)
-                    or Failure(seen.error, rank, lost=False, diverged=seen.diverged)
+                    or RunFailed(process.error, rank, lost=False, diverged=process.diverged)
                 )
         return None
 
-    def _gone_quiet(self, now: float) -> Failure | None:
-        for rank, seen in self.seen.items():
-            alive = seen.exited is None and seen.joined and seen.lost_peer is None and seen.error is None
+    def _gone_quiet(self, now: float) -> RunFailed | None:
+        for rank, process in self.processes.items():
+            alive = process.exited is None and process.joined and process.lost_peer is None and process.error is None
             alive = alive and not self._replaceable(rank)
             if alive and self._quiet(rank, now) > SILENT_SECONDS:
                 return self._silent(rank, now)
         return None
 
-    def _death(self) -> Failure | None:
+    def _death(self) -> RunFailed | None:
         died = {
-            rank: seen.exited
-            for rank, seen in self.seen.items()
-            if seen.exited is not None
-            and seen.lost_peer is None
-            and seen.error is None
-            and not (self.leaving and seen.exited == 0)
+            rank: process.exited
+            for rank, process in self.processes.items()
+            if process.exited is not None
+            and process.lost_peer is None
+            and process.error is None
+            and not (self.leaving and process.exited == 0)
             and not self._replaceable(rank)
         }
         if not died:
@@ -227,18 +218,20 @@ class Watch:
         rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
         again = self.replaced.get(rank, 0)
         often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
-        return Failure(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
+        return RunFailed(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
 
-    def _silence(self, now: float) -> Failure | None:
+    def _silence(self, now: float) -> RunFailed | None:
         late = {
-            rank: seen
-            for rank, seen in self.seen.items()
-            if not seen.joined and seen.exited is None and now - seen.started > self.plan.launch.startup_timeout
+            rank: process
+            for rank, process in self.processes.items()
+            if not process.joined
+            and process.exited is None
+            and now - process.started > self.plan.launch.startup_timeout
         }
         if late:
-            # Those that wait for the others are silent too, once TensorFlow has them; blame one that never spoke.
+            # Those that wait for others inside TensorFlow are silent too; blame one that never gave a sign.
             rank = min(late, key=lambda rank: (not late[rank].stopped, late[rank].beat or 0.0))
-            return Failure(
+            return RunFailed(
                 f"{self._name(rank)} did not join within {self.plan.launch.startup_timeout:g} s"
                 f"{': it is stopped' if late[rank].stopped else ''}. "
                 f"If it needs longer, try launch.startup_timeout={2 * self.plan.launch.startup_timeout:g}.",
@@ -247,39 +240,45 @@ class Watch:
             )
         limit = self.plan.launch.heartbeat_timeout
         quiet = {
-            rank: self._quiet(rank, now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
+            rank: self._quiet(rank, now)
+            for rank, process in self.processes.items()
+            if process.exited is None and process.joined
         }
         if max(quiet.values(), default=0.0) <= limit:
             return None
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
         # a coordinator that is silent too is the last to blame.
         silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
-        rank = min(silent, key=lambda rank: (self._leads(rank), not self.seen[rank].stopped, -quiet[rank]))
+        rank = min(silent, key=lambda rank: (self._leads(rank), not self.processes[rank].stopped, -quiet[rank]))
         return None if self._replaceable(rank) else self._silent(rank, now)
 
-    def _peers(self, now: float) -> Failure | None:
-        lost = [seen.lost_peer for seen in self.seen.values() if seen.lost_peer is not None]
+    def _peers(self, now: float) -> RunFailed | None:
+        lost = [process.lost_peer for process in self.processes.values() if process.lost_peer is not None]
         if not lost:
             return None
         quiet = self._gone_quiet(now)
         if quiet:
             return quiet
-        if now - min(lost) > BLAME_SECONDS or all(seen.lost_peer is not None for seen in self.seen.values()):
-            rank = next(rank for rank, seen in self.seen.items() if seen.lost_peer is not None)
-            return Failure(f"{self._name(rank)} lost the connection to the other processes.", rank)
+        if now - min(lost) > BLAME_SECONDS or all(process.lost_peer is not None for process in self.processes.values()):
+            rank = next(rank for rank, process in self.processes.items() if process.lost_peer is not None)
+            return RunFailed(f"{self._name(rank)} lost the connection to the other processes.", rank)
         return None
 
-    def _stuck(self, now: float) -> Failure | None:
+    def _stuck(self, now: float) -> RunFailed | None:
         limit = self.plan.launch.progress_timeout
         patience = BUSY_PATIENCE if self.stepping else TRACING_PATIENCE
         waiting = {
-            rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered and seen.exited is None
+            rank: process
+            for rank, process in self.processes.items()
+            if process.joined and not process.responded and process.exited is None
         }
         stuck = [
-            rank for rank, seen in waiting.items() if now - seen.worked > limit or now - seen.moved > patience * limit
+            rank
+            for rank, process in waiting.items()
+            if now - process.worked > limit or now - process.moved > patience * limit
         ]
         if not stuck or len(stuck) < len(waiting) or not any(map(self._leads, stuck)):
-            # Those that serve owe nothing once those that lead have answered.
+            # Those that serve owe nothing once those that lead have responded.
             return None
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
         rank = min(stuck, key=lambda rank: waiting[rank].moved)
@@ -292,7 +291,7 @@ class Watch:
         named = busy or stuck
         names = " and ".join(self._name(rank) for rank in named[:4])
         where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
-        return Failure(
+        return RunFailed(
             f"{names} {what}; {where}. If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
             rank if rank in named else named[0],
             stuck=True,
@@ -306,17 +305,17 @@ class Watch:
     def _leads(self, rank: int) -> bool:
         return rank in self.plan.leaders
 
-    def _silent(self, rank: int, now: float) -> Failure:
-        return Failure(
+    def _silent(self, rank: int, now: float) -> RunFailed:
+        return RunFailed(
             f"{self._name(rank)} gave no sign of life for {self._quiet(rank, now):.0f} s: "
-            f"{'it is stopped' if self.seen[rank].stopped else 'it is stopped, or its host is gone'}.",
+            f"{'it is stopped' if self.processes[rank].stopped else 'it is stopped, or its host is gone'}.",
             rank,
         )
 
     def _quiet(self, rank: int, now: float) -> float:
         """Seconds since it last gave a sign of life, or was started."""
-        seen = self.seen[rank]
-        return now - (seen.beat or seen.started)
+        process = self.processes[rank]
+        return now - (process.beat or process.started)
 
     def _name(self, rank: int) -> str:
         process = self.plan.processes[rank]
@@ -325,7 +324,7 @@ class Watch:
 
 
 def _away(name: str, seconds: float | None) -> str:
-    """What is known of a host that has a process no more.
+    """Says how the host of a process was lost.
 
     >>> _away("b", 30.2)
     'nothing was heard of b for 30 s, which is down, or cut off'
@@ -336,7 +335,7 @@ def _away(name: str, seconds: float | None) -> str:
 
 
 def _ending(code: int | None) -> str:
-    """How a process ended.
+    """Says how a process ended.
 
     >>> _ending(-9)
     'was killed by SIGKILL'

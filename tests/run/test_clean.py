@@ -84,7 +84,7 @@ def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(out
     points = [{"place": 0, "repeat": 0, "fingerprint": "a", "folder": "../../runs/old_1", "overrides": []}]
     (output / "sweeps" / "best" / "sweep.json").write_text(json.dumps({"points": points}))
     found = clean.gather(output)
-    why = clean.staying(found, clean.Rules(1, 30 * DAY), time.time())
+    why = clean.staying(found, 1, 30 * DAY, False, time.time())
     lock.release()
     assert why[output / "runs" / "old_0"] == clean.BUSY
     # It was written to just now.

@@ -58,13 +58,16 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
     session.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=step)), "a"))
-    requests = Requests(many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)})
+    requests = Requests(session)
+    requests.many, requests.to_run = many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)}
     assert train._how_to_go_on(requests, session).endswith(words)
 
 
 def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
-    requests = Requests(True, {(0, 0): RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)})
+    requests = Requests(session)
+    one = RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)
+    requests.many, requests.to_run = True, {(0, 0): one}
     own = _own(session, session.screen, {}, Preemption(session.preemption))
     own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
     for name in ("a", "b"):

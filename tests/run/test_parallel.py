@@ -141,18 +141,18 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
     monkeypatch.setattr(Session, "serve", lambda self, config: None)
     monkeypatch.setattr(parallel, "END_SECONDS", 0.1)
     session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
-    requests = {}
+    requests = Requests(session)
     for seed in (0, 1):
         (tmp_path / f"{seed}").mkdir()
         one = config("one_device", workers=1, cluster__name="slurm", train__seed=seed)
-        requests[(seed, 0)] = RunRequest(one, tmp_path / f"{seed}", [], "sweep")
+        requests.to_run[(seed, 0)] = RunRequest(one, tmp_path / f"{seed}", [], "sweep")
 
     def ended(*_):
         raise Interrupted(signal.SIGINT)
 
     opened = contextlib.nullcontext(session.screen)
     with pytest.raises(Interrupted):
-        parallel.Parallel(Requests(True, requests), session, 2, lambda path: opened).run(lambda *_: None, ended)
+        parallel.Parallel(requests, session, 2, lambda path: opened).run(lambda *_: None, ended)
     assert [job.closed for job in jobs] == [1] * early
     go_on.set()
     assert over.wait(20)

@@ -10,7 +10,7 @@ from test_plan import config, machine
 from pipeline.plan.planning import make
 from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System
 from pipeline.record.log import stamped
-from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
+from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, RunFailed, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
 BEGIN = 100.0
@@ -40,7 +40,7 @@ class Story:
         self.counters[rank] += progress
         self.tell(rank, Beat(progress=self.counters[rank], cpu_seconds=cpu_seconds))
 
-    def alive(self, seconds: float, *ranks: int, progress: bool = True, cpu_share: float = 0.0) -> Failure | None:
+    def alive(self, seconds: float, *ranks: int, progress: bool = True, cpu_share: float = 0.0) -> RunFailed | None:
         """Lets time pass in half seconds while `ranks` beat; returns the first failure."""
         end = self.now + seconds
         while self.now < end:
@@ -53,7 +53,7 @@ class Story:
         return None
 
 
-def found(failure: Failure | None) -> Failure:
+def found(failure: RunFailed | None) -> RunFailed:
     assert failure is not None
     return failure
 
@@ -62,7 +62,7 @@ def found(failure: Failure | None) -> Failure:
 def test_nobody_is_blamed_while_everybody_beats_and_progresses(seed):
     rng = random.Random(seed)
     story = Story(workers=rng.randint(1, 8))
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     # Delays are below the limits, and moments come in any order; the conductor looks whenever it likes.
     due = dict.fromkeys(story.ranks, BEGIN)
     moved = dict.fromkeys(story.ranks, BEGIN)
@@ -108,7 +108,7 @@ def test_a_process_that_ends_too_soon_is_named_with_how(code, words):
     story = Story()
     story.tell(2, Exited(code=code))
     failure = found(story.watch.failure(story.now))
-    assert failure == Failure(f"worker 2 {words}.", 2)
+    assert (failure.error, failure.rank, failure.lost) == (f"worker 2 {words}.", 2, True)
 
 
 def test_of_several_that_died_the_killed_one_is_blamed():
@@ -128,7 +128,8 @@ def test_a_process_that_dies_after_it_told_why_is_blamed_with_its_own_words():
     story = Story()
     story.tell(1, Failed(error="the moon is not full", peer=False))
     story.tell(1, Exited(code=1))
-    assert found(story.watch.failure(story.now)) == Failure("the moon is not full", 1, lost=False)
+    failure = found(story.watch.failure(story.now))
+    assert (failure.error, failure.rank, failure.lost) == ("the moon is not full", 1, False)
 
 
 def test_peers_that_lost_a_killed_process_take_no_blame():
@@ -141,7 +142,8 @@ def test_peers_that_lost_a_killed_process_take_no_blame():
         story.tell(rank, Exited(code=1))
     assert story.watch.failure(story.now) is None
     story.tell(1, Exited(code=-signal.SIGKILL))
-    assert found(story.watch.failure(story.now)) == Failure("worker 1 was killed by SIGKILL.", 1)
+    failure = found(story.watch.failure(story.now))
+    assert (failure.error, failure.rank, failure.lost) == ("worker 1 was killed by SIGKILL.", 1, True)
 
 
 def test_peers_that_lost_a_stopped_process_take_no_blame():
@@ -175,7 +177,7 @@ def test_where_nobody_else_shows_a_fault_the_one_that_lost_the_others_is_named_a
     story.tell(1, Exited(code=1))
     assert story.alive(BLAME_SECONDS - 1.0, 0, 2) is None
     failure = found(story.alive(3.0, 0, 2))
-    assert failure == Failure("worker 1 lost the connection to the other processes.", 1)
+    assert (failure.error, failure.rank) == ("worker 1 lost the connection to the other processes.", 1)
 
 
 def test_a_process_that_never_speaks_is_blamed_for_not_joining():
@@ -230,7 +232,7 @@ def test_a_process_that_goes_on_in_time_is_forgiven():
 
 def test_processes_that_neither_step_nor_compute_are_stuck():
     story = Story()
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     assert story.alive(20.0, *story.ranks) is None
     failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
     assert failure.stuck
@@ -243,7 +245,7 @@ def test_processes_that_neither_step_nor_compute_are_stuck():
 
 def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_are_told():
     story = Story(workers=2)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     assert story.alive(TRACING_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
     failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
     assert failure.stuck
@@ -252,7 +254,7 @@ def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_ar
 
 def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_as_long():
     story = Story(workers=2)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     story.tell(0, Steps(1, [0.5]))
     assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
     failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
@@ -263,13 +265,13 @@ def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_a
 def test_another_command_may_trace_anew():
     story = Story(workers=2)
     story.tell(0, Steps(1, [0.5]))
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     assert story.alive(3 * PROGRESS, 0, 1, progress=False, cpu_share=0.9) is None
 
 
 def test_one_that_computes_excuses_those_that_wait_for_it():
     story = Story(workers=2)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     while story.now < BEGIN + 4 * PROGRESS:
         story.now += 0.5
         story.beat(0)
@@ -279,9 +281,9 @@ def test_one_that_computes_excuses_those_that_wait_for_it():
 
 def test_a_process_that_has_answered_owes_nothing_and_who_has_not_is_named():
     story = Story()
-    story.watch.asked(story.now)
-    story.watch.answer(0)
-    story.watch.answer(2)
+    story.watch.commanded(story.now)
+    story.watch.responded(0)
+    story.watch.responded(2)
     failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
     assert failure.rank == 1
     assert failure.error.startswith("worker 1 made no progress for 50 s;")
@@ -289,7 +291,7 @@ def test_a_process_that_has_answered_owes_nothing_and_who_has_not_is_named():
 
 def test_who_stood_still_first_is_blamed():
     story = Story()
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     assert story.alive(10.0, 0, 2) is None
     for _ in range(8):
         story.now += 0.5
@@ -302,7 +304,7 @@ def test_who_stood_still_first_is_blamed():
 def test_processes_that_wait_for_a_command_are_not_stuck():
     story = Story()
     for rank in story.ranks:
-        story.watch.answer(rank)
+        story.watch.responded(rank)
     assert story.alive(10 * PROGRESS, *story.ranks, progress=False) is None
 
 
@@ -311,13 +313,13 @@ def test_a_command_starts_the_clock_anew():
     story.now += 1_000.0
     for rank in story.ranks:
         story.beat(rank)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     assert story.alive(PROGRESS - 1.0, *story.ranks, progress=False) is None
 
 
 def test_the_machine_s_load_is_a_sign_of_life_and_not_of_progress():
     story = Story(workers=1)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     while story.now <= BEGIN + PROGRESS:
         story.now += 0.5
         story.tell(0, System(host="host0", values={}))
@@ -328,7 +330,7 @@ def test_the_machine_s_load_is_a_sign_of_life_and_not_of_progress():
 
 def test_an_event_is_progress():
     story = Story(workers=1)
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     while story.now <= BEGIN + 3 * PROGRESS:
         story.now += PROGRESS / 2
         story.tell(0, Steps(1, [0.5]))
@@ -340,7 +342,7 @@ def racing(restarts: int = 3) -> Story:
     story = Story(2, strategy="parameter_server")
     story.watch.plan = with_(story.watch.plan, "launch", max_restarts=restarts)
     story.watch.replacing = True
-    story.watch.asked(story.now)
+    story.watch.commanded(story.now)
     return story
 
 
@@ -437,5 +439,5 @@ def test_workers_that_serve_owe_nothing_once_their_coordinator_has_answered():
     story = racing()
     assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
     story.tell(0, Finished())
-    story.watch.answer(0)
+    story.watch.responded(0)
     assert story.alive(5.0, *story.ranks, progress=False) is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.analyze import outlook
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
-from pipeline.run.views import Foreseen, PointResult, Spread
+from pipeline.run.views import Foreseen, PointResult
 from pipeline.views.terminal.words import (
     clean,
     columns,
@@ -36,7 +36,7 @@ def predicted_lines(point: PointResult) -> list[str]:
     result, foreseen = point.result, point.foreseen
     labelled = [
         ("predicted", _throughput(result)),
-        ("interval", _width(result, foreseen.spread) if foreseen else ""),
+        ("interval", _width(result, foreseen) if foreseen else ""),
         ("a step", _step(foreseen) if foreseen else ""),
         ("to finish", _finish(result)),
         ("energy", _energy(result)),
@@ -119,15 +119,16 @@ def _throughput(result: Result) -> str:
     return f"{rate(speed.examples_per_second)} examples/s, {interval}, {clean(result.layout.scaling)} scaling"
 
 
-def _width(result: Result, spread: Spread | None) -> str:
+def _width(result: Result, foreseen: Foreseen) -> str:
     """How wide the interval is beside what equal runs differ by."""
     speed = result.speed
     middle, low, high = speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high
-    if spread is None or not middle or low is None or high is None:
+    if not middle or low is None or high is None:
         return ""
-    told = f"as {spread.runs} of them tell" if spread.runs else "as on other machines, since none was run again here"
+    equal = foreseen.equal
+    source = f"as {equal} of them tell" if equal else "as on other machines, since none was run again here"
     wide = f"{percent((high - low) / 2 / middle)} to either side"
-    return f"{wide}; equal runs lie {percent(spread.deviation)} apart (a standard deviation, {told})"
+    return f"{wide}; equal runs lie {percent(foreseen.spread)} apart (a standard deviation, {source})"
 
 
 def _step(foreseen: Foreseen) -> str:
