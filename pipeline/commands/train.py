@@ -30,7 +30,7 @@ from pipeline.record.log import from_here
 from pipeline.run import start
 from pipeline.run.requests import Requests, devices, most_at_once
 from pipeline.run.session import CLOSE_SECONDS, Key, RunRequest, Session
-from pipeline.run.views import Ahead, PointResult, Screen
+from pipeline.run.views import Ahead, RunResult, Screen
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.words import enumerated
@@ -227,7 +227,7 @@ def _run_at_once(points: Requests, session: Session, console: "Console", most: i
         def begun(key: Key, request: RunRequest) -> None:
             board.begun(key, request.unended("RUNNING"))
 
-        def ended(key: Key, point: PointResult, seconds: float) -> None:
+        def ended(key: Key, point: RunResult, seconds: float) -> None:
             session.results[key] = point
             if points.sweep is not None and point.result.ending.status != "PLANNED":
                 points.sweep.note(points.entries[key], point, seconds)
@@ -270,7 +270,7 @@ def _kept_line(points: Requests) -> str:
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(points: Requests, session: Session) -> list[PointResult]:
+def _done(points: Requests, session: Session) -> list[RunResult]:
     """What has become of the points that have ended, by their numbers."""
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
@@ -284,7 +284,7 @@ def _version() -> str:
         return "(not installed)"
 
 
-def tell(point: PointResult, many: bool, console: "Console") -> None:
+def tell(point: RunResult, many: bool, console: "Console") -> None:
     """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
@@ -339,7 +339,7 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def code_of(done: list[PointResult]) -> int:
+def code_of(done: list[RunResult]) -> int:
     """The exit code of what has become of all points."""
     statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:

@@ -123,8 +123,8 @@ def same_identity(plan: Plan, output: Path) -> list[Path]:
     index = _index(output)
     identities = {_identity(json.loads(each.to_json())) for each in (plan, plans.as_long_as_before(plan))}
     lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
-    known = {folder for folder, _ in lines}
-    for folder in set(all_within(output, known)) - known:
+    indexed = {folder for folder, _ in lines}
+    for folder in set(all_within(output, indexed)) - indexed:
         if values := log.read_whole(output / folder / PLAN):
             lines.append((folder, _identity(values)))
             _append(index, *lines[-1])
@@ -164,7 +164,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def all_within(output: Path, known: Container[str] = ()) -> Iterator[str]:
+def all_within(output: Path, indexed: Container[str] = ()) -> Iterator[str]:
     """Yields the folders of all runs, relative to the output folder: those that are known, and those with a plan."""
     unread = [path.name for path in output.glob("[rs]*")]
     while unread:
@@ -177,7 +177,7 @@ def all_within(output: Path, known: Container[str] = ()) -> Iterator[str]:
             for entry in inner:
                 if entry.is_dir(follow_symlinks=False):
                     within = f"{folder}/{entry.name}"
-                    if within in known:
+                    if within in indexed:
                         yield within
                     else:
                         unread.append(within)

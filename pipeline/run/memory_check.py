@@ -15,7 +15,7 @@ from pipeline.record.results import Ending, Layout, Result
 from pipeline.run import model_size
 from pipeline.run.planner import planned_on
 from pipeline.run.session import RunRequest, Session, choices_of
-from pipeline.run.views import Needs, PointResult
+from pipeline.run.views import Needs, RunResult
 
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
@@ -25,7 +25,7 @@ MOST_NAMED = 3
 Replan = Callable[[Config], Plan]
 
 
-def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
+def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
     """Shows what a plan needs. Builds its model once if its size is not known."""
     point = request.ended(Result(Ending("PLANNED"), choices_of(request.config), Layout(workers=plan.workers)))
     size = model_size.learned(plan, request, session)
@@ -124,8 +124,8 @@ def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Confi
 
 def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
     """Yields each copy of the model over several devices, if the size says how it is laid over them."""
-    known = size.layers if plan.backend == TENSORFLOW else any(variable.cut for variable in size.variables)
-    if plan.strategy.asynchronous or not known:
+    cuttable = size.layers if plan.backend == TENSORFLOW else any(variable.cut for variable in size.variables)
+    if plan.strategy.asynchronous or not cuttable:
         return
     for parts in PARTS:
         if parts <= plan.strategy.devices_per_replica:

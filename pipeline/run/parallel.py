@@ -21,7 +21,7 @@ from pipeline.launch.signals import Interrupted
 from pipeline.run import start
 from pipeline.run.requests import Requests
 from pipeline.run.session import Key, Preemption, RunRequest, Session, cluster_key
-from pipeline.run.views import PointResult, Screen
+from pipeline.run.views import RunResult, Screen
 
 # The output of a run, in its folder.
 LOG = "conductor.log"
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 END_SECONDS = 60.0
 
 Open = Callable[[Path], AbstractContextManager[Screen]]
-Outcome = PointResult | BaseException
+Outcome = RunResult | BaseException
 # By their key.
 Clusters = dict[str, Cluster]
 
@@ -47,10 +47,10 @@ class _Running:
 
 
 class Parallel:
-    """Runs at once, no more than `most`; `opened` opens the screen of one at a path."""
+    """Runs at once, no more than `at_once`; `opened` opens the screen of one at a path."""
 
-    def __init__(self, requests: Requests, session: Session, most: int, opened: Open) -> None:
-        self._session, self._most, self._opened = session, most, opened
+    def __init__(self, requests: Requests, session: Session, at_once: int, opened: Open) -> None:
+        self._session, self._most, self._opened = session, at_once, opened
         self._waiting = dict(requests.to_run)
         self._running: dict[Key, _Running] = {}
         self._ended: queue.SimpleQueue[tuple[Key, Outcome]] = queue.SimpleQueue()
@@ -62,7 +62,7 @@ class Parallel:
         self._free: Part | None = None
         self._everything = Part()
 
-    def run(self, begun: Callable[[Key, RunRequest], None], ended: Callable[[Key, PointResult, float], None]) -> None:
+    def run(self, begun: Callable[[Key, RunRequest], None], ended: Callable[[Key, RunResult, float], None]) -> None:
         """Trains all of them; calls `begun` and `ended` for each, with its seconds. Raises what one raises."""
         # A scheduler's signal lets those under way end by themselves.
         self._session.busy = True
@@ -122,7 +122,7 @@ class Parallel:
         if request.planned is not None or _kind(request) == JOBS:
             return request
         validated = start.validate(request, self._session)
-        return request if isinstance(validated, PointResult) else validated
+        return request if isinstance(validated, RunResult) else validated
 
     def _room(self, request: RunRequest) -> Part | None:
         """A run's part of this machine, an empty one if it needs none; None if there is no room for it."""

@@ -18,11 +18,11 @@ from pipeline.run import model_size
 from pipeline.run.planner import planned_on, with_addresses
 from pipeline.run.session import RunRequest, Session, choices_of, layout_of
 from pipeline.run.timing import time_steps
-from pipeline.run.views import Foreseen, PointResult
+from pipeline.run.views import Foreseen, RunResult
 from pipeline.run.watch import RunFailed
 
 
-def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
+def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
     """Shows how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
     config, output = request.config, request.output
     sweep = config.predict.sweep

@@ -25,7 +25,7 @@ from pipeline.record.sweeps import Entry
 from pipeline.run import folders, start
 from pipeline.run import sweep as sweeps
 from pipeline.run.session import Key, RunRequest, Session, write_unstarted
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 
 
 class Requests:
@@ -35,7 +35,7 @@ class Requests:
     one.
     """
 
-    def __init__(self, session: Session, show: Callable[[PointResult, bool], None] = lambda point, many: None) -> None:
+    def __init__(self, session: Session, show: Callable[[RunResult, bool], None] = lambda point, many: None) -> None:
         self._session, self._show = session, show
         self.many, self.finished = False, 0
         self.to_run: dict[Key, RunRequest] = {}
@@ -65,7 +65,7 @@ class Requests:
         self._finish()
         return None
 
-    def shown(self, results: Mapping[Key, PointResult]) -> dict[Key, PointResult]:
+    def shown(self, results: Mapping[Key, RunResult]) -> dict[Key, RunResult]:
         """The results of all runs so far, in the order of their numbers, which a sweep's report has as well."""
         listed = sorted(self.sweep.entries, key=lambda entry: (entry.place, entry.repeat)) if self.sweep else []
         so_far = {key: results.get(key) or self.to_run[key].unended() for key in sorted({*results, *self.to_run})}
@@ -233,7 +233,7 @@ class Requests:
         entry.status, entry.error = "FINISHED", None
         return True
 
-    def _end(self, place: int, result: PointResult) -> None:
+    def _end(self, place: int, result: RunResult) -> None:
         self._all[place] = None
         self._session.results[place, 0] = result
         if (sweep := self.sweep) is not None:

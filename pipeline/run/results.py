@@ -40,13 +40,13 @@ def result_of(
     measured: Measured,
     ending: Ending,
     one_device: Plan | None,
-    known: Baseline | None,
+    reused: Baseline | None,
 ) -> Result:
-    """The result of a run; its baseline, `one_device`, may be `known` from an earlier run."""
+    """The result of a run; its baseline, `one_device`, may be `reused` from an earlier run."""
     repeats, source = list[float](), None
     if one_device is not None:
-        repeats = list(known.examples_per_second) if known is not None else []
-        source = IN_THIS_RUN if known is None else f"reused from {known.folder}"
+        repeats = list(reused.examples_per_second) if reused is not None else []
+        source = IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
     speed = speed_of(plan, measured, repeats, source)

@@ -18,7 +18,7 @@ from pipeline.plan.plan import AUTO, Plan
 from pipeline.record import results
 from pipeline.record.log import read_json, write_json
 from pipeline.record.results import Baseline, Choices, Ending, Layout, Result
-from pipeline.run.views import Ahead, PointResult, Screen, Tracking
+from pipeline.run.views import Ahead, RunResult, Screen, Tracking
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import TimedRun
@@ -106,7 +106,7 @@ class Session:
     track: Callable[[Mapping[str, str], Path], Tracking]
     # The command's options that say where configs are.
     options: tuple[str, ...] = ()
-    results: dict[Key, PointResult] = field(default_factory=dict)
+    results: dict[Key, RunResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
@@ -121,7 +121,7 @@ class Session:
     busy: bool = False
     saves: bool = False
     # Runs that a signal has ended, and whether a second Ctrl-C has.
-    ended_early: list[PointResult] = field(default_factory=list)
+    ended_early: list[RunResult] = field(default_factory=list)
     at_once: bool = False
     # The folder of the run under way that a Ctrl-C leaves training, and of the one that was left.
     leaves: Path | None = None
@@ -192,17 +192,17 @@ class Session:
         """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
         if baseline is None:
             return None
-        path, how, known = _baseline_file(baseline, output), baseline.measurement.baseline, None
+        path, how, earlier = _baseline_file(baseline, output), baseline.measurement.baseline, None
         if how in ("once", "auto"):
-            known = self.baselines.get(path)
-        return read_json(Baseline, path) if known is None and how == "auto" else known
+            earlier = self.baselines.get(path)
+        return read_json(Baseline, path) if earlier is None and how == "auto" else earlier
 
     def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
         """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
-        path, known = _baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
-        self.baselines[path] = known
+        path, entry = _baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
+        self.baselines[path] = entry
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known)
+        write_json(path, entry)
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
@@ -252,21 +252,21 @@ class RunRequest:
         """The output folder."""
         return Path(self.config.output_dir)
 
-    def unended(self, status: str | None = None) -> PointResult:
+    def unended(self, status: str | None = None) -> RunResult:
         """The result of a run before it has ended; one with a status has its whole layout."""
         layout = Layout(workers=self.planned.plan.workers if self.planned else self.config.workers)
         if self.planned is not None and status is not None:
             layout = layout_of(self.planned.plan, None)
         return self.ended(Result(Ending(status), choices_of(self.config), layout))
 
-    def unstarted(self, status: str, error: str) -> PointResult:
+    def unstarted(self, status: str, error: str) -> RunResult:
         """The result of a run that never starts, written into its folder."""
         result = Result(Ending(status, error), choices_of(self.config), Layout(workers=self.config.workers))
         return self.ended(write_unstarted(result, self.folder))
 
-    def ended(self, result: Result) -> PointResult:
+    def ended(self, result: Result) -> RunResult:
         """The result with the run's folder and what was typed."""
-        return PointResult(result, str(self.folder), tuple(self.overrides))
+        return RunResult(result, str(self.folder), tuple(self.overrides))
 
 
 def write_unstarted(result: Result, folder: Path) -> Result:

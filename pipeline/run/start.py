@@ -14,7 +14,7 @@ from pipeline.run import folders
 from pipeline.run.memory_check import estimated, expect_room, show_shards
 from pipeline.run.planner import plan_run, reachable
 from pipeline.run.session import Planned, RunRequest, Session
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 
 if TYPE_CHECKING:
     from pipeline.run.run import Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AUTO, NEVER = "auto", "never"
 
 
-def validate(request: RunRequest, session: Session) -> RunRequest | PointResult:
+def validate(request: RunRequest, session: Session) -> RunRequest | RunResult:
     """The request with its plan, whose imports begin; the result of one that is refused, before any run starts."""
     config = request.config
     try:
@@ -45,7 +45,7 @@ def validate(request: RunRequest, session: Session) -> RunRequest | PointResult:
     return dataclasses.replace(request, planned=planned if arrived else None)
 
 
-def run(request: RunRequest, session: Session) -> PointResult:
+def run(request: RunRequest, session: Session) -> RunResult:
     """The result of a run that was validated. Raises `Interrupted` if a signal ends the command.
 
     Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED if it cannot be planned.
@@ -63,15 +63,15 @@ def run(request: RunRequest, session: Session) -> PointResult:
     from pipeline.run.supervisor import Supervisor
 
     request = _in_its_folder(request, earlier, session)
-    known = session.known_baseline(planned.baseline, request.output)
-    session.screen.planned(planned.plan, False, None if known is None else str(log.from_here(Path(known.folder))))
+    baseline = session.known_baseline(planned.baseline, request.output)
+    session.screen.planned(planned.plan, False, None if baseline is None else str(log.from_here(Path(baseline.folder))))
     show_shards(planned.plan, request, session)
     plan = _with_folder(planned.plan, request, earlier)
     request = dataclasses.replace(request, planned=dataclasses.replace(planned, plan=plan))
-    return request.ended(Supervisor(request, earlier or Run(request.folder), session, known).train())
+    return request.ended(Supervisor(request, earlier or Run(request.folder), session, baseline).train())
 
 
-def _without_training(request: RunRequest, planned: Planned, session: Session) -> PointResult:
+def _without_training(request: RunRequest, planned: Planned, session: Session) -> RunResult:
     """Shows a plan, and estimates or predicts it. Raises `UserError`."""
     config, cluster = request.config, planned.cluster
     plan = reachable(planned.plan, cluster, config, session)
@@ -119,7 +119,7 @@ def _may_be_held(config: Config) -> bool:
     return config.cluster.base_port is not None and outlives(config.cluster.name, config.launch.detach)
 
 
-def _refused(error: Exception, request: RunRequest) -> PointResult:
+def _refused(error: Exception, request: RunRequest) -> RunResult:
     result = request.unstarted("REFUSED", str(error))
     if request.sweep is None:
         folders.remove(request.folder, request.output)
@@ -132,8 +132,8 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
     One that resumes nothing, and whose folder holds a run, gets another one.
     """
     if earlier is None:
-        taken = (request.folder / folders.EVENTS).exists()
-        return dataclasses.replace(request, folder=folders.make_another(request.folder)) if taken else request
+        holds_run = (request.folder / folders.EVENTS).exists()
+        return dataclasses.replace(request, folder=folders.make_another(request.folder)) if holds_run else request
     if request.folder.resolve() != earlier.folder.resolve():
         folders.remove_empty(request.folder)
     session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)

@@ -38,7 +38,7 @@ from pipeline.run.session import Preempted, RunRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured, build, measure_size, profile, take_measurements
 from pipeline.run.tracked import Tracked
-from pipeline.run.views import Offered, PointResult, Tracking, offered
+from pipeline.run.views import Offered, RunResult, Tracking, offered
 from pipeline.run.watch import RunFailed
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
@@ -49,7 +49,7 @@ UNLIKE = "The replicas ended with different weights: something that steps go by 
 class Supervisor:
     """Takes a run that was planned from its first process to its result.
 
-    `known` is its baseline, if that was measured before. A driver that takes over goes on with what `left` it, and
+    `reused` is its baseline, if that was measured before. A driver that takes over goes on with what `left` it, and
     hears `replay` first.
     """
 
@@ -58,16 +58,16 @@ class Supervisor:
         request: RunRequest,
         run: Run,
         session: Session,
-        known: Baseline | None = None,
+        reused: Baseline | None = None,
         left: Handover | None = None,
         replay: Replay | None = None,
     ) -> None:
         assert request.planned is not None, "it was planned"
         self.request, self.run, self.plan = request, run, request.planned.plan
         self._config, self._session, self._cluster = request.config, session, request.planned.cluster
-        self._one_device, self._known, self._left, self._replay = request.planned.baseline, known, left, replay
+        self._one_device, self._reused, self._left, self._replay = request.planned.baseline, reused, left, replay
         # The baseline, unless it was measured before.
-        self._baseline = None if known is not None else self._one_device
+        self._baseline = None if reused is not None else self._one_device
         self._measured, self._groups = Measured(), list[Group]()
         # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
         self._now, self._failed = self.plan, None if left is None else left.attempt.failed
@@ -221,7 +221,7 @@ class Supervisor:
                 os.getcwd(),
                 self.request.overrides,
                 None if one is None else one.to_json(),
-                self._known,
+                self._reused,
                 self._ask_size,
             ).write(self.run.folder)
 
@@ -230,8 +230,8 @@ class Supervisor:
         plan, measured, log = self._now, self._measured, failed.log
         again = log is not None and str(log) == self._failed and self.run.step == measured.step
         self._failed = None if log is None else str(log)
-        most = plan.launch.max_restarts
-        if failed.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < most:
+        limit = plan.launch.max_restarts
+        if failed.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < limit:
             measured.rollbacks += 1
             self._resume = "back"
             self._now = with_rate_scale(plan, plan.training.rate_scale * ROLLBACK_SCALE)
@@ -239,13 +239,13 @@ class Supervisor:
         if not failed.lost:
             return None
         smaller = fewer(plan, self._config, self._cluster) if again and plan.launch.elastic else None
-        if smaller is None and self._restarts >= most:
+        if smaller is None and self._restarts >= limit:
             return None
         self._resume = "last"
         measured.restarts += 1
         if smaller is None:
             self._restarts += 1
-            often = f"{self._restarts} of {most} times (launch.max_restarts)"
+            often = f"{self._restarts} of {limit} times (launch.max_restarts)"
             return f"All processes are started again, {often}, and go on from the last checkpoint."
         if plan.measurement.explain:
             measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
@@ -353,8 +353,8 @@ class Supervisor:
 
     def _end(self, ending: Ending, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
         self._keep_for_others()
-        folder, session, known = self.run.folder, self._session, self._known
-        result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, known)
+        folder, session, reused = self.run.folder, self._session, self._reused
+        result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
         hurried = interrupted is not None or ending.status == "PREEMPTED"
         tracked = tracker and Tracked(
             tracker,
@@ -379,7 +379,7 @@ class Supervisor:
         except OSError as problem:
             result = unwritten(result, problem)
         if interrupted:
-            session.ended_early.append(PointResult(result, str(folder)))
+            session.ended_early.append(RunResult(result, str(folder)))
             raise interrupted
         return result
 

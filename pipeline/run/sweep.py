@@ -22,7 +22,7 @@ from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
 from pipeline.run.folders import EVENTS, Lock, attempts
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 
 
 def fingerprint(config: Config) -> str:
@@ -127,7 +127,7 @@ class Sweep:
         ended = any(isinstance(event, Ended) for event, _ in log.read(folder / EVENTS))
         return result if ended else None
 
-    def note(self, entry: Entry, point: PointResult, seconds: float | None = None) -> None:
+    def note(self, entry: Entry, point: RunResult, seconds: float | None = None) -> None:
         """Takes in the result of a run."""
         entry.status, entry.error = point.result.ending.status, point.result.ending.error
         entry.folder = self._name(Path(point.folder))
@@ -153,7 +153,7 @@ class Sweep:
         return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
 
 
-def note_alone(folder: Path, point: PointResult) -> None:
+def note_alone(folder: Path, point: RunResult) -> None:
     """Notes the result of a run in its sweep, if it has one, when another command than the sweep's has ended it."""
     if not (folder.parent / sweeps.FILE).exists():
         return

@@ -49,7 +49,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class PointResult:
+class RunResult:
     """A run's result, its folder, and what was typed.
 
     `number` is its number in the sweep; None if that is its place among those that are shown.
@@ -68,7 +68,7 @@ class Ahead:
     """Progress of a sweep: the number of the run under way, all results so far, and the seconds left, if known."""
 
     number: int
-    points: tuple[PointResult, ...]
+    points: tuple[RunResult, ...]
     seconds_left: float | None
 
     @property
@@ -101,13 +101,13 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Shows a line."""
 
-    def shares(self, points: Sequence[PointResult]) -> None:
+    def shares(self, points: Sequence[RunResult]) -> None:
         """Shows what was typed for all runs of a sweep."""
 
     def begins(self, ahead: Ahead) -> None:
         """Shows which run of a sweep begins."""
 
-    def ended(self, point: PointResult, seconds: float | None) -> None:
+    def ended(self, point: RunResult, seconds: float | None) -> None:
         """Shows the result of a run of a sweep, after so many seconds."""
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
@@ -125,7 +125,7 @@ class Screen(Protocol):
     def shared(self, estimate: Estimate) -> None:
         """Shows which tables are cut and what stays whole."""
 
-    def predicted(self, point: PointResult) -> None:
+    def predicted(self, point: RunResult) -> None:
         """Shows how fast a plan would be."""
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:

@@ -15,7 +15,7 @@ from pipeline.analyze.calibration import Past
 from pipeline.record import predictions
 from pipeline.record.predictions import FittedOn, Line
 from pipeline.record.results import Layout, Result, Speed
-from pipeline.run.views import Foreseen, PointResult
+from pipeline.run.views import Foreseen, RunResult
 from pipeline.views.terminal.predict import predicted_lines
 
 
@@ -107,10 +107,10 @@ def test_beside_a_prediction_stands_how_wide_it_is_how_far_runs_lie_apart_and_ho
     result = Result(speed=speed, layout=Layout(workers=2, scaling="weak"))
     score = scoring.Score(count=20, median_error=0.06, held=0.85)
     foreseen = Foreseen(1.0, {"compute": 1.0}, FittedOn(runs=4), score, 0.5, 0.071, 12)
-    lines = predicted_lines(PointResult(result, foreseen=foreseen))
+    lines = predicted_lines(RunResult(result, foreseen=foreseen))
     wide = "15% to either side; equal runs lie 7.1% apart (a standard deviation, as 12 of them tell)"
     assert f"interval   {wide}" in lines
     assert "earlier    20 predictions scored: off by 6.0% (median), 17 of 20 intervals held." in lines
     unknown = dataclasses.replace(foreseen, equal=0)
-    told = predicted_lines(PointResult(result, foreseen=unknown))[1]
+    told = predicted_lines(RunResult(result, foreseen=unknown))[1]
     assert told.endswith("7.1% apart (a standard deviation, as on other machines, since none was run again here)")

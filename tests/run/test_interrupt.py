@@ -16,7 +16,7 @@ from pipeline.run.parallel import _own
 from pipeline.run.requests import Requests
 from pipeline.run.results import preempted
 from pipeline.run.session import PERSON_SECONDS, Preemption, RunRequest, Session
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
 
@@ -57,7 +57,7 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
 )
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
-    session.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=step)), "a"))
+    session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), "a"))
     requests = Requests(session)
     requests.many, requests.to_run = many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)}
     assert train._how_to_go_on(requests, session).endswith(words)
@@ -69,9 +69,9 @@ def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     one = RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)
     requests.many, requests.to_run = True, {(0, 0): one}
     own = _own(session, session.screen, {}, Preemption(session.preemption))
-    own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
+    own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=8)), "c"))
     for name in ("a", "b"):
-        session.ended_early.append(PointResult(Result(), name))
+        session.ended_early.append(RunResult(Result(), name))
     assert train._how_to_go_on(requests, session) == (
         "a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: the same command goes on "
         "from there, and keeps the points that have finished."

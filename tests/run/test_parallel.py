@@ -24,7 +24,7 @@ from pipeline.record.results import Choices, Ending, Layout, Result, Speed
 from pipeline.run import parallel
 from pipeline.run.requests import Requests
 from pipeline.run.session import RunRequest, Session
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Board, Terminal, console_on
 
@@ -89,8 +89,8 @@ def test_a_table_on_a_terminal_fills_as_points_end():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100, legacy_windows=False)
 
-    def point(status: str, **speed: float) -> PointResult:
-        return PointResult(
+    def point(status: str, **speed: float) -> RunResult:
+        return RunResult(
             Result(Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)), "", ("workers=2",)
         )
 

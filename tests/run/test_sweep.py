@@ -22,7 +22,7 @@ from pipeline.record.results import Ending, Result
 from pipeline.run import folders, resume, sweep
 from pipeline.run.folders import Lock
 from pipeline.run.tags import command_of
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
 NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)
@@ -71,7 +71,7 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     made = sweep.Sweep(tmp_path / "sweeps/mine")
     entry = made.entry(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
-    made.note(entry, PointResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
+    made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
     made.release()
     (read,) = sweeps.read(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
@@ -90,8 +90,8 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     # A later attempt, and a run that is of no sweep.
     later = folders.make_another(folder)
     (tmp_path / "alone").mkdir()
-    sweep.note_alone(tmp_path / "alone", PointResult(done, str(tmp_path / "alone")))
-    sweep.note_alone(later, PointResult(done, str(later)))
+    sweep.note_alone(tmp_path / "alone", RunResult(done, str(tmp_path / "alone")))
+    sweep.note_alone(later, RunResult(done, str(later)))
     (noted,) = entries(made.folder)
     assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.2")
     lock = Lock(later)

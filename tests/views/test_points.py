@@ -11,7 +11,7 @@ from test_show import a_plan, a_result, a_run, a_terminal, shown, table_of, told
 
 from pipeline.record import results
 from pipeline.record.results import Choices, Layout, Result
-from pipeline.run.views import Ahead, PointResult
+from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal import Progress, Terminal, error_text, say, sweep_table
 from pipeline.views.terminal.words import time_of_day
 
@@ -25,7 +25,7 @@ STACKED |= {"0.9432", "In", "brackets:"}
 FOLDER = "outputs/sweeps/2026-11-25_10-14-58-123456/{}_{}"
 
 
-def points(ended: int = 6) -> tuple[PointResult, ...]:
+def points(ended: int = 6) -> tuple[RunResult, ...]:
     """Six points of two keys, of which so many have ended: one was refused, one failed."""
     made = []
     for number, (strategy, workers) in enumerate(
@@ -41,7 +41,7 @@ def points(ended: int = 6) -> tuple[PointResult, ...]:
             if number == 4:
                 values = {"status": "FAILED", "strategy": strategy, "workers": 1, "error": "worker 0 was killed."}
             result = results.from_values(values)
-        made.append(PointResult(result, FOLDER.format(number, strategy), overrides, number))
+        made.append(RunResult(result, FOLDER.format(number, strategy), overrides, number))
     return tuple(made)
 
 

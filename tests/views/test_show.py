@@ -44,7 +44,7 @@ from pipeline.record.events import (
     Warned,
 )
 from pipeline.record.log import from_plain, stamped, to_plain
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
 from pipeline.views.terminal.run_state import RunState
 from pipeline.views.terminal.words import time_of_day
@@ -572,10 +572,10 @@ def test_a_pipe_is_no_terminal_even_with_forced_colours(monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------------------ the result
 
 
-def a_point(values: Mapping[str, Any]) -> PointResult:
+def a_point(values: Mapping[str, Any]) -> RunResult:
     """What became of a point, of result.json's values, a folder and what was typed."""
     folder, overrides = values.get("folder"), values.get("overrides")
-    return PointResult(
+    return RunResult(
         results.from_values(values),
         folder if isinstance(folder, str) else "",
         tuple(overrides) if isinstance(overrides, list) else (),

@@ -20,7 +20,7 @@ from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.tags import origin
-from pipeline.run.views import PointResult, Tracking
+from pipeline.run.views import RunResult, Tracking
 from pipeline.views.report import facts, page
 from pipeline.views.report.canvas import Drawn, LeftOut
 from pipeline.views.report.figures import draw
@@ -54,7 +54,7 @@ class Written:
         return [*verdict_lines(self.verdict), *first, *filter(None, [page.score(self.sweep)])]
 
     @property
-    def results(self) -> list[PointResult]:
+    def results(self) -> list[RunResult]:
         """What became of each point, in the order in which the verdict numbers them."""
         return [_became(point) for point in self.sweep.points]
 
@@ -149,11 +149,11 @@ def points_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def _became(point: Point) -> PointResult:
+def _became(point: Point) -> RunResult:
     ending = point.result.ending
     if ending.status is None:
         ending = Ending(point.status, ending.error or "it was not run yet")
-    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
+    return RunResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
 def _row(point: Point, sweep: Sweep) -> dict[str, object]:

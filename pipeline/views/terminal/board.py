@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.terminal.sweep import sweep_rows
 from pipeline.views.terminal.words import clean, duration, listed, rate, times
 
@@ -21,7 +21,7 @@ REFRESH_PER_SECOND = 2.0
 class Board:
     """The points of a sweep, by their keys, as far as they have come; those that have not begun too."""
 
-    def __init__(self, console: Console, points: Mapping[Key, PointResult]) -> None:
+    def __init__(self, console: Console, points: Mapping[Key, RunResult]) -> None:
         self._console, self._points = console, dict(points)
         self._done = sum(point.result.finished for point in points.values())
         self._live: Live | None = None
@@ -42,14 +42,14 @@ class Board:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def begun(self, key: Key, point: PointResult) -> None:
+    def begun(self, key: Key, point: RunResult) -> None:
         """Shows that a point is under way."""
         self._points[key] = point
         beside = sum(other.result.ending.status == "RUNNING" for other in self._points.values()) - 1
         if self._live is None:
             self._say(listed(f"-- {_named(point)} begins", f"beside {beside} other{'s' * (beside > 1)}" * (beside > 0)))
 
-    def ended(self, key: Key, point: PointResult, seconds: float) -> None:
+    def ended(self, key: Key, point: RunResult, seconds: float) -> None:
         """Shows what became of a point, and how long it took."""
         self._points[key] = point
         self._done += 1
@@ -65,11 +65,11 @@ class Board:
         return Text("\n".join(sweep_rows([self._points[key] for key in sorted(self._points)])), no_wrap=True)
 
 
-def _named(point: PointResult) -> str:
+def _named(point: RunResult) -> str:
     return " ".join(map(clean, point.overrides)) or "defaults"
 
 
-def _came_to(point: PointResult, seconds: float) -> str:
+def _came_to(point: RunResult, seconds: float) -> str:
     speed = point.result.speed
     return listed(
         clean(point.result.ending.status),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import Memory
 from pipeline.plan.plan import Plan
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.terminal.words import amount, clean, columns, listed, plural
 
 HEADER = ("memory", "parameters", "gradients", "optimizer", "activations", "total")
@@ -66,12 +66,12 @@ def _placed(made: Estimate) -> list[tuple[str, str]]:
     ]
 
 
-def planned_rows(points: Sequence[PointResult]) -> list[str]:
+def planned_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each planned point what one device keeps and what all exchange for one step."""
     return columns([SWEEP_HEADER, *(_planned(place, point) for place, point in enumerate(points))], RIGHT)
 
 
-def _planned(place: int, point: PointResult) -> tuple[str, ...]:
+def _planned(place: int, point: RunResult) -> tuple[str, ...]:
     result, needs = point.result, point.needs
     memory = exchanged = of_example = MISSING
     if needs is not None:

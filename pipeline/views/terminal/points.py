@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.record.results import Result
-from pipeline.run.views import Ahead, PointResult
+from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.words import brackets, clean, duration, figure, listed, marks, percent, rate, span, times
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ MOST_KEYS, MOST_LETTERS = 3, 16
 RUNNING, TO_COME = "running", "-"
 
 
-def numbers_of(points: Sequence[PointResult]) -> list[int]:
+def numbers_of(points: Sequence[RunResult]) -> list[int]:
     """The number of each point: its own, or its place where it has none."""
     return [place if point.number is None else point.number for place, point in enumerate(points)]
 
 
-def shared_and_own(points: Sequence[PointResult]) -> tuple[list[str], list[list[str]]]:
+def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
     """What was typed for all points, and for each what was typed for it alone.
 
     >>> typed = (("data=digits", "workers=1"), ("data=digits", "workers=2"))
-    >>> shared_and_own([PointResult(Result(), overrides=overrides) for overrides in typed])
+    >>> shared_and_own([RunResult(Result(), overrides=overrides) for overrides in typed])
     (['data=digits'], [['workers=1'], ['workers=2']])
     """
     typed = [list(map(clean, point.overrides)) for point in points]
@@ -40,7 +40,7 @@ def shared_and_own(points: Sequence[PointResult]) -> tuple[list[str], list[list[
 def begins_line(ahead: Ahead) -> str:
     """Which point begins, what it has of its own, and how far the sweep is.
 
-    >>> points = tuple(PointResult(Result(), number=place, overrides=(f"workers={place + 1}",)) for place in range(3))
+    >>> points = tuple(RunResult(Result(), number=place, overrides=(f"workers={place + 1}",)) for place in range(3))
     >>> begins_line(Ahead(1, points, 65.0))
     '-- point 1: workers=2 (0 of 3 done, about 1 min 05 s left)'
     """
@@ -51,12 +51,12 @@ def begins_line(ahead: Ahead) -> str:
     return f"-- point {ahead.number}: {' '.join(own) or 'as all'} ({far})"
 
 
-def ended_line(point: PointResult, seconds: float | None = None) -> str:
+def ended_line(point: RunResult, seconds: float | None = None) -> str:
     """What a point came to, in a line.
 
     >>> from pipeline.record.results import Choices, Ending, Layout, Speed
     >>> done = Result(Ending("FINISHED"), layout=Layout(workers=2), speed=Speed(2145.0, 1575.0, 2222.0, speedup=1.916))
-    >>> ended_line(PointResult(done, number=3), 19.0)
+    >>> ended_line(RunResult(done, number=3), 19.0)
     'point 3: FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
     """
     result, speed = point.result, point.result.speed
@@ -107,7 +107,7 @@ def _speeds(result: Result, current: bool) -> tuple[str, str]:
     return rate(speed.examples_per_second), TO_COME if speed.speedup is None else times(speed.speedup)
 
 
-def _values(points: Sequence[PointResult]) -> dict[str, list[str]]:
+def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
     """By the last name of each key that differs between points, the value that each of them has."""
     found: dict[str, list[str]] = {}
     for place, own in enumerate(shared_and_own(points)[1]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.analyze import outlook
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
-from pipeline.run.views import Foreseen, PointResult
+from pipeline.run.views import Foreseen, RunResult
 from pipeline.views.terminal.words import (
     clean,
     columns,
@@ -31,7 +31,7 @@ MISSING = "-"
 BEST = {"time": "fastest", "cost": "cheapest for an example", "energy": "least energy for an example"}
 
 
-def predicted_lines(point: PointResult) -> list[str]:
+def predicted_lines(point: RunResult) -> list[str]:
     """What one point would do, what its step would be made of, and what that stands on."""
     result, foreseen = point.result, point.foreseen
     labelled = [
@@ -66,7 +66,7 @@ def predicted_rows(results: Sequence[Result]) -> list[str]:
     return columns([HEADER, *(_row(place, result) for place, result in enumerate(results))], RIGHT)
 
 
-def outlook_lines(points: Sequence[PointResult]) -> list[str]:
+def outlook_lines(points: Sequence[RunResult]) -> list[str]:
     """Which point is the best at what, and where another worker stops paying."""
     results = [point.result for point in points]
     share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)

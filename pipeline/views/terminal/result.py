@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.analyze import comparable
 from pipeline.config import shipped
 from pipeline.record.results import Result, Speed, Training
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
 from pipeline.views.terminal.verdict import single_line
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
 
 
-def result_table(point: PointResult) -> RenderableType:
+def result_table(point: RunResult) -> RenderableType:
     """What a run reached, against what, how sure that is, and where to look."""
     return Labelled(result_rows(point))
 
@@ -59,7 +59,7 @@ class Labelled:
                     yield shown
 
 
-def result_rows(point: PointResult) -> list[tuple[str, str]]:
+def result_rows(point: RunResult) -> list[tuple[str, str]]:
     """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
     result, folder = point.result, clean(point.folder)
     status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training

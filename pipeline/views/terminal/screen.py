@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
-from pipeline.run.views import Ahead, PointResult
+from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.console import say
 from pipeline.views.terminal.estimate import estimate_lines, shard_lines
 from pipeline.views.terminal.plan import plan_lines
@@ -38,11 +38,11 @@ class Terminal:
         self.say("")
         self.say(self._timed(begins_line(ahead)))
 
-    def ended(self, point: PointResult, seconds: float | None) -> None:
+    def ended(self, point: RunResult, seconds: float | None) -> None:
         """Shows what a point of a sweep came to."""
         self.say(self._timed(ended_line(point, seconds)))
 
-    def shares(self, points: Sequence[PointResult]) -> None:
+    def shares(self, points: Sequence[RunResult]) -> None:
         """Shows what was typed for all points of a sweep."""
         if shared := shared_and_own(points)[0]:
             self.say(f"all        {' '.join(shared)}")
@@ -81,7 +81,7 @@ class Terminal:
         for label, text in shard_lines(made):
             self.say(f"{label:<11}{text}")
 
-    def predicted(self, point: PointResult) -> None:
+    def predicted(self, point: RunResult) -> None:
         """Shows how fast a plan would be, after an empty line."""
         for line in ["", *predicted_lines(point)]:
             self.say(line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.record.results import Result
-from pipeline.run.views import PointResult
+from pipeline.run.views import RunResult
 from pipeline.views.terminal.estimate import planned_rows
 from pipeline.views.terminal.explained import explained_line
 from pipeline.views.terminal.points import numbers_of, shared_and_own
@@ -50,7 +50,7 @@ OWN_BASELINE = "each speedup is over one device under the same engine"
 NUMBERED = re.compile(r" *\d+  ")
 
 
-def sweep_table(points: Sequence[PointResult]) -> RenderableType:
+def sweep_table(points: Sequence[RunResult]) -> RenderableType:
     """The points under each other, and under them what a reader has to know to compare them."""
     from rich.text import Text
 
@@ -86,7 +86,7 @@ class Lines:
 class Rows:
     """The points in rows, or, where the console is too narrow for these, in a few lines each; then what to know."""
 
-    def __init__(self, points: Sequence[PointResult]) -> None:
+    def __init__(self, points: Sequence[RunResult]) -> None:
         self._points = points
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -110,7 +110,7 @@ class Rows:
         yield Lines([("", ""), *((line, "") for line in sweep_notes(self._points, stacked))])
 
 
-def sweep_rows(points: Sequence[PointResult]) -> list[str]:
+def sweep_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each point its numbers, under them intervals and marks, and what was typed for it alone."""
     results, numbered = [point.result for point in points], numbers_of(points)
     metric = _metric(results)
@@ -133,7 +133,7 @@ def sweep_rows(points: Sequence[PointResult]) -> list[str]:
     return rows
 
 
-def stacked_rows(points: Sequence[PointResult]) -> list[str]:
+def stacked_rows(points: Sequence[RunResult]) -> list[str]:
     """The same for a narrow console, without columns."""
     metric, marked = _metric([point.result for point in points]), _marks(points)
     owns, numbers = shared_and_own(points)[1], numbers_of(points)
@@ -163,7 +163,7 @@ def _figures(result: Result, metric: str) -> list[str]:
     ]
 
 
-def sweep_notes(points: Sequence[PointResult], stacked: bool = False) -> list[str]:
+def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]:
     """What was typed for all, what the numbers mean, why points have none, what runs noted, and what differs."""
     results, runs, numbers = [point.result for point in points], _runs(points), numbers_of(points)
     shared = shared_and_own(points)[0]
@@ -177,7 +177,7 @@ def sweep_notes(points: Sequence[PointResult], stacked: bool = False) -> list[st
     ]
 
 
-def _runs(points: Iterable[PointResult]) -> list[history.Run]:
+def _runs(points: Iterable[RunResult]) -> list[history.Run]:
     return [
         history.of(Path(point.folder), point.result) if point.folder else history.Run(Path(), point.result)
         for point in points
@@ -233,7 +233,7 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
     return [*lines, *(f"{doubt}: {why}" for doubt, why in explained.items() if doubt in doubts)]
 
 
-def _reasons(points: Sequence[PointResult]) -> list[str]:
+def _reasons(points: Sequence[RunResult]) -> list[str]:
     """Why points did not finish; those with the same reason share a line."""
     places: dict[tuple[str, str], list[int]] = {}
     for place, point in zip(numbers_of(points), points, strict=True):
@@ -283,7 +283,7 @@ def _differences(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[st
     return lines
 
 
-def _marks(of_points: Sequence[PointResult]) -> list[str]:
+def _marks(of_points: Sequence[RunResult]) -> list[str]:
     """What is written beside the speed of each point; "" beside none."""
     measured = [place for place, point in enumerate(of_points) if _measured(point.result)]
     marks = comparable.marks(_runs(of_points[place] for place in measured))
