@@ -153,9 +153,9 @@ def _refusal(error: Exception) -> str:
 
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
-    from pipeline.run import handover
+    from pipeline.run import takeover
 
-    show.say_error(f"{from_here(folder)} trains on: {handover.how(folder)}")
+    show.say_error(f"{from_here(folder)} trains on: {takeover.how(folder)}")
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:

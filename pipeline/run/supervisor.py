@@ -25,19 +25,18 @@ from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
 from pipeline.record.log import from_plain
 from pipeline.record.results import Baseline, Ending, Result
-from pipeline.run import handover, model_size
+from pipeline.run import model_size, takeover
 from pipeline.run.explaining import explain_loss
 from pipeline.run.folders import EVENTS
 from pipeline.run.group import Group, Replay
-from pipeline.run.handover import Attempt, Handover
 from pipeline.run.memory_check import without_room
 from pipeline.run.planner import batch_rule, fewer, relaid
-from pipeline.run.results import preempted, refused_of, result_of
+from pipeline.run.results import Tracked, preempted, refused_of, result_of
 from pipeline.run.run import Run, unwritten
 from pipeline.run.session import Preempted, RunRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
+from pipeline.run.takeover import Attempt, Handover
 from pipeline.run.timing import Measured, build, measure_size, profile, take_measurements
-from pipeline.run.tracked import Tracked
 from pipeline.run.views import Offered, RunResult, Tracking, offered
 from pipeline.run.watch import RunFailed
 
@@ -136,7 +135,7 @@ class Supervisor:
         status, error, interrupted, blamed = "FAILED", None, None, None
         session.busy = session.saves = True
         if self._config.launch.detach:
-            session.leaves, how = self.run.folder, handover.how(self.run.folder)
+            session.leaves, how = self.run.folder, takeover.how(self.run.folder)
             session.screen.say(f"Ctrl-C, or a terminal that is closed, leaves it training: {how}")
         try:
             with self._progress:
@@ -209,7 +208,7 @@ class Supervisor:
         """Notes the attempt that begins now, for another driver to take over, if processes outlive this one."""
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
-        handover.forget(self.run.folder)
+        takeover.forget(self.run.folder)
         attempt = Attempt(self._now.to_json(), time.time(), self._measured, self._resume, self._restarts, self._failed)
         one = self._one_device
         # Training goes on even if it cannot be written: then no driver can take over.
@@ -367,7 +366,7 @@ class Supervisor:
         result = self.run.write(tracked.named(result) if tracked else result)
         self.emit(events.Result(results.to_values(result), time=time.time()))
         self.emit(Ended(str(ending.status), ending.error, time=time.time()))
-        handover.forget(folder)
+        takeover.forget(folder)
         if ending.status == "FINISHED":
             # A run that did not finish reads it again when it is resumed.
             shutil.rmtree(folder / "cache", ignore_errors=True)

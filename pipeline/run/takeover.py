@@ -1,10 +1,15 @@
-"""Takes over a run whose driver is gone: from its folder to a supervisor that hears the event log first."""
+"""Takes over a run whose driver is gone: from what that left in its folder to a supervisor that hears the log first.
+
+The measurements since the run's present attempt began are in the event log; those before stand in `attempt.json`.
+"""
 
 import contextlib
 import shlex
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,15 +17,75 @@ from pipeline.config import config as configs
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.plan.plan import from_json
-from pipeline.record import log
+from pipeline.record import kept, log
+from pipeline.record.commands import Resume
 from pipeline.record.events import Restarted, Resumed
-from pipeline.run import folders, handover
+from pipeline.record.results import Baseline
+from pipeline.run import folders
 from pipeline.run.folders import EVENTS, PLAN
 from pipeline.run.group import Replay
-from pipeline.run.handover import Handover
 from pipeline.run.run import Run
 from pipeline.run.session import Planned, RunRequest, Session
-from pipeline.run.supervisor import Supervisor
+from pipeline.run.timing import Measured
+
+if TYPE_CHECKING:
+    from pipeline.run.supervisor import Supervisor
+
+FILE = "attempt.json"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, from the first process to the last: its plan as JSON, when it began, what was measured before.
+
+    `resume`: the checkpoint that it resumes from. `restarts`: how many of the `launch.max_restarts` are used up;
+    `failed`: the log of the process that failed last.
+    """
+
+    plan: str
+    began: float
+    measured: Measured
+    resume: Resume | None = None
+    restarts: int = 0
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A run under way: its config as YAML, what was typed and where, its attempt, and the log's size when that began.
+
+    `baseline` is the plan of one device, as JSON, and `known` what an earlier run measured of it; `ask_size`: the
+    model's size was not known.
+    """
+
+    config: str
+    attempt: Attempt
+    offset: int
+    directory: str
+    overrides: list[str] = field(default_factory=list)
+    baseline: str | None = None
+    known: Baseline | None = None
+    ask_size: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "Handover | None":
+        """That of the run in a folder; None if its processes end with their driver."""
+        return log.read_json(cls, folder / FILE)
+
+    def write(self, folder: Path) -> None:
+        """Writes it, before the attempt starts any process. Raises `OSError`."""
+        log.write_json(folder / FILE, self)
+
+
+def forget(folder: Path) -> None:
+    """Deletes what the next driver would go by: the run is over."""
+    kept.forget(folder)
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def how(folder: Path) -> str:
+    """Says how to take over from a driver that has left."""
+    return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
 
 
 def named(name: str, output: Path) -> Path:
@@ -30,7 +95,7 @@ def named(name: str, output: Path) -> Path:
 
 
 @contextlib.contextmanager
-def attach(folder: Path, session: Session, end: bool = False) -> Iterator[Supervisor]:
+def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Supervisor"]:
     """Takes over the run in a folder, with its processes. Raises `UserError`, and `LaunchError`.
 
     `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
@@ -73,13 +138,15 @@ def _left(run: Run, shown: Path) -> Handover:
     return left
 
 
-def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> Supervisor:
+def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
+    from pipeline.run.supervisor import Supervisor
+
     folder, config = run.folder, _config(left)
     logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
     cluster = session.cluster(config)
     session.serve(config)
     if any(isinstance(event, Restarted | Resumed) for event in logged) or not cluster.attach(folder):
-        handover.forget(folder)
+        forget(folder)
         raise UserError(
             "processes that wait for a conductor",
             f"none of {log.from_here(folder)}: they have ended",
@@ -100,7 +167,7 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> Superv
 def typed(left: Handover) -> str:
     """The command that a run was started by.
 
-    >>> from pipeline.run.handover import Attempt, Measured
+    >>> from pipeline.run.timing import Measured
     >>> typed(Handover("", Attempt("", 0.0, Measured()), 0, "/", ["cluster.hosts=[a,b]"]))
     "python -m pipeline 'cluster.hosts=[a,b]'"
     """

@@ -31,11 +31,11 @@ from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, 
 from pipeline.record.kept import Kept
 from pipeline.record.log import to_line
 from pipeline.record.results import Baseline
-from pipeline.run import handover, resume, takeover
+from pipeline.run import resume, takeover
 from pipeline.run.folders import Lock
 from pipeline.run.group import Group, Replay
-from pipeline.run.handover import Attempt, Handover
 from pipeline.run.session import Preemption, Session
+from pipeline.run.takeover import Attempt, Handover
 from pipeline.run.timing import Measured
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
@@ -76,7 +76,7 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     assert Handover.read(tmp_path) == handed
     assert from_json(handed.attempt.plan) == PLAN
     assert takeover._config(handed) == config("multi_worker", workers=2)
-    handover.forget(tmp_path)
+    takeover.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
     assert Kept.read(tmp_path) is None
     assert Handover.read(tmp_path) is None
@@ -238,7 +238,7 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     told = asked("attach", "outputs/runs/mine")
     assert told.code == 2
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
-    assert not (folder / handover.FILE).exists()
+    assert not (folder / takeover.FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:
         log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")

@@ -38,7 +38,7 @@ from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog, from_plain, to_line
 from pipeline.record.results import Result
 from pipeline.record.tracking import Store, recall
-from pipeline.run.tracked import Tracked
+from pipeline.run.results import Tracked
 from pipeline.views.mlflow import Tracker, page, removing
 from pipeline.views.mlflow import sync as syncing
 from pipeline.views.mlflow.change import Begin, End, Point, Tag
