@@ -468,7 +468,7 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
     numbers = np.array([2**53 + 1, -(2**60) + 3, 7, 2**62 + 1])
 
     def gathered(part):
-        return GlobalBatch(TensorFlowCollective(2), tf.shape(part)[0], tf.constant(0.5)).of(part)
+        return GlobalBatch(TensorFlowCollective(2), part, tf.constant(0.5)).of(part)
 
     parts = mirrored.experimental_distribute_values_from_function(
         lambda context: tf.constant(numbers[2 * context.replica_id_in_sync_group :][:2])

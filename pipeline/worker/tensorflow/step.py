@@ -90,7 +90,7 @@ def training_step(
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, size_of(batch), share, rows_of(batch), static, most)
+        whole = GlobalBatch(collective, batch, share, static, most)
         with of_step(whole), _undone_unless(there, apart):
             with normalization.counting_if(there), tf.GradientTape() as tape:
                 y_pred = call(x, training=True)
@@ -140,8 +140,7 @@ def validation_steps(
         share = share_of_one(examples) if padded else share_of(batch, examples)
         there = None if always_fed and not padded else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        here = tf.where(share > 0, size_of(batch), 0) if padded else size_of(batch)
-        whole = GlobalBatch(collective, here, share, rows_of(batch), most=most)
+        whole = GlobalBatch(collective, batch, share, most=most)
         with of_step(whole), _undone_unless(there, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(
@@ -302,12 +301,6 @@ def where(condition: tf.Tensor, gradient: Addend) -> Addend:
 def size_of(batch: Batch) -> tf.Tensor:
     """Examples of this replica, int32."""
     return tf.shape(tf.nest.flatten(batch)[0])[0]
-
-
-def rows_of(batch: Batch) -> int | None:
-    """The same where every batch has as many, padding too."""
-    rows: int | None = tf.nest.flatten(batch)[0].shape[0]
-    return rows
 
 
 def share_of(batch: Batch, examples: tf.Tensor) -> tf.Tensor:

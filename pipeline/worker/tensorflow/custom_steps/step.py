@@ -122,7 +122,7 @@ def training_step(
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = steps.share_of(batch, examples)
         present = None if always_fed else share > 0
-        whole = GlobalBatch(collective, steps.size_of(batch), share, steps.rows_of(batch), static, most)
+        whole = GlobalBatch(collective, batch, share, static, most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
         with of_step(whole), normalization.counting_if(present):
@@ -145,8 +145,7 @@ def validation_steps(
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         assert own.test is not None, "what cannot be evaluated is not validated"
         share = steps.share_of_one(examples) if padded else steps.share_of(batch, examples)
-        size = tf.where(share > 0, steps.size_of(batch), 0) if padded else steps.size_of(batch)
-        whole = GlobalBatch(collective, size, share, steps.rows_of(batch), most=most)
+        whole = GlobalBatch(collective, batch, share, most=most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, always_fed=always_fed and not padded)
         with of_step(whole):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.patched import patched
 
@@ -34,24 +35,31 @@ class GlobalBatch:
     def __init__(
         self,
         collective: Collective[Addend],
-        count: tf.Tensor,
+        batch: Batch,
         share: tf.Tensor,
-        rows: int | None = None,
         static: bool = False,
         most: int | None = None,
     ) -> None:
-        """This replica has `count` examples, int32, a `share` of the global batch's, in `rows` where that is known.
+        """This replica has a `batch`, a `share` of the global batch's examples; one without a share only pads.
 
         `static` says that all replicas always have as many. A global batch has `most` examples; None leaves it open,
         which processes can exchange in calls of a single step alone: TensorFlow keeps the shape throughout a call.
         """
-        self._most = most
-        self.share, self._collective, self._here, self._rows, self._static = share, collective, count, rows, static
+        leaf = tf.nest.flatten(batch)[0]
+        # None where batches differ in size.
+        self._rows: int | None = leaf.shape[0]
+        self._size = tf.shape(leaf)[0]
+        self.share, self._collective, self._static, self._most = share, collective, static, most
         # How many numbers for the batch each metric has been given so far in the step.
         self.numbers: Counter[int] = Counter()
         self._sizes: tf.Tensor | None = None
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    @property
+    def _here(self) -> tf.Tensor:
+        """Examples of this replica that count, int32."""
+        return tf.where(self.share > 0, self._size, 0)
 
     @property
     def first(self) -> tf.Tensor:
