@@ -55,7 +55,6 @@ from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
 from pipeline.worker.tensorflow.placement import listing, micro_batches, place
-from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
@@ -307,7 +306,7 @@ class Work:
             self._tell(events.Sized(error="a deep model takes long to be traced once more for it"))
             return
         try:
-            layers = tuple(unit.layer for unit in units(loop.model))
+            layers = tuple(unit.layer for unit in place.units(loop.model))
             made = of_model.of(loop, forgetful=builds and not self._plan.training.remat)
         except Exception as error:
             # An estimate is no reason to end a training.
