@@ -5,7 +5,7 @@ way of building: nothing is computed, assigned or drawn, and what layers they ca
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import keras
 import tensorflow as tf
@@ -14,9 +14,20 @@ from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError, reason
-from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, of
-from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.custom_steps.watching import (
+    Flat,
+    Gradients,
+    Metric,
+    Optimizer,
+    Sources,
+    Values,
+    Variables,
+    Watcher,
+    Weights,
+    watched,
+    watching,
+)  # fmt: skip
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.reduction import (
     SEEDS,
@@ -169,24 +180,12 @@ class _Look(Watcher):
         packed: Gradients = tf.nest.pack_sequence_as(sources, zeros)
         return packed
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        call: Callable[[Sequence[Addend | None]], None],
-        gradients: Sequence[Addend | None],
-        variables: Sequence[keras.Variable] | None,
-    ) -> None:
+    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
         """Remembers the optimizer, and all variables that it is to be built for."""
         trained = self.applied.setdefault(optimizer, [])
         trained += [variable for variable in variables or () if not any(variable is one for one in trained)]
 
-    def update(
-        self,
-        metric: keras.metrics.Metric,
-        call: Callable[[], None],
-        values: Sequence[Nested[tf.Tensor]],
-        weights: tf.Tensor | float | None,
-    ) -> None:
+    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
         """Updates the metric, which builds it, in a scope of its own: what is in a condition stays in there."""
         self.updated.append(metric)
         with keras.StatelessScope():

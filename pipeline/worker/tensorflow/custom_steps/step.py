@@ -19,7 +19,20 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Result, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.custom_steps.watching import (
+    Flat,
+    Gradients,
+    Metric,
+    Optimizer,
+    Result,
+    Sources,
+    Values,
+    Variables,
+    Watcher,
+    Weights,
+    watched,
+    watching,
+)  # fmt: skip
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
@@ -240,13 +253,7 @@ class Replica(Watcher):
         packed: Gradients = tf.nest.pack_sequence_as(sources, gradients)
         return packed
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        call: Callable[[Sequence[Addend | None]], None],
-        gradients: Sequence[Addend | None],
-        variables: Sequence[keras.Variable] | None,
-    ) -> None:
+    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
         """Applies gradients of the global batch, and adds up what is not made of such alone."""
         applied = list(gradients)
         places = [
@@ -256,13 +263,7 @@ class Replica(Watcher):
             applied[place] = total
         call(applied)
 
-    def update(
-        self,
-        metric: keras.metrics.Metric,
-        call: Callable[[], None],
-        values: Sequence[Nested[tf.Tensor]],
-        weights: tf.Tensor | float | None,
-    ) -> None:
+    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
         """Updates a metric whose state is to add up over replicas to one device's."""
         if values and not tf.nest.is_nested(values[0]):
             self._numbers[id(metric)] = values[0]

@@ -19,6 +19,13 @@ from pipeline.worker.tensorflow.patched import patched
 
 # A metric, and the name of its result's part where that is a dictionary.
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
+# What steps call methods of, and what they give these.
+Optimizer: TypeAlias = keras.optimizers.Optimizer
+Metric: TypeAlias = keras.metrics.Metric
+Flat: TypeAlias = Sequence[Addend | None]
+Variables: TypeAlias = Sequence[keras.Variable] | None
+Values: TypeAlias = Sequence[Nested[tf.Tensor]]
+Weights: TypeAlias = tf.Tensor | float | None
 # What `GradientTape.gradient` gives, and what it takes them of.
 Gradients: TypeAlias = Nested[Addend | None]
 Sources: TypeAlias = Nested[tf.Tensor | tf.Variable | keras.Variable]
@@ -37,23 +44,11 @@ class Watcher:
         """`GradientTape.gradient` of a target, a loss as a rule."""
         return call(sources)
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        call: Callable[[Sequence[Addend | None]], None],
-        gradients: Sequence[Addend | None],
-        variables: Sequence[keras.Variable] | None,
-    ) -> None:
+    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
         """`Optimizer.apply`."""
         call(gradients)
 
-    def update(
-        self,
-        metric: keras.metrics.Metric,
-        call: Callable[[], None],
-        values: Sequence[Nested[tf.Tensor]],
-        weights: tf.Tensor | float | None,
-    ) -> None:
+    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
         """`Metric.update_state`; `weights` are the sample's, `values` all else that it is given."""
         call()
 
@@ -61,11 +56,11 @@ class Watcher:
         """A loss that is called on labels, predictions and weights."""
         return loss(*values)
 
-    def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+    def result(self, metric: Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
         """`Metric.result`."""
         return call()
 
-    def noted(self, metric: keras.metrics.Metric, value: Nested[tf.Tensor]) -> None:
+    def noted(self, metric: Metric, value: Nested[tf.Tensor]) -> None:
         """Remembers what a metric has given; of one within another, the inner one comes first."""
         parts = value.items() if isinstance(value, dict) else [(None, value)]
         self._results += [(tensor, (metric, name)) for name, tensor in parts if self.metric_of(tensor) is None]
@@ -155,17 +150,15 @@ def _gradient(
 def _apply(
     watcher: Watcher,
     call: Callable[..., None],
-    optimizer: keras.optimizers.Optimizer,
-    grads: Sequence[Addend | None],
-    trainable_variables: Sequence[keras.Variable] | None = None,
+    optimizer: Optimizer,
+    grads: Flat,
+    trainable_variables: Variables = None,
 ) -> None:
     with watching(None):
         watcher.apply(optimizer, lambda sums: call(optimizer, sums, trainable_variables), grads, trainable_variables)
 
 
-def _update(
-    watcher: Watcher, call: Callable[..., None], metric: keras.metrics.Metric, *values: object, **named: object
-) -> None:
+def _update(watcher: Watcher, call: Callable[..., None], metric: Metric, *values: object, **named: object) -> None:
     # One that is made of others leaves it to them; one whose state is no sum sees the whole global batch, see
     # `metrics.py`.
     if not getattr(metric, "_variables", None) or "update_state" in vars(metric):
