@@ -62,19 +62,19 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
     compiled = losses.compiled_of(model)
     if not compiled or y is None:
         return []
+    tries: dict[int, list[Reduction | None]] = {id(loss): [] for loss in compiled}
     with contextlib.suppress(Exception):  # what does not fit together is told of when it is trained
         predicted = labels.predicted(model, x)
         # Keras's own take means over the last axis, which is the batch's where outputs have no other.
         if all(len(output.shape) > 1 for output in keras.tree.flatten(predicted)):
             compiled = [loss for loss in compiled if not reduction.is_known(loss.loss)]
-        tries: list[list[Reduction | None]] = [[] for _ in compiled]
         for seed in SEEDS:
-            if not all(any(each) for each in tries):
-                step = partial(_samples, model, compiled)
-                for each, *pieces in zip(tries, *on_pieces(step, made_up((y, predicted, weights), seed)), strict=True):
-                    each += map(losses.reduction_of_samples, *pieces[:3])
-        for loss, each in zip(compiled, tries, strict=True):
-            loss.rule = reduction.agreed(each)
+            if not all(any(tries[id(loss)]) for loss in compiled):
+                pieces = on_pieces(partial(_samples, model, compiled), made_up((y, predicted, weights), seed))
+                for loss, *samples in zip(compiled, *pieces[:3], strict=True):
+                    tries[id(loss)] += map(losses.reduction_of_samples, *samples)
+    for loss in compiled:
+        loss.rule = reduction.agreed(tries[id(loss)])
     return [f"the loss {loss.name}" for loss in compiled if loss.rule is Reduction.NEITHER]
 
 
