@@ -1,4 +1,4 @@
-"""Has attributes of Keras's and TensorFlow's own classes, modules and objects be others for a while."""
+"""Replaces attributes of Keras's and TensorFlow's own classes, modules and objects for a while."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

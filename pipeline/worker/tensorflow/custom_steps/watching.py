@@ -77,13 +77,13 @@ class Watcher:
         return list({id(metric): metric for metric in metrics}.values())
 
 
-class _Thread(threading.local):
+class _WatcherOfThread(threading.local):
     """The watcher of the step that this thread traces; each replica is traced in a thread of its own."""
 
     watcher: Watcher | None = None
 
 
-_thread = _Thread()
+_thread = _WatcherOfThread()
 
 
 @contextlib.contextmanager

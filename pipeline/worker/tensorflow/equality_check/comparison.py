@@ -25,7 +25,7 @@ from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.equality_check.custom_trial import CustomTrials
 from pipeline.worker.tensorflow.equality_check.differences import (
     TOLERANCES,
-    Rows,
+    ReplicaRows,
     are_aligned,
     differences,
     first_layer,
@@ -110,7 +110,7 @@ class _Comparison:
         )
         if not where.chief:
             return Check("not made", unsaid="the first process compares")
-        rows = {number: Rows(*pair, _count(whole)) for number, pair in enumerate(itertools.pairwise(edges))}
+        rows = {number: ReplicaRows(*pair, _count(whole)) for number, pair in enumerate(itertools.pairwise(edges))}
         return self._compared(replicas, one, whole, rows)
 
     @property
@@ -138,7 +138,7 @@ class _Comparison:
         """True if gradients are compared as well."""
         return self._is_small and forward.cpu_seconds <= QUICK_SECONDS
 
-    def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, Rows]) -> Check:
+    def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, ReplicaRows]) -> Check:
         names = ("loss", *self._loop.outputs) if self._own is None else (self._own.train.loss,)
         unsaid = "" if self._trials.with_gradients else WITHOUT
         if not differences(replicas, one, names, self._tolerance):

@@ -24,7 +24,7 @@ LEAST = 1e-6
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReplicaRows:
     """A replica's examples of the global batch: `start` to `stop` of `count`."""
 
     start: int
@@ -51,7 +51,7 @@ def are_aligned(*trials: Trial) -> bool:
 
 
 def first_layer(
-    all_replicas: Trial, one: Trial, rows: dict[int, Rows], tolerance: float, disturbed: Trial
+    all_replicas: Trial, one: Trial, rows: dict[int, ReplicaRows], tolerance: float, disturbed: Trial
 ) -> Difference | None:
     """The first layer whose output differs: what it was given, which earlier ones returned, does not."""
     (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
@@ -170,7 +170,7 @@ def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
     return (np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(values))), values
 
 
-def _rows_of(whole: tf.Tensor, part: tf.Tensor, rows: Rows) -> np.ndarray | None:
+def _rows_of(whole: tf.Tensor, part: tf.Tensor, rows: ReplicaRows) -> np.ndarray | None:
     """Returns a replica's rows of one device's output; None where the shapes do not tell."""
     if not whole.shape.rank or whole.shape[1:] != part.shape[1:]:
         return whole.numpy() if whole.shape == part.shape else None

@@ -149,7 +149,7 @@ class GlobalBatch:
         return whole
 
 
-class _Thread(threading.local):
+class _StepOfThread(threading.local):
     """Each replica is traced in a thread of its own."""
 
     whole: GlobalBatch | None = None
@@ -157,7 +157,7 @@ class _Thread(threading.local):
     as_one = False
 
 
-_thread = _Thread()
+_thread = _StepOfThread()
 
 
 @contextlib.contextmanager

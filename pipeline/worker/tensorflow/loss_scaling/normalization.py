@@ -35,7 +35,7 @@ def _moments(
     """
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, present = layer._reduction_axes, _thread.there
+    axes, present = layer._reduction_axes, _thread.present
     (channels,) = layer.moving_mean.shape
     shape = [1 if axis in axes else channels for axis in range(1 + len(axes))]
     within = None if mask is None else tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
@@ -101,10 +101,10 @@ def _combined(
     return counts, about + mean, tf.maximum(tf.math.divide_no_nan(squares, counts) - tf.square(mean), 0.0)
 
 
-def _summed(collective: Collective[Addend], counts: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
-    """Sums over replicas, of those whose examples are `there`: where some may have none."""
-    stacked = tf.stack(values)
-    (summed,) = collective.sum([stacked if counts is None else tf.where(counts, stacked, tf.zeros((), stacked.dtype))])
+def _summed(collective: Collective[Addend], present: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
+    """Sums over replicas, of those whose examples are `present`: where some may have none."""
+    part = tf.stack(values)
+    (summed,) = collective.sum([part if present is None else tf.where(present, part, tf.zeros((), part.dtype))])
     return tf.unstack(summed)  # type: ignore[no-any-return]
 
 
@@ -143,19 +143,19 @@ def layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 
 @contextlib.contextmanager
-def counting_if(there: tf.Tensor | None) -> Iterator[None]:
-    """Inside, in this thread, what is normalized counts only where this replica's examples are `there`."""
-    before, _thread.there = _thread.there, there
+def counting_if(present: tf.Tensor | None) -> Iterator[None]:
+    """Inside, in this thread, what is normalized counts only where this replica's examples are `present`."""
+    before, _thread.present = _thread.present, present
     try:
         yield
     finally:
-        _thread.there = before
+        _thread.present = before
 
 
-class _Thread(threading.local):
-    """Whether this thread's replica has examples; each replica is traced in a thread of its own."""
+class _ExamplesOfThread(threading.local):
+    """State of this thread: True where its replica has examples. Each replica is traced in a thread of its own."""
 
-    there: tf.Tensor | None = None
+    present: tf.Tensor | None = None
 
 
-_thread = _Thread()
+_thread = _ExamplesOfThread()

@@ -28,7 +28,7 @@ class Called:
     device: str
 
 
-class _Thread(threading.local):
+class _ReplicaOfThread(threading.local):
     """Each replica is traced in a thread of its own."""
 
     replica = 0
@@ -41,7 +41,7 @@ class Following:
         self._calls: WeakKeyDictionary[tf.Graph, dict[str, Called]] = WeakKeyDictionary()
         # The names of what a graph takes from outside, with what that is there.
         self._captured: WeakKeyDictionary[tf.Graph, dict[str, tf.Tensor]] = WeakKeyDictionary()
-        self._thread = _Thread()
+        self._thread = _ReplicaOfThread()
 
     @property
     def replica(self) -> int:

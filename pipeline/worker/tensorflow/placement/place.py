@@ -122,11 +122,11 @@ def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: S
 
 def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> None:
     """Tells an optimizer of variables that were made anew, which Keras looks up by keys of what they held."""
-    for name, kept in list(vars(optimizer).items()):
-        if isinstance(kept, dict) and not now.keys().isdisjoint(kept):
-            vars(optimizer)[name] = {now.get(key, key): value for key, value in kept.items()}
-        elif isinstance(kept, set) and not now.keys().isdisjoint(kept):
-            vars(optimizer)[name] = {now.get(key, key) for key in kept}
+    for name, entries in list(vars(optimizer).items()):
+        if isinstance(entries, dict) and not now.keys().isdisjoint(entries):
+            vars(optimizer)[name] = {now.get(key, key): value for key, value in entries.items()}
+        elif isinstance(entries, set) and not now.keys().isdisjoint(entries):
+            vars(optimizer)[name] = {now.get(key, key) for key in entries}
 
 
 def _call_on(unit: Unit, part: int, placement: Placement) -> None:
