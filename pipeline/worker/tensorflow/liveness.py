@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from pipeline.worker.model_error import ModelError
+
 # Operations whose result is what came in, in the same memory.
 ALIASES = ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
 # Operations that write their result over what came in where nobody else reads that.
@@ -28,16 +30,12 @@ Ref: TypeAlias = Hashable
 Bytes: TypeAlias = tuple[int, int]
 
 
-class Unknown(Exception):
-    """A graph that does not tell what is held."""
-
-
 def fullest(graph: tf.Graph) -> list[Bytes]:
     """(bytes of a fixed size, bytes for each example) of moments of a step, one of which is the fullest at any batch.
 
     `graph` is that of one step of `EXAMPLES` examples on each replica, all shapes of which are known. A tensor is held
     from the operation that makes it to the last that reads it, whatever other names it has; variables do not count.
-    Raises `Unknown` where a size cannot be told, as with what a loop inside the model keeps.
+    Raises `ModelError` where a size cannot be told, as with what a loop inside the model keeps.
     """
     following = _Following(graph)
     return envelope(following.moments())
@@ -141,7 +139,7 @@ def _bytes(operation: tf.Operation, tensor: tf.Tensor) -> Bytes:
     if tensor.dtype == tf.variant:
         # The batches come by an iterator, and losses go into an array; but what a loop keeps is not to be seen.
         if operation.type in ("While", "StatelessWhile", "TensorListReserve", "EmptyTensorList"):
-            raise Unknown("the model has a loop, and what that keeps is not in its graph")
+            raise ModelError("the model has a loop, and what that keeps is not in its graph")
         return 0, 0
     if not tensor.shape.is_fully_defined():
         return 0, 0

@@ -8,7 +8,7 @@ from pipeline.worker import variables
 from pipeline.worker.input.part import Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import remat
-from pipeline.worker.tensorflow.liveness import EXAMPLES, Unknown, fullest
+from pipeline.worker.tensorflow.liveness import EXAMPLES, fullest
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.step import optimizers
@@ -24,7 +24,7 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     normalizations = len(normalization.layers(model))
     try:
         step, operations = _step(loop, replicas)
-    except Unknown as unknown:
+    except ModelError as unknown:
         return Size(listed, apart, None, per_example, str(unknown), normalizations)
     again: tuple[Moment, ...] | None = None
     if forgetful:
@@ -46,7 +46,7 @@ def example_bytes(part: Part) -> int | None:
 
 
 def _step(loop: Loop, replicas: int) -> tuple[tuple[Moment, ...], int]:
-    """(moments of a step of one replica, operations of its graph). Raises `Unknown`."""
+    """(moments of a step of one replica, operations of its graph). Raises `ModelError`."""
     body = body_of(loop.graph(EXAMPLES))
     moments = tuple((fixed // replicas, growing // replicas) for fixed, growing in fullest(body))
     return moments, len(body.get_operations())
