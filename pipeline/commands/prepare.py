@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
-from pipeline.launch import machine, signals
-from pipeline.prepare import cluster, conduct, settings
+from pipeline.launch import LaunchError, machine, signals
+from pipeline.prepare import cluster, filling, settings
 from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import Progress, summary_lines
 
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         with signals.interrupt(), Progress(console) as progress:
-            made = conduct.prepare(config, search, start, progress)
+            made = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
-    except (conduct.PrepareError, cluster.ClusterError, DataError) as error:
+    except (DataError, LaunchError) as error:
         return _tell(str(error), 1)
     except UserError as error:
         return _tell(str(error), 2)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             f"Try out=ANOTHER, or making space.",
             1,
         )
-    for line in summary_lines(made.made, str(config.out), made.there, made.seconds, made.seconds_shards):
+    for line in summary_lines(made.manifest, str(config.out), made.reused, made.seconds, made.seconds_shards):
         show.say(console, line)
     return 0
 

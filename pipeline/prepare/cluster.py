@@ -1,6 +1,7 @@
-"""Dask workers, here or where a scheduler runs already, and the answers to what they are given to do.
+"""Starts Dask workers here, or uses those of a scheduler that runs already, and gives them tasks.
 
-Dask is imported when workers are started, since that takes half a second.
+Dask is imported when workers are started, since that takes half a second. It imports this module in each worker that
+it starts here, and calls `dask_setup`.
 """
 
 from __future__ import annotations
@@ -8,45 +9,32 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pipeline.errors import UserError
-from pipeline.launch.signals import CONDUCTOR
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.signals import CONDUCTOR, die_with_conductor
 from pipeline.prepare import folder as folders
-from pipeline.prepare.preload import LOG
 
 if TYPE_CHECKING:
     import distributed
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 CONNECT_SECONDS = 15.0
 # Times that a task is given to another worker when its own has died.
 RETRIES = 3
-
-
-class ClusterError(UserError):
-    """Workers that are not there or died: the message says what was expected, received and what to type instead."""
-
-
-class Workers(Protocol):
-    """Something that calls functions elsewhere."""
-
-    count: int
-
-    def on_each(self, function: Callable[..., Answer], *arguments: object) -> list[Answer]:
-        """What the function returns on each worker."""
-
-    def answers(self, function: Callable[..., Answer], tasks: Sequence[tuple[object, ...]]) -> Iterator[Answer]:
-        """What the function returns for each task, the arguments of one call, as they come."""
+# The variable that names the file into which workers of this machine print.
+LOG = "PIPELINE_PREPARE_LOG"
 
 
 @contextmanager
 def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Workers]:
-    """Dask workers: so many on this machine, or those of a scheduler. Raises `ClusterError`."""
+    """Dask workers: so many on this machine, or those of a scheduler. Raises `LaunchError`."""
     import dask
 
     # What they say of workers that are ended in the middle of their work says nothing to a person.
@@ -67,29 +55,29 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
         # Of a port that is taken, and of versions that differ a little.
         warnings.simplefilter("ignore")
         with _there(scheduler) if scheduler else _here(processes, folder) as client:
-            yield _Dask(client, scheduler)
+            yield Workers(client, scheduler)
 
 
-class _Dask:
+class Workers:
     """The workers of a Dask client."""
 
     def __init__(self, client: distributed.Client, scheduler: str | None) -> None:
         self._client, self._scheduler = client, scheduler
-        self.count = len(client.scheduler_info(n_workers=-1)["workers"])
+        self._count = len(client.scheduler_info(n_workers=-1)["workers"])
 
-    def on_each(self, function: Callable[..., Answer], *arguments: object) -> list[Answer]:
-        """What the function returns on each worker."""
+    def on_each(self, function: Callable[..., T], *arguments: object) -> list[T]:
+        """Calls the function on each worker. Raises its `UserError`, or `LaunchError`."""
         # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
-        return list(self.answers(function, [arguments] * self.count))
+        return list(self.results(function, [arguments] * self._count))
 
-    def answers(self, function: Callable[..., Answer], tasks: Sequence[tuple[object, ...]]) -> Iterator[Answer]:
-        """What the function returns for each task, as they come."""
+    def results(self, function: Callable[..., T], tasks: Sequence[tuple[object, ...]]) -> Iterator[T]:
+        """Calls the function with the arguments of each task; yields results as they come. Raises as `on_each`."""
         from distributed import as_completed
 
         futures = [self._client.submit(function, *task, pure=False) for task in tasks]
         try:
             for future in as_completed(futures, loop=self._client.loop):
-                yield cast("Answer", self._result(future))
+                yield cast("T", self._result(future))
         finally:
             with suppress(Exception):
                 self._client.cancel(futures, force=True)
@@ -99,15 +87,17 @@ class _Dask:
 
         try:
             return future.result()
+        except UserError:
+            raise
         except KilledWorker as error:
-            raise ClusterError(
+            raise LaunchError(
                 "Dask workers that live",
                 f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely",
                 "fewer processes, or a smaller shard_mib",
             ) from error
         except Exception as error:
             where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
-            raise ClusterError(
+            raise LaunchError(
                 "Dask workers that can do this work",
                 f"from {where}: {type(error).__name__}: {_line(error)}",
                 "the same Python packages on all of them, or scheduler=null",
@@ -135,7 +125,7 @@ def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
             memory_limit=0,
             local_directory=str(folder.absolute() / folders.HIDDEN / "dask"),
             silence_logs=logging.CRITICAL,
-            preload=["pipeline.prepare.preload"],
+            preload=[__name__],
             env=environment,
         )
         client = Client(cluster, set_as_default=False)
@@ -171,7 +161,7 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
     try:
         client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except Exception as error:
-        raise ClusterError(
+        raise LaunchError(
             f"a Dask scheduler at {scheduler}",
             f"no answer ({_line(error)})",
             "`dask scheduler` there, or scheduler=null",
@@ -180,7 +170,7 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except Exception as error:
-            raise ClusterError(
+            raise LaunchError(
                 f"a Dask scheduler with workers at {scheduler}",
                 "one without",
                 f"`dask worker {scheduler}` on the machines that are to work",
@@ -189,6 +179,19 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
     finally:
         with suppress(Exception):
             client.close(timeout=2)
+
+
+def dask_setup(worker: object) -> None:
+    """Has a worker of this machine end with its driver, print to the log and see no GPU; Dask calls it in each."""
+    # Dask has a thread see to it, which may come too late.
+    die_with_conductor()
+    # The driver handles a Ctrl-C at the terminal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""What a folder of prepared data holds while it is made: shards, whole or absent, and what is known of them.
+"""The files of a folder of prepared data while it is filled: shards, whole or absent, and facts about them.
 
-Whatever ends a command, the same one finds here what is done. A lock keeps a second one out.
+Whatever ends a command, the same one goes on from here. A lock keeps a second one out.
 """
 
 from __future__ import annotations
@@ -8,32 +8,32 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.data import manifest
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.errors import UserError
 from pipeline.record.log import write_whole
 
+T = TypeVar("T")
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a whole shard: what the manifest says, what was left out, and up to two sizes of its images."""
+    """A whole shard: its entry in the manifest, why examples were left out, and up to two sizes of its images."""
 
     shard: Shard
     skipped: tuple[str, ...] = ()
@@ -42,24 +42,25 @@ class Facts:
 
 @dataclass(frozen=True)
 class Piece:
-    """Records of one file: where each starts and how long it is with its frame, and its label, int64 [records, 3].
+    """Records of one file; `index` has the start of each, its length with its frame, and its label, int64 [records, 3].
 
-    Where it is not `labelled`, the last column says nothing. `broken` has the records that are, and why; `lost` says
-    the same of examples of the source that are not among the records.
+    Unless it is `labelled`, the last column says nothing. `broken` has the records that are, and why; `lost` says the
+    same of examples of the source that are not among the records.
     """
 
     path: str
-    index: NDArray[np.int64]
     features: tuple[Feature, ...]
     labelled: bool
     digest: str
-    broken: Mapping[int, str]
+    broken: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    # An array, in a file of its own beside the rest.
+    index: Any = None
 
 
 @dataclass(frozen=True)
 class State:
-    """What a folder was begun with: what was asked for, the digest of the source, and how many shards a split has."""
+    """The beginning of a folder: the settings, the digest of the source, and the number of shards of each split."""
 
     asked: Mapping[str, Any]
     digest: str | None = None
@@ -105,20 +106,15 @@ class Folder:
 
     @property
     def state(self) -> State | None:
-        """What was begun here; None where nothing was."""
-        try:
-            values = json.loads((self.path / HIDDEN / "state.json").read_text())
-            names = values["class_names"]
-            return State(**values | {"class_names": None if names is None else tuple(names)})
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        """What was begun here; None if nothing was."""
+        return _read(State, self.path / HIDDEN / "state.json")
 
     def begin(self, state: State) -> None:
         """Notes what is made here."""
-        write_whole(self.path / HIDDEN / "state.json", json.dumps(dataclasses.asdict(state)))
+        write_whole(self.path / HIDDEN / "state.json", msgspec.json.encode(state).decode())
 
     def manifest(self) -> Manifest | None:
-        """What the folder says of itself; None where it is not finished."""
+        """The manifest; None if the folder is not finished."""
         if not (self.path / manifest.FILE).is_file():
             return None
         return manifest.load(str(self.path), lambda path: Path(path).read_text())
@@ -130,18 +126,18 @@ class Folder:
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.path / HIDDEN / "dask", ignore_errors=True)
 
-    def whole(self, made: Manifest | None) -> dict[str, Facts]:
-        """The shards that are here whole, by file: those whose size is what is known of them."""
-        known = {} if made is None else {shard.file: Facts(shard) for split in made.splits.values() for shard in split}
+    def whole(self, finished: Manifest | None) -> dict[str, Facts]:
+        """The shards that are here whole, by file: those whose size is that of their facts."""
+        shards = [] if finished is None else [shard for split in finished.splits.values() for shard in split]
+        known = {shard.file: Facts(shard) for shard in shards}
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
-            facts = read_facts(path)
-            if facts is not None:
+            if (facts := _read(Facts, path)) is not None:
                 known[facts.shard.file] = facts
         return {name: facts for name, facts in known.items() if _size(self.path / name) == facts.shard.bytes}
 
-    def finish(self, made: Manifest) -> None:
-        """Writes the manifest, which says that all is there, and removes what only the making needed."""
-        write_whole(self.path / manifest.FILE, made.to_json())
+    def finish(self, complete: Manifest) -> None:
+        """Writes the manifest, which says that all is there, and removes what only the filling needed."""
+        write_whole(self.path / manifest.FILE, complete.to_json())
         _sync_folder(self.path)
         for name in ("shards", "pieces", "dask"):
             shutil.rmtree(self.path / HIDDEN / name, ignore_errors=True)
@@ -161,7 +157,7 @@ class Writing:
 
     @property
     def sha256(self) -> str:
-        """Of what has been written."""
+        """The SHA-256 of all records."""
         return self._hash.hexdigest()
 
     def write(self, file: BinaryIO, record: bytes, label: int | None) -> None:
@@ -174,17 +170,16 @@ class Writing:
             self._classes[label] += 1
 
     def facts(self, name: str) -> Facts:
-        """What is known of the file."""
+        """The facts of the file."""
         classes = {str(label): count for label, count in sorted(self._classes.items())}
-        made = Shard(name, self.examples, self.bytes, self.sha256, classes)
-        return Facts(made, self.skipped, self.sizes)
+        return Facts(Shard(name, self.examples, self.bytes, self.sha256, classes), self.skipped, self.sizes)
 
 
 @contextmanager
 def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, Writing]]:
     """A file that comes to be at `path` once the block has ended without an error, and until then has a hidden name.
 
-    What is known of it is written to `facts` before, so that it is known of every file that is there.
+    Its facts are written to `facts` before, so that every file that is there has them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # A worker that is taken for dead may still write beside the one that has its task now.
@@ -197,7 +192,7 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
             os.fsync(file.fileno())
         if facts is not None:
             facts.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(facts, json.dumps(dataclasses.asdict(writing.facts(path.name))))
+            write_whole(facts, msgspec.json.encode(writing.facts(path.name)).decode())
         hidden.replace(path)
         _sync_folder(path.parent)
     finally:
@@ -205,66 +200,60 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
 
 
 def facts_path(folder: str, name: str) -> Path:
-    """Where it is written what is known of a shard."""
+    """The file of a shard's facts."""
     return Path(folder, HIDDEN, "shards", f"{name}.json")
 
 
-def read_facts(path: Path) -> Facts | None:
-    """What is known of a shard; None where that cannot be read."""
-    try:
-        values = json.loads(path.read_text())
-        sizes = tuple((height, width) for height, width in values["sizes"])
-        return Facts(Shard(**values["shard"]), tuple(values["skipped"]), sizes)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 def piece_path(folder: str, number: int, split: str) -> Path:
-    """Where the records of a piece are, where they are copied."""
+    """The file of a piece's records, if they are copied."""
     return Path(folder, HIDDEN, "pieces", f"{number:05d}-{split}.tfrecord")
 
 
 def piece_facts(folder: str, number: int) -> Path:
-    """Where it is written what is known of a piece."""
+    """The file that says that a piece is there, and all of it but its index."""
     return Path(folder, HIDDEN, "pieces", f"{number:05d}.json")
 
 
 def write_piece(folder: str, number: int, pieces: Mapping[str, Piece]) -> None:
     """Notes a piece that is whole: its index first, and what says that it is there last."""
     path = piece_facts(folder, number)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = {}
     for split, piece in pieces.items():
-        with partial(path.with_name(f"{number:05d}-{split}.npy")) as (file, _):
+        with partial(_index_path(path, split)) as (file, _):
             np.save(file, piece.index, allow_pickle=False)
-        values[split] = {name: value for name, value in vars(piece).items() if name not in ("index", "features")} | {
-            "features": [dataclasses.asdict(feature) for feature in piece.features],
-            "broken": {str(row): why for row, why in piece.broken.items()},
-        }
+    values = {split: dataclasses.replace(piece, index=None) for split, piece in pieces.items()}
     with partial(path) as (file, _):
-        file.write(json.dumps(values).encode())
+        file.write(msgspec.json.encode(values))
 
 
 def read_piece(path: str) -> dict[str, Piece]:
-    """The parts of a piece, from where it is noted."""
-    found = {}
-    for split, values in json.loads(Path(path).read_text()).items():
-        index = np.load(path.removesuffix(".json") + f"-{split}.npy", allow_pickle=False)
-        features = tuple(Feature(**feature | {"shape": tuple(feature["shape"])}) for feature in values.pop("features"))
-        broken = {int(row): why for row, why in values.pop("broken").items()}
-        lost = tuple(values.pop("lost"))
-        found[split] = Piece(index=index, features=features, broken=broken, lost=lost, **values)
-    return found
+    """The parts of a piece by split, from its facts and its indexes."""
+    pieces = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Piece])
+    return {
+        split: dataclasses.replace(piece, index=np.load(_index_path(Path(path), split), allow_pickle=False))
+        for split, piece in pieces.items()
+    }
+
+
+def _index_path(facts: Path, split: str) -> Path:
+    return facts.with_name(f"{facts.stem}-{split}.npy")
 
 
 def log(folder: str) -> Path:
-    """What Dask workers of this machine print."""
+    """The file into which Dask workers of this machine print."""
     return Path(folder, HIDDEN, "workers.log")
 
 
-def missing(folder: str, facts: Sequence[Facts]) -> list[str]:
-    """Shards that are not where they were made, as seen from here."""
+def missing(folder: str, facts: Iterable[Facts]) -> list[str]:
+    """The shards that are not where they were made, as seen from here."""
     return [fact.shard.file for fact in facts if _size(Path(folder, fact.shard.file)) != fact.shard.bytes]
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    """The value that a JSON file holds; None if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, ValueError):
+        return None
 
 
 def _size(path: Path) -> int | None:

@@ -1,8 +1,6 @@
-"""How many shards there are, and which example is in which: decided before any is written, by arithmetic and a seed."""
+"""The number of shards and the examples of each: decided before any is written, by arithmetic and a seed."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +12,7 @@ MIB = 2**20
 
 
 def file_name(split: str, number: int, shards: int) -> str:
-    """What a shard is called.
+    """The name of a shard.
 
     >>> file_name("train", 3, 12)
     'train-00003-of-00012.tfrecord'
@@ -23,7 +21,7 @@ def file_name(split: str, number: int, shards: int) -> str:
 
 
 def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: int | None) -> int:
-    """How many shards of about `shard_bytes` there are; as many as workers, or a multiple, if there are such examples.
+    """The number of shards of about `shard_bytes`; as many as workers, or a multiple, if there are enough examples.
 
     >>> shard_count(1_000, total_bytes=250, shard_bytes=100, workers=None)
     3
@@ -34,10 +32,10 @@ def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: in
     >>> shard_count(1, total_bytes=250, shard_bytes=1, workers=2)
     1
     """
-    wanted = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
+    by_size = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
     if not workers or examples < workers:
-        return wanted if not workers else max(1, examples)
-    return min(-(-wanted // workers), examples // workers) * workers
+        return by_size if not workers else max(1, examples)
+    return min(-(-by_size // workers), examples // workers) * workers
 
 
 def check(examples: int, shards: int | None, workers: int | None) -> None:
@@ -81,14 +79,3 @@ def share(order: NDArray[np.int64], number: int, shards: int) -> NDArray[np.int6
     [[0, 1], [2, 3, 4]]
     """
     return order[number * len(order) // shards : (number + 1) * len(order) // shards]
-
-
-def told(counts: Sequence[int], wanted: int, workers: int | None) -> str | None:
-    """Why there are more or fewer shards than their size alone would make; None where there are not.
-
-    >>> told([4], wanted=3, workers=2)
-    '4 shards instead of 3, so that 2 workers have equally many'
-    """
-    if not workers or counts[0] == wanted:
-        return None
-    return f"{counts[0]} shards instead of {wanted}, so that {workers} workers have equally many"

@@ -27,7 +27,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
     """Refuses values that make no sense, and functions that are not there or that no config may call.
 
-    Raises `UserError`, `UserError`, and `UserError` for functions, none of which has been imported by then.
+    Raises `UserError`; none of the functions has been imported by then.
     """
     if not config.out:
         raise UserError("out to be the folder to fill", "none", "out=prepared")
@@ -76,7 +76,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
 
 
 def help_text() -> str:
-    """What `--help` prints: how it is used, the sources that there are, and the keys with what they mean."""
+    """The text of `--help`: the usage, the sources, and the keys with what they mean."""
     choices = ", ".join(shipped.choices()["data"])
     text = (shipped.folder() / f"{NAME}.yaml").read_text()
     keys = text[text.index("\nout:") :].strip()

@@ -1,4 +1,4 @@
-"""What a data set's function returned: rows of which each can be made a record, in any order, or a stream of examples.
+"""Turns the data of a data set's function into rows, each of which can be made a record, or into a stream of examples.
 
 Called in a Dask worker. TensorFlow is imported where a person's function has done so, and nowhere else.
 """
@@ -49,8 +49,8 @@ BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Made:
-    """One example made a record: its bytes, framed, and its label, None where it is no class. Or why it is broken.
+class Example:
+    """An example made a record: its bytes, framed, and its label, None if it is no class. Or why it is broken.
 
     `size` is the height and width of its image, where it has an encoded one.
     """
@@ -76,7 +76,7 @@ class Rows(Protocol):
     broken: Mapping[int, str]
     digest: str
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
 
 
@@ -103,7 +103,7 @@ class Arrays:
         self.nbytes: int = self._nbytes()
         self.digest: str = self._digest()
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
@@ -112,7 +112,7 @@ class Arrays:
                 data = records.example(
                     {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in taken.items()}
                 )
-                yield Made(records.framed(data), None if self.labels is None else int(self.labels[row]))
+                yield Example(records.framed(data), None if self.labels is None else int(self.labels[row]))
 
     def _nbytes(self) -> int:
         # A whole number takes a byte or two, whatever its array has for it.
@@ -172,7 +172,7 @@ class Images:
         told = json.dumps([self._paths, sizes, labels.tolist()])
         self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
         for row in chosen.tolist():
             path, label = self._paths[row], int(self._classes[row])
@@ -182,10 +182,10 @@ class Images:
             except OSError as error:
                 why = f"cannot be read ({error.strerror or error})"
             if why:
-                yield Made(None, label, f"{path} {why}")
+                yield Example(None, label, f"{path} {why}")
                 continue
             made = records.example({"x": data, "y": np.asarray(label)})
-            yield Made(records.framed(made), label, size=height_and_width(data))
+            yield Example(records.framed(made), label, size=height_and_width(data))
 
 
 class Records:
@@ -215,7 +215,7 @@ class Records:
         told = "".join(piece.digest for piece in self._pieces)
         self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
         opened: dict[int, BinaryIO] = {}
         try:
@@ -231,7 +231,7 @@ class Records:
                 known = label if self.labels is not None else None
                 name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
                 whole = records.unframed(data) is not None
-                yield Made(data, known) if whole else Made(None, known, f"{name} has a wrong checksum")
+                yield Example(data, known) if whole else Example(None, known, f"{name} has a wrong checksum")
         finally:
             for file in opened.values():
                 file.close()
@@ -253,12 +253,12 @@ def parts_of(made: object) -> tuple[object, object]:
 
 
 def is_in_files(part: object) -> TypeGuard[Examples]:
-    """Is it records that are in files already, prepared or of whatever kind?"""
+    """True for records that are in files already, prepared or of another kind."""
     return isinstance(part, Examples) and part.in_files
 
 
 def is_prepared(path: str) -> bool:
-    """Is a file a shard of data that was prepared, which a manifest beside it tells of?"""
+    """True for a shard of prepared data, which a manifest beside it names."""
     folder, _, name = path.rpartition("/")
     try:
         files.size_of(f"{folder}/{manifest.FILE}")
@@ -269,7 +269,7 @@ def is_prepared(path: str) -> bool:
 
 
 def is_stream(part: object) -> bool:
-    """Is it examples that come one after another?"""
+    """True for examples that come one after another."""
     if isinstance(part, Examples):
         return part.in_files or (not part.image_files and (part.parse or part.decode) is not None)
     arrays = isinstance(part, tuple | list | Mapping) or hasattr(part, "__array__")
@@ -312,7 +312,7 @@ class Encoder:
         self.features: tuple[Feature, ...] = ()
         self.labelled = False
 
-    def make(self, example: object, name: str) -> Made:
+    def make(self, example: object, name: str) -> Example:
         """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
             raise DataError(
@@ -336,9 +336,9 @@ class Encoder:
         label = int(arrays["y"]) if self.labelled and not why else None
         why = why or (None if label is None else wrong_label(label, self._classes))
         if why:
-            return Made(None, label, f"{name} {why}")
+            return Example(None, label, f"{name} {why}")
         data = records.example({kept.name: stored(arrays[kept.name], kept.stored) for kept in found})
-        return Made(records.framed(data), label)
+        return Example(records.framed(data), label)
 
 
 def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
@@ -347,7 +347,7 @@ def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
 
 
 def _whys(part: Examples) -> dict[int, str]:
-    """Which examples are broken as their source says by itself, and why."""
+    """The examples that their source itself calls broken, and why."""
     found = part.look(part, 0, 1, True) if part.look else []
     return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
 
@@ -390,10 +390,10 @@ def piece_of_file(part: Examples, segment: Segment) -> Piece:
     shards = {shard.file: shard.sha256 for split in made.splits.values() for shard in split}
     return Piece(
         segment.path,
-        np.array(index, np.int64).reshape(-1, 3),
         made.features,
         bool(classed),
         shards.get(file_name, ""),
         {row: why for row, why in whys.items() if row < len(index)},
         tuple(why for row, why in whys.items() if row >= len(index)),
+        np.array(index, np.int64).reshape(-1, 3),
     )

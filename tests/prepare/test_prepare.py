@@ -19,9 +19,11 @@ from conftest import OWN, ROOT, left_behind
 
 from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
+from pipeline.data.errors import DataError
 from pipeline.errors import UserError
-from pipeline.prepare import conduct, layout, settings, work
-from pipeline.prepare.folder import Folder
+from pipeline.launch.errors import LaunchError
+from pipeline.prepare import filling, layout, settings, work
+from pipeline.prepare.folder import Folder, State
 from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
@@ -58,7 +60,7 @@ class Here:
     def on_each(self, function: Any, *arguments: Any) -> list[Any]:
         return [(work._KEPT.clear(), function(*arguments))[1] for _ in range(self.count)]
 
-    def answers(self, function: Any, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def results(self, function: Any, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         yield from (function(*task) for task in tasks)
 
 
@@ -78,7 +80,7 @@ class Silent:
     def done(self, number: int, examples: int) -> None: ...
 
 
-def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> conduct.Prepared:
+def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> filling.Prepared:
     """What comes of a command, made in this process, which need not start others."""
     search = (str(OWN), *sys.path)
     config = settings.compose([f"out={folder}", *overrides])
@@ -88,7 +90,7 @@ def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | N
     def workers() -> Iterator[Here]:
         yield Here(processes)
 
-    return conduct.prepare(config, search, workers, said or Silent())
+    return filling.prepare(config, search, workers, said or Silent())
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -189,7 +191,7 @@ def test_every_example_is_in_one_shard_in_an_order_of_its_own(tmp_path):
 
 
 def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}nested").made
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}nested").manifest
     from sources import nested
 
     wanted, _ = nested()
@@ -237,12 +239,12 @@ def test_a_stream_is_gathered_once_and_shuffled_over_all_shards(tmp_path):
     assert sorted((*each["x/a"], each["y"][0]) for each in found) == sorted(
         (*x["a"].tolist(), int(y)) for x, y in stream()
     )
-    assert (made.made.examples("train"), made.made.classes("validation")) == (240, {"0": 20, "1": 20, "2": 20})
-    assert all(len(each.classes) == 3 for each in made.made.splits["train"])
+    assert (made.manifest.examples("train"), made.manifest.classes("validation")) == (240, {"0": 20, "1": 20, "2": 20})
+    assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
 
 
 def test_two_streams_become_two_splits(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}two_streams").made
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}two_streams").manifest
     assert (made.examples("train"), made.examples("validation")) == (60, 12)
 
 
@@ -256,7 +258,7 @@ def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(tmp_path
 
 def test_prepared_data_are_sharded_anew_by_copying_their_records(tmp_path):
     prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
-    made = prepared(tmp_path / "e", "data=tfrecord", f"data.path={tmp_path / 'd'}", "shards=7", "seed=3").made
+    made = prepared(tmp_path / "e", "data=tfrecord", f"data.path={tmp_path / 'd'}", "shards=7", "seed=3").manifest
     assert made.num_classes == 4
     assert len(made.splits["train"]) == 7
     for split in ("train", "validation"):
@@ -279,7 +281,7 @@ def photos(tmp_path) -> Path:
 
 
 def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2").made
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2").manifest
     assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
         ("x", (6, 5, None), "float32", "image"),
         ("y", (), "int32", "ints"),
@@ -293,27 +295,29 @@ def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
 
 
 def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, photos):
-    made = prepared(tmp_path / "d", "data=images", f"data.path={photos}", "shards=2").made
+    made = prepared(tmp_path / "d", "data=images", f"data.path={photos}", "shards=2").manifest
     assert (made.examples("train"), made.examples("validation")) == (16, 4)
     assert [(each.name, each.shape) for each in made.features] == [("x", (6, 5, 3)), ("y", ())]
     assert read_back(tmp_path / "d", "validation")[0][0].shape == (6, 5, 3)
     (tmp_path / "t.csv").write_text(
         "a,b,kind\n" + "".join(f"{n},{n / 3},{'no yes'.split()[n % 2]}\n" for n in range(20))
     )
-    made = prepared(tmp_path / "e", "data=csv", f"data.path={tmp_path / 't.csv'}").made
+    made = prepared(tmp_path / "e", "data=csv", f"data.path={tmp_path / 't.csv'}").manifest
     assert (made.class_names, made.examples("train")) == (("no", "yes"), 16)
     assert all(x.shape == (2,) and x.dtype == np.float32 for x, _ in read_back(tmp_path / "e"))
 
 
 def test_a_broken_row_of_a_table_is_named_by_its_line(tmp_path):
     (tmp_path / "t.csv").write_text("a,kind\n" + "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20)))
-    with pytest.raises(conduct.PrepareError, match=r"t\.csv line 9 has no number in a"):
+    with pytest.raises(DataError, match=r"t\.csv line 9 has no number in a"):
         prepared(tmp_path / "d", "data=csv", f"data.path={tmp_path / 't.csv'}")
 
 
 @pytest.mark.slow
 def test_what_tensorflow_datasets_has_prepared_is_read_file_by_file(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}foreign_records", f"+data.build.folder={tmp_path}", "shards=2").made
+    made = prepared(
+        tmp_path / "d", f"{OWN_SOURCE}foreign_records", f"+data.build.folder={tmp_path}", "shards=2"
+    ).manifest
     assert sorted(each["x"][0] for each in stored(tmp_path / "d")) == [float(number) for number in range(2, 20)]
     assert made.examples("train") == 18
 
@@ -321,7 +325,7 @@ def test_what_tensorflow_datasets_has_prepared_is_read_file_by_file(tmp_path):
 @pytest.mark.slow
 def test_a_broken_record_of_another_kind_of_file_is_left_out(tmp_path):
     source = f"{OWN_SOURCE}foreign_records", f"+data.build.folder={tmp_path}", "+data.build.flipped=3"
-    made = prepared(tmp_path / "d", *source, "shards=2", "data.on_error=skip").made
+    made = prepared(tmp_path / "d", *source, "shards=2", "data.on_error=skip").manifest
     values = sorted(each["x"][0] for each in stored(tmp_path / "d"))
     assert values == [float(number) for number in range(2, 20) if number != 13]
     assert (made.examples("train"), made.source["skipped"]) == (17, 1)
@@ -329,7 +333,7 @@ def test_a_broken_record_of_another_kind_of_file_is_left_out(tmp_path):
 
 def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
     said = Silent()
-    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).made
+    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).manifest
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in said.said
@@ -392,7 +396,7 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     for path in folder.glob("[mt]*"):
         path.unlink()
     held = Folder(folder)
-    held.begin(conduct.State(conduct._asked(config, (str(OWN),))))
+    held.begin(State(filling._settings(config, (str(OWN),))))
     held.close()
     prepared(folder, f"{OWN_SOURCE}two_streams")
     assert checksums(folder) == first
@@ -443,7 +447,7 @@ def test_a_finished_folder_is_left_as_it_is(tmp_path):
     first = prepared(tmp_path / "d", "data=digits")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
     out, err = run(tmp_path, "data=digits", "out=d", "processes=1")
-    assert (first.there, err) == (0, "")
+    assert (first.reused, err) == (0, "")
     assert "nothing to do: all 2 shards were there" in out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")} == before
 
@@ -452,7 +456,7 @@ def test_a_shard_that_a_finished_folder_lacks_is_made_again(tmp_path):
     prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
     before = checksums(tmp_path / "d")
     (tmp_path / "d/train-00002-of-00004.tfrecord").unlink()
-    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").there == 4
+    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").reused == 4
     assert checksums(tmp_path / "d") == before
 
 
@@ -469,14 +473,14 @@ def test_a_source_that_has_changed_since_is_refused(tmp_path, photos):
     prepared(tmp_path / "d", *arguments)
     (tmp_path / "d/train-00000-of-00003.tfrecord").unlink()
     next(photos.glob("cat/*.png")).unlink()
-    with pytest.raises(conduct.PrepareError, match=r"received one that has changed since\. Try out=ANOTHER"):
+    with pytest.raises(DataError, match=r"received one that has changed since\. Try out=ANOTHER"):
         prepared(tmp_path / "d", *arguments)
 
 
 def test_a_refused_source_does_not_bind_the_folder(tmp_path):
-    with pytest.raises(conduct.PrepareError):
+    with pytest.raises(DataError):
         prepared(tmp_path / "d", f"{OWN_SOURCE}nothing")
-    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays").made.examples("train") == 200
+    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays").manifest.examples("train") == 200
 
 
 def test_two_commands_do_not_fill_one_folder(tmp_path):
@@ -558,7 +562,7 @@ def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments,
 def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, words, tmp_path):
     name, *more = arguments
     more = [f"+{each}" if each.startswith("data.build") else each for each in more]
-    with pytest.raises(conduct.PrepareError, match=words):
+    with pytest.raises(DataError, match=words):
         prepared(tmp_path / "d", f"{OWN_SOURCE}{name}", *more)
     assert not (tmp_path / "d/manifest.json").exists()
 
@@ -577,12 +581,10 @@ def test_a_broken_image_is_named_with_its_file_and_can_be_left_out(tmp_path, pho
     bad.write_bytes(b"no image")
     cut.write_bytes(cut.read_bytes()[:-200])
     arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=1")
-    with pytest.raises(
-        conduct.PrepareError, match=r"received some that cannot: .*3\.png is no PNG, JPEG, GIF or BMP"
-    ) as said:
+    with pytest.raises(DataError, match=r"received some that cannot: .*3\.png is no PNG, JPEG, GIF or BMP") as said:
         prepared(tmp_path / "d", *arguments)
     assert str(cut) in str(said.value)
-    made = prepared(tmp_path / "d", *arguments, "data.on_error=skip").made
+    made = prepared(tmp_path / "d", *arguments, "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (18, 2)
     assert made.classes("train") == {"0": 9, "1": 9}
     assert any("2 examples that are broken" in line for line in summary_lines(made, "d", 0, 1.0, 1.0))
@@ -590,12 +592,12 @@ def test_a_broken_image_is_named_with_its_file_and_can_be_left_out(tmp_path, pho
 
 def test_a_class_folder_without_images_is_named(tmp_path, photos):
     (photos / "eel").mkdir()
-    with pytest.raises(conduct.PrepareError, match=r"each of 3 classes, received none of class eel"):
+    with pytest.raises(DataError, match=r"each of 3 classes, received none of class eel"):
         prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}")
 
 
 def test_broken_examples_of_a_stream_are_left_out_and_counted(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").made
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (298, 2)
 
 
@@ -606,14 +608,14 @@ def test_a_broken_record_of_prepared_data_is_named_or_left_out(tmp_path):
     data[40] ^= 1
     path.write_bytes(data)
     again = ("data=tfrecord", f"data.path={tmp_path / 'd'}")
-    with pytest.raises(conduct.PrepareError, match=r"00001-of-00002\.tfrecord record 0 has a wrong checksum"):
+    with pytest.raises(DataError, match=r"00001-of-00002\.tfrecord record 0 has a wrong checksum"):
         prepared(tmp_path / "e", *again)
-    made = prepared(tmp_path / "f", *again, "data.on_error=skip").made
+    made = prepared(tmp_path / "f", *again, "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (199, 1)
 
 
 def test_a_function_that_returns_something_else_each_time_is_refused(tmp_path):
-    with pytest.raises(conduct.PrepareError, match=r"Expected sources\.moody to return the same on every call"):
+    with pytest.raises(DataError, match=r"Expected sources\.moody to return the same on every call"):
         prepared(tmp_path / "d", f"{OWN_SOURCE}moody", processes=2)
 
 
@@ -626,7 +628,7 @@ def test_an_error_in_a_function_is_one_message_that_names_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_data_set_without_end_is_refused(tmp_path):
-    with pytest.raises(conduct.PrepareError, match=r"received one without end\. Try dataset\.take\(examples\)\."):
+    with pytest.raises(DataError, match=r"received one without end\. Try dataset\.take\(examples\)\."):
         prepared(tmp_path / "d", f"{OWN_SOURCE}endless")
 
 
@@ -636,7 +638,7 @@ def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
     from pipeline.prepare import cluster
 
     with (
-        pytest.raises(cluster.ClusterError, match=r"a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"),
+        pytest.raises(LaunchError, match=r"a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"),
         cluster.workers(1, config.scheduler, tmp_path),
     ):
         pass
