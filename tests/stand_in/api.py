@@ -17,14 +17,13 @@ from stand_in.network import dial
 from stand_in.objects import Made, Objects, now, selected
 
 VERSION = "1.37"
-SECRETS, EVENTS, POLICIES = "secrets", "events", "networkpolicies"
+SECRETS, POLICIES = "secrets", "networkpolicies"
 GROUPS = {
-    "/api/v1": (PODS, SERVICES, SECRETS, EVENTS),
+    "/api/v1": (PODS, SERVICES, SECRETS),
     "/apis/batch/v1": (JOBS,),
     "/apis/networking.k8s.io/v1": (POLICIES,),
     "/apis/jobset.x-k8s.io/v1alpha2": (JOBSETS,),
 }  # fmt: skip
-LISTS = {PODS: "PodList", SERVICES: "ServiceList", SECRETS: "SecretList", EVENTS: "EventList", JOBS: "JobList"}
 
 
 class Refusal(Exception):
@@ -36,15 +35,13 @@ class Refusal(Exception):
 
 
 class Api:
-    """The server. It refuses who does not have `token`, verbs on kinds in `forbidden`, and JobSets where unknown."""
+    """The server. It refuses who does not have `token`, verbs on kinds in `forbidden`, and kinds in `unknown`."""
 
-    def __init__(self, objects: Objects, kubelet: Kubelet, token: str, jobsets: bool = True) -> None:
+    def __init__(self, objects: Objects, kubelet: Kubelet, token: str) -> None:
         self.objects, self.kubelet, self.token = objects, kubelet, token
         self.namespaces = {"default", "training"}
         self.forbidden = set[tuple[str, str]]()
-        self.unknown = set[str]() if jobsets else {JOBSETS}
-        # Every request: verb, kind, name.
-        self.asked: list[tuple[str, str, str]] = []
+        self.unknown = set[str]()
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -136,12 +133,10 @@ class Api:
         return made
 
     def _list(self, asked: "_Asked") -> Any:
-        labels, fields = asked.query.get("labelSelector", ""), asked.query.get("fieldSelector", "")
+        labels = asked.query.get("labelSelector", "")
         with self.objects.lock:
-            found = [made for made in self.objects.all(asked.kind, asked.namespace) if selected(made, labels, fields)]
-            return json.loads(
-                json.dumps({"kind": LISTS.get(asked.kind, "List"), "apiVersion": "v1", "metadata": {}, "items": found})
-            )
+            items = [made for made in self.objects.all(asked.kind, asked.namespace) if selected(made, labels)]
+            return json.loads(json.dumps({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}))
 
 
 class _Asked:
@@ -158,7 +153,6 @@ class _Asked:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         self.namespace, self.kind, self.name, self.part = (*parts, "", "")[:4]
         verb = {"GET": "get" if self.name else "list", "POST": "create", "DELETE": "delete"}[request.command]
-        api.asked.append((verb, f"{self.kind}/{self.part}" if self.part else self.kind, self.name))
         if (verb, self.kind) in api.forbidden or (verb, f"{self.kind}/{self.part}") in api.forbidden:
             raise Refusal(
                 403, "Forbidden", f'User "ann" cannot {verb} resource "{self.kind}" in the namespace "{self.namespace}"'

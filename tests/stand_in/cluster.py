@@ -22,15 +22,13 @@ STEP_SECONDS = 0.05
 class StandIn:
     """A cluster of one pretended node, whose image is this checkout; it sets `environ` for containers."""
 
-    def __init__(
-        self, folder: Path, image: str, environ: Mapping[str, str] | None = None, jobsets: bool = True, **node: Any
-    ) -> None:
+    def __init__(self, folder: Path, image: str, environ: Mapping[str, str] | None = None, **node: Any) -> None:
         self.folder = folder
         folder.mkdir()
         self.objects = Objects()
         self.network = Network()
         self.kubelet = Kubelet(self.objects, self.network, Node(images={image}, **node), folder, dict(environ or {}))
-        self.api = Api(self.objects, self.kubelet, secrets.token_hex(8), jobsets)
+        self.api = Api(self.objects, self.kubelet, secrets.token_hex(8))
         self._controllers = Controllers(self.objects)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)

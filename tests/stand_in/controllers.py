@@ -1,4 +1,4 @@
-"""Make jobs and a headless Service of a JobSet, pods of a job, and make anew what failed, as their manifests say.
+"""Make jobs and a headless Service of a JobSet, pods of a job, and others for pods that failed, by their manifests.
 
 Sources: the API reference of Kubernetes (Job v1: completionMode, backoffLimit, podFailurePolicy) and that of JobSet.
 """
@@ -9,7 +9,7 @@ from random import choices
 from string import ascii_lowercase
 from typing import Any
 
-from stand_in.objects import Made, Objects, condition, has, now, owned_by, owners
+from stand_in.objects import Made, Objects, condition, has, now, owned_by
 
 JOBSETS, JOBS, PODS, SERVICES = "jobsets", "jobs", "pods", "services"
 JOBSET = "jobset.sigs.k8s.io"
@@ -42,9 +42,9 @@ class Controllers:
 
     def _jobset(self, jobset: Made) -> None:
         name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
-        status, spec = jobset["status"], jobset["spec"]
-        if has(jobset, "Completed", "Failed"):
-            return self._expire(JOBSETS, jobset)
+        spec = jobset["spec"]
+        if has(jobset, "Completed"):
+            return
         network = spec.get("network", {})
         subdomain = network.get("subdomain", name)
         if network.get("enableDNSHostnames", True) and not self._objects.get(SERVICES, namespace, subdomain):
@@ -58,56 +58,20 @@ class Controllers:
             }  # fmt: skip
             self._objects.create(SERVICES, namespace, service)
         jobs = self._objects.owned(jobset, JOBS)
-        restarts = status.setdefault("restarts", 0)
-        stale = [job for job in jobs if job["metadata"]["labels"][f"{JOBSET}/restart-attempt"] != str(restarts)]
-        for job in stale:
-            self._objects.remove(JOBS, job)
-        if stale or self._left_of(jobset, restarts):
-            return None
-        if failed := [job for job in jobs if has(job, "Failed")]:
-            if restarts < self._most_restarts(spec, failed[0]):
-                status["restarts"] = restarts + 1
-            else:
-                which = failed[0]["metadata"]["name"]
-                condition(
-                    jobset, "Failed", "True", "FailedJobs", f"jobset failed due to one or more job failures ({which})"
-                )
-                self._note_end(jobset)
-            return self._objects.touch(jobset)
+        assert not any(has(job, "Failed") for job in jobs), "no JobSet begins anew here"
         for replicated in spec["replicatedJobs"]:
             for number in range(replicated.get("replicas", 1)):
                 if not self._objects.get(JOBS, namespace, f"{name}-{replicated['name']}-{number}"):
-                    self._make_job(jobset, replicated, number, subdomain, restarts)
+                    self._make_job(jobset, replicated, number, subdomain)
         wanted = sum(each.get("replicas", 1) for each in spec["replicatedJobs"])
         if len(jobs) == wanted and all(has(job, "Complete") for job in jobs):
             condition(jobset, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
-            self._note_end(jobset)
-            self._objects.touch(jobset)
-        return None
 
-    def _most_restarts(self, spec: Any, failed: Made) -> int:
-        """How often a JobSet may begin anew after such a failure of a job: by the first rule that is of it."""
-        policy = spec.get("failurePolicy") or {}
-        reason = next(each["reason"] for each in failed["status"]["conditions"] if each["type"] == "Failed")
-        for rule in policy.get("rules", ()):
-            if reason in rule.get("onJobFailureReasons", (reason,)) and rule["action"] == "FailJobSet":
-                return 0
-        return int(policy.get("maxRestarts", 0))
-
-    def _left_of(self, jobset: Made, restarts: int) -> bool:
-        """Are there pods of an attempt before this one, whose names the next ones will have?"""
-        name = jobset["metadata"]["name"]
-        return any(
-            pod["metadata"]["labels"].get(f"{JOBSET}/jobset-name") == name
-            and pod["metadata"]["labels"].get(f"{JOBSET}/restart-attempt") != str(restarts)
-            for pod in self._objects.all(PODS, jobset["metadata"]["namespace"])
-        )
-
-    def _make_job(self, jobset: Made, replicated: Any, number: int, subdomain: str, restarts: int) -> None:
+    def _make_job(self, jobset: Made, replicated: Any, number: int, subdomain: str) -> None:
         name = jobset["metadata"]["name"]
         labels = {
             f"{JOBSET}/jobset-name": name, f"{JOBSET}/replicatedjob-name": replicated["name"],
-            f"{JOBSET}/job-index": str(number), f"{JOBSET}/restart-attempt": str(restarts),
+            f"{JOBSET}/job-index": str(number),
         }  # fmt: skip
         job = copy.deepcopy(replicated["template"])
         template = job["spec"]["template"]
@@ -119,8 +83,7 @@ class Controllers:
 
     def _job(self, job: Made) -> None:
         if has(job, "Complete", "Failed"):
-            # What a JobSet owns goes with it.
-            return None if owners(job) else self._expire(JOBS, job)
+            return
         spec, status = job["spec"], job["status"]
         pods = self._objects.owned(job, PODS)
         failed = status.setdefault("failed", 0)
@@ -135,11 +98,10 @@ class Controllers:
         status["failed"] = failed
         if reason or failed > spec.get("backoffLimit", 6):
             condition(job, "Failed", "True", reason or "BackoffLimitExceeded", "Job has failed for its pods")
-            self._note_end(job)
             for pod in pods:
                 if pod["status"].get("phase") not in ENDED:
                     self._delete(PODS, pod)
-            return self._objects.touch(job)
+            return
         there = {_index(pod) for pod in pods if pod["status"].get("phase") != "Failed"}
         # With a pod failure policy, another is made once the last one has ended wholly.
         there |= {_index(pod) for pod in pods if "deletionTimestamp" in pod["metadata"]}
@@ -149,9 +111,6 @@ class Controllers:
                 self._make_pod(job, index)
         if sum(pod["status"].get("phase") == "Succeeded" for pod in pods) == spec["completions"]:
             condition(job, "Complete", "True", "CompletionsReached", "")
-            self._note_end(job)
-            self._objects.touch(job)
-        return None
 
     def _make_pod(self, job: Made, index: int) -> None:
         assert job["spec"]["completionMode"] == "Indexed", "no other is known here"
@@ -171,21 +130,13 @@ class Controllers:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
         self._objects.create(PODS, job["metadata"]["namespace"], pod)
 
-    def _note_end(self, made: Made) -> None:
-        self._ended_at[made["metadata"]["uid"]] = time.monotonic()
-
-    def _expire(self, kind: str, made: Made) -> None:
-        seconds = made["spec"].get("ttlSecondsAfterFinished")
-        if seconds is not None and time.monotonic() > self._ended_at.get(made["metadata"]["uid"], 0.0) + seconds:
-            self._objects.remove(kind, made)
-
 
 def _index(pod: Made) -> int:
     return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
 
 
 def _action(spec: Any, pod: Made) -> str:
-    """What the job's failure policy does about how a pod failed: the first rule that is of it, or to count it."""
+    """The action of the first rule of a job's failure policy that is of a pod's failure; to count it if none is."""
     state = pod["status"].get("containerStatuses", [{}])[0].get("state", {})
     code = state.get("terminated", {}).get("exitCode")
     for rule in (spec.get("podFailurePolicy") or {}).get("rules", ()):

@@ -12,8 +12,10 @@ import struct
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
+from websocket import ABNF, WebSocketException
+from websocket._abnf import frame_buffer
+
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 PROTOCOL = "v4.channel.k8s.io"
 
 
@@ -35,15 +37,21 @@ def forward(request: BaseHTTPRequestHandler, port: int, dial: Callable[[int], so
         pod = dial(port)
     except OSError as error:
         client.sendall(framed(b"\x01" + f"error forwarding port {port} to pod: {error}".encode()))
-        client.sendall(framed(b"", CLOSE))
+        client.sendall(framed(b"", ABNF.OPCODE_CLOSE))
         return
-    with pod, contextlib.suppress(OSError, EOFError):
+    with pod, contextlib.suppress(OSError, EOFError, WebSocketException):
         _carry(client, request, pod)
     with contextlib.suppress(OSError):
-        client.sendall(framed(b"", CLOSE))
+        client.sendall(framed(b"", ABNF.OPCODE_CLOSE))
 
 
 def _carry(client: socket.socket, request: BaseHTTPRequestHandler, pod: socket.socket) -> None:
+    def receive(count: int) -> bytes:
+        if not (data := request.rfile.read(count)):
+            raise EOFError
+        return data
+
+    frames = frame_buffer(receive, skip_utf8_validation=True)
     while True:
         ready, _, _ = select.select([client, pod], [], [])
         if pod in ready:
@@ -52,42 +60,16 @@ def _carry(client: socket.socket, request: BaseHTTPRequestHandler, pod: socket.s
                 return
             client.sendall(framed(b"\x00" + data))
         if client in ready:
-            code, payload = _frame(request.rfile.read)
-            if code == CLOSE:
+            frame = frames.recv_frame()
+            if frame.opcode == ABNF.OPCODE_CLOSE:
                 return
-            if code == PING:
-                client.sendall(framed(payload, PONG))
-            if code == BINARY and payload[:1] == b"\x00":
-                pod.sendall(payload[1:])
+            if frame.opcode == ABNF.OPCODE_PING:
+                client.sendall(framed(frame.data, ABNF.OPCODE_PONG))
+            if frame.opcode == ABNF.OPCODE_BINARY and frame.data[:1] == b"\x00":
+                pod.sendall(frame.data[1:])
 
 
-def _frame(read: Callable[[int], bytes]) -> tuple[int, bytes]:
-    """A frame of the client's, which are masked and not cut. Raises `EOFError`."""
-    first, second = _exactly(read, 2)
-    size = second & 0x7F
-    if size > 125:
-        wide = size == 127
-        (size,) = struct.unpack(">Q" if wide else ">H", _exactly(read, 8 if wide else 2))
-    mask = _exactly(read, 4)
-    data = _exactly(read, size)
-    whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")
-    return first & 0x0F, whole.to_bytes(size, "big")
-
-
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    data = read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
-
-
-def framed(payload: bytes, code: int = BINARY) -> bytes:
-    """A frame of the server's."""
-    size = len(payload)
-    if size < 126:
-        head = struct.pack(">BB", 0x80 | code, size)
-    elif size < 1 << 16:
-        head = struct.pack(">BBH", 0x80 | code, 126, size)
-    else:
-        head = struct.pack(">BBQ", 0x80 | code, 127, size)
-    return head + payload
+def framed(payload: bytes, opcode: int = ABNF.OPCODE_BINARY) -> bytes:
+    """A frame of the server's, which is not masked."""
+    frame: bytes = ABNF(1, 0, 0, 0, opcode, 0, payload).format()
+    return frame

@@ -34,7 +34,6 @@ class Node:
 
     cpu: float = 64.0
     memory: float = 2.0**40
-    extended: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     images: set[str] = field(default_factory=set)
     claims: dict[str, Path] = field(default_factory=dict)
@@ -120,7 +119,6 @@ class Kubelet:
         if "nodeName" not in spec:
             spec["nodeName"] = "pretended"
             condition(pod, "PodScheduled", "True", "", "")
-            self._objects.touch(pod)
         (container,) = spec["containers"]
         if reason := self._not_ready(pod, container):
             _waiting(pod, container, *reason)
@@ -129,7 +127,6 @@ class Kubelet:
         self.running[pod["metadata"]["uid"]] = running
         status |= {"phase": "Running", "startTime": now()}
         _state(pod, container, {"running": {"startedAt": now()}})
-        self._objects.touch(pod)
 
     def _no_room(self, pod: Made, pods: list[Made]) -> str | None:
         """Why no node takes a pod, as the scheduler says it."""
@@ -137,7 +134,7 @@ class Kubelet:
             return None
         used = [other for other in pods if other["metadata"]["uid"] in self.running] + [pod]
         asked = [other["spec"]["containers"][0].get("resources", {}).get("requests", {}) for other in used]
-        there = {"cpu": self.node.cpu, "memory": self.node.memory, **self.node.extended}
+        there = {"cpu": self.node.cpu, "memory": self.node.memory}
         for name in asked[-1]:
             if sum(bytes_of(one.get(name, "0")) for one in asked) > there.get(name, 0):
                 return f"0/1 nodes are available: 1 Insufficient {name}."
@@ -266,7 +263,6 @@ class Kubelet:
             pod["status"] |= {"reason": "Evicted", "message": running.evicted}
         (container,) = pod["spec"]["containers"]
         _state(pod, container, {"terminated": {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}})
-        self._objects.touch(pod)
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
 
     def _end(self, pod: Made, running: Running) -> None:

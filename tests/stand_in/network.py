@@ -100,10 +100,6 @@ class Network:
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
         shutil.rmtree(NAMES / name, ignore_errors=True)
 
-    def cut(self, name: str, up: bool = False) -> None:
-        """Cuts a namespace off from all others, or joins it again."""
-        _ip("-n", name, "link", "set", "eth0", "up" if up else "down")
-
     def publish(self, records: Iterable[tuple[str, str]]) -> None:
         """Has all namespaces know these names: (name, address)."""
         text = "".join(["127.0.0.1 localhost\n", *(f"{address} {name}\n" for name, address in records)])

@@ -1,8 +1,8 @@
-"""What was made in the cluster, by kind, namespace and name; what is owned goes with its owner."""
+"""The objects of the cluster, by kind, namespace and name; what is owned goes with its owner."""
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,9 +21,6 @@ class Objects:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._made: dict[Key, Made] = {}
-        self._version = 0
-        # Every request that changed something, in order: the verb, the kind and the name.
-        self.history: list[tuple[str, str, str]] = []
 
     def create(self, kind: str, namespace: str, made: Made) -> Made:
         """Keeps a new object. Raises `KeyError` where there is one of that name."""
@@ -35,15 +32,7 @@ class Objects:
             metadata |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now()}
             made.setdefault("status", {})
             self._made[key] = made
-            self.history.append(("create", kind, metadata["name"]))
-            self.touch(made)
             return made
-
-    def touch(self, made: Made) -> None:
-        """Gives an object another version, since it was changed."""
-        with self.lock:
-            self._version += 1
-            made["metadata"]["resourceVersion"] = str(self._version)
 
     def get(self, kind: str, namespace: str, name: str) -> Made | None:
         """One object."""
@@ -63,11 +52,10 @@ class Objects:
         """Forgets an object."""
         with self.lock:
             metadata = made["metadata"]
-            if self._made.pop((kind, metadata["namespace"], metadata["name"]), None) is not None:
-                self.history.append(("delete", kind, metadata["name"]))
+            self._made.pop((kind, metadata["namespace"], metadata["name"]), None)
 
     def orphans(self) -> Iterator[tuple[str, Made]]:
-        """What had owners, none of which is there any more."""
+        """The objects whose owners are all gone."""
         with self.lock:
             there = {made["metadata"]["uid"] for made in self._made.values()}
             for (kind, _, _), made in list(self._made.items()):
@@ -81,32 +69,16 @@ def owners(made: Made) -> set[str]:
 
 
 def owned_by(owner: Made) -> list[Made]:
-    """What an object that another one makes says of it."""
+    """The owner references of an object that another one makes."""
     metadata = owner["metadata"]
     return [{"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"],
              "uid": metadata["uid"], "controller": True}]  # fmt: skip
 
 
-def selected(made: Made, labels: str, fields: str) -> bool:
-    """Does an object have the labels, and the fields, that a request selects by?"""
-    found = made["metadata"].get("labels", {})
-    for asked in filter(None, labels.split(",")):
-        name, _, value = asked.partition("=")
-        if found.get(name) != value:
-            return False
-    for asked in filter(None, fields.split(",")):
-        unlike = "!=" in asked
-        path, _, value = asked.replace("!=", "=").partition("=")
-        if (str(_at(made, path)) == value) == unlike:
-            return False
-    return True
-
-
-def _at(made: Made, path: str) -> Any:
-    part: Any = made
-    for name in path.split("."):
-        part = part.get(name, {}) if isinstance(part, dict) else {}
-    return part or ""
+def selected(made: Made, labels: str) -> bool:
+    """True if an object has the labels that a request selects by."""
+    own = made["metadata"].get("labels", {})
+    return all(own.get(name) == value for name, _, value in (each.partition("=") for each in labels.split(",") if each))
 
 
 def condition(made: Made, kind: str, status: str, reason: str, message: str) -> None:
@@ -119,8 +91,5 @@ def condition(made: Made, kind: str, status: str, reason: str, message: str) -> 
 
 
 def has(made: Made, *kinds: str) -> bool:
-    """Has an object one of some conditions, and is it true?"""
+    """True if one of some conditions of an object is true."""
     return any(other["type"] in kinds and other["status"] == "True" for other in made["status"].get("conditions", ()))
-
-
-Change = Callable[[], None]
