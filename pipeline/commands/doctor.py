@@ -65,16 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default=",".join(CHECKS))
     parser.add_argument("--config-dir", "-cd")
-    given, overrides = parser.parse_known_args(arguments)
-    if given.help:
+    options, overrides = parser.parse_known_args(arguments)
+    if options.help:
         print(HELP, end="")
         return 0
-    checks = [check.strip() for check in given.only.split(",")]
+    checks = [check.strip() for check in options.only.split(",")]
     try:
         _check(overrides, checks)
-        config = _config(overrides, given.config_dir)
+        config = _config(overrides, options.config_dir)
         with signals.interrupt():
-            return _doctor(config, checks, _of_training(overrides), given.json)
+            return _doctor(config, checks, _of_training(overrides), options.json)
     except (UserError, LaunchError) as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return REFUSED

@@ -95,23 +95,23 @@ def _all(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def _python(host: str, facts: Facts, expected: Expected) -> Finding:
-    version, wanted = facts.python or "none", expected.python
+    version, versions = facts.python or "none", expected.python
     same = _minor(expected.python_version or version)
-    if wanted and not _fits(version, wanted):
-        return Finding("python", host, FAULT, version, wanted, "python3.11 -m venv .venv, and installing into that")
+    if versions and not _fits(version, versions):
+        return Finding("python", host, FAULT, version, versions, "python3.11 -m venv .venv, and installing into that")
     if _minor(version) != same:
-        found, of = version, f"{same}, as {expected.driver} has"
-        return Finding("python", host, FAULT, found, of, f"an environment of Python {same} on {host}")
-    return Finding("python", host, FINE, version, wanted or same)
+        text, expectation = version, f"{same}, as {expected.driver} has"
+        return Finding("python", host, FAULT, text, expectation, f"an environment of Python {same} on {host}")
+    return Finding("python", host, FINE, version, versions or same)
 
 
 def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
     absent, wrong, unlike, alike = [], [], [], BACKENDS[expected.backend].alike
-    for name, wanted in expected.packages.items():
+    for name, required in expected.packages.items():
         version, on_driver = facts.packages.get(name), expected.versions.get(name)
         if version is None:
             absent.append(name)
-        elif wanted and not _fits(version, wanted):
+        elif required and not _fits(version, required):
             wrong.append(name)
         elif on_driver is not None and version != on_driver:
             unlike.append(name)
@@ -122,57 +122,59 @@ def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
         return Finding(
             "packages", host, FINE, f"{versions}{f' and {others} others' * bool(others)}", "what is required"
         )
-    found = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in faulty)
+    problems = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in faulty)
     needed = {name: f"=={expected.versions[name]}" if name in unlike else expected.packages[name] for name in faulty}
     whose = f", as {expected.driver} has" if unlike else ""
     text = ", ".join(f"{name} {version or 'any'}" for name, version in needed.items()) + whose
     remedy = "python -m pip install " + " ".join(f"'{name}{version}'" for name, version in needed.items())
-    return Finding("packages", host, FAULT if absent or wrong or {*unlike} & {*alike} else WARNING, found, text, remedy)
+    return Finding(
+        "packages", host, FAULT if absent or wrong or {*unlike} & {*alike} else WARNING, problems, text, remedy
+    )
 
 
-def _backend(host: str, seen: Accelerator, expected: Expected) -> Finding:
+def _backend(host: str, accelerator: Accelerator, expected: Expected) -> Finding:
     backend = BACKENDS[expected.backend]
-    wanted = f"{backend.name} computes"
-    if seen.error:
+    required = f"{backend.name} computes"
+    if accelerator.error:
         remedy = f"python -c 'import {expected.backend}' there, which says more"
-        if "SIGILL" in seen.error:
+        if "SIGILL" in accelerator.error:
             remedy = f"another processor: {backend.name}'s packages need AVX (grep avx /proc/cpuinfo)"
-        elif "No module named" in seen.error:
+        elif "No module named" in accelerator.error:
             remedy = backend.install
-        return Finding("backend", host, FAULT, seen.error, wanted, remedy)
-    slow = seen.seconds > SLOW_IMPORT_SECONDS
+        return Finding("backend", host, FAULT, accelerator.error, required, remedy)
+    slow = accelerator.seconds > SLOW_IMPORT_SECONDS
     return Finding(
         "backend", host, WARNING if slow else FINE,
-        f"{backend.name} {seen.version}, computes {seen.seconds:.1f} s after its start",
-        f"{wanted} within {SLOW_IMPORT_SECONDS:g} s" if slow else wanted,
-        "the environment on a disk of the host's own" if slow else "", {"import_seconds": seen.seconds},
+        f"{backend.name} {accelerator.version}, computes {accelerator.seconds:.1f} s after its start",
+        f"{required} within {SLOW_IMPORT_SECONDS:g} s" if slow else required,
+        "the environment on a disk of the host's own" if slow else "", {"import_seconds": accelerator.seconds},
     )  # fmt: skip
 
 
-def _gpus(host: str, gpus: Gpus, seen: Accelerator | None, expected: Expected) -> Finding:
+def _gpus(host: str, gpus: Gpus, accelerator: Accelerator | None, expected: Expected) -> Finding:
     """The GPUs that the backend sees, or why it sees too few."""
     name = BACKENDS[expected.backend].name
-    there, used = len(gpus.visible), () if seen is None else seen.gpus
-    wanted = max(expected.gpus, there, 0 if gpus.installed else gpus.on_bus)
-    text = f"{wanted} in {name}" if wanted else "none"
-    if seen is None or seen.error:
-        found = ", ".join(gpus.visible) or "none"
-        return Finding("gpus", host, FINE, f"{found}; {name} was not asked", text)
-    if len(used) >= wanted:
-        hidden = len(gpus.installed) - there
+    visible, used = len(gpus.visible), () if accelerator is None else accelerator.gpus
+    required = max(expected.gpus, visible, 0 if gpus.installed else gpus.on_bus)
+    text = f"{required} in {name}" if required else "none"
+    if accelerator is None or accelerator.error:
+        names = ", ".join(gpus.visible) or "none"
+        return Finding("gpus", host, FINE, f"{names}; {name} was not asked", text)
+    if len(used) >= required:
+        hidden = len(gpus.installed) - visible
         note = f"; CUDA_VISIBLE_DEVICES hides {hidden}" if hidden > 0 else ""
         return Finding("gpus", host, FINE, (", ".join(used) or "none") + note, text)
     severity = FINE if expected.on_cpu else FAULT
-    why, remedy = _why_no_gpu(gpus, seen, wanted, expected.backend)
+    why, remedy = _why_no_gpu(gpus, accelerator, required, expected.backend)
     return Finding("gpus", host, severity, f"{len(used)} in {name}: {why}", text, remedy)
 
 
-def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int, backend: str) -> tuple[str, str]:
+def _why_no_gpu(gpus: Gpus, accelerator: Accelerator, required: int, backend: str) -> tuple[str, str]:
     """(Why the backend sees too few GPUs, what to do)."""
     install = BACKENDS[backend].install_gpu
-    cuda = (seen.cuda or "").partition(".")[0]
+    cuda = (accelerator.cuda or "").partition(".")[0]
     oldest = DRIVERS.get(cuda, "of its CUDA")
-    if seen.cuda is None and (gpus.installed or gpus.on_bus):
+    if accelerator.cuda is None and (gpus.installed or gpus.on_bus):
         return "it was built without CUDA", install
     if not gpus.installed and gpus.on_bus:
         return (
@@ -181,54 +183,54 @@ def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int, backend: str) -> tup
         )
     if not gpus.installed:
         return "the host has none", "hardware=auto, or another host"
-    if len(gpus.visible) < wanted and gpus.setting is not None and len(gpus.installed) >= wanted:
+    if len(gpus.visible) < required and gpus.setting is not None and len(gpus.installed) >= required:
         hidden = len(gpus.installed) - len(gpus.visible)
         return f"CUDA_VISIBLE_DEVICES={gpus.setting!r} hides {hidden}", "unset CUDA_VISIBLE_DEVICES"
     if gpus.driver_error:
         return f"the driver: {gpus.driver_error}", f"NVIDIA's driver {oldest} or later, whole (nvidia-smi tells it)"
     if cuda and gpus.driver and int(gpus.driver.partition(".")[0]) < int(cuda):
-        return f"the driver does CUDA {gpus.driver}", f"NVIDIA's driver {oldest} or later, for CUDA {seen.cuda}"
+        return f"the driver does CUDA {gpus.driver}", f"NVIDIA's driver {oldest} or later, for CUDA {accelerator.cuda}"
     if gpus.missing:
         (first, error), *more = gpus.missing.items()
         others = f", and {', '.join(library for library, _ in more)}" if more else ""
         return f"{first} cannot be loaded ({error}){others}", install
-    if len(gpus.visible) < wanted:
+    if len(gpus.visible) < required:
         have = len(gpus.visible)
         return f"the host has {have}", f"hardware.devices_per_host={have}"
     return "neither driver nor libraries say why", f"python -m {BACKENDS[backend].seen}, and what it says"
 
 
 def _cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:
-    found = f"{usable} of {installed} may be used"
+    text = f"{usable} of {installed} may be used"
     figures = {"usable": usable, "installed": installed}
-    wanted = f"{expected.cores} or more"
+    required = f"{expected.cores} or more"
     if usable < expected.cores:
         remedy = f"hardware.devices_per_host={usable} hardware.threads_per_device=1, or more cores for this process"
-        return Finding("cores", host, WARNING, found, wanted, remedy, figures)
+        return Finding("cores", host, WARNING, text, required, remedy, figures)
     if usable == 1 < installed:
         remedy = "a scheduler that binds to more (--cpus-per-task, --bind-to none), or docker run without --cpus=1"
-        return Finding("cores", host, WARNING, found, "more than one", remedy, figures)
-    return Finding("cores", host, FINE, found, wanted, figures=figures)
+        return Finding("cores", host, WARNING, text, "more than one", remedy, figures)
+    return Finding("cores", host, FINE, text, required, figures=figures)
 
 
 def _shm(host: str, free: int, gpus: int) -> Finding:
-    wanted = SHM_OF_GPUS if gpus > 1 else SHM
-    few = free < wanted
-    remedy = f"docker run --shm-size={size(wanted)[:-2]}, or mount -o remount,size={size(2 * wanted)[:-2]} /dev/shm"
+    required = SHM_OF_GPUS if gpus > 1 else SHM
+    few = free < required
+    remedy = f"docker run --shm-size={size(required)[:-2]}, or mount -o remount,size={size(2 * required)[:-2]} /dev/shm"
     return Finding(
-        "shm", host, WARNING if few else FINE, f"{size(free)} free in /dev/shm", size(wanted),
+        "shm", host, WARNING if few else FINE, f"{size(free)} free in /dev/shm", size(required),
         remedy.replace(" G", "g").replace(" M", "m") if few else "", {"free_bytes": free},
     )  # fmt: skip
 
 
 def _open_files(host: str, soft: int, hard: int) -> Finding:
-    found = f"{soft:,} at once, {hard:,} after ulimit" if soft != hard else f"{soft:,} at once"
+    text = f"{soft:,} at once, {hard:,} after ulimit" if soft != hard else f"{soft:,} at once"
     if soft < 0 or soft >= OPEN_FILES:
-        return Finding("files", host, FINE, found, f"{OPEN_FILES:,}", figures={"soft": soft, "hard": hard})
+        return Finding("files", host, FINE, text, f"{OPEN_FILES:,}", figures={"soft": soft, "hard": hard})
     raised = hard < 0 or hard >= OPEN_FILES
     enough = ENOUGH_OPEN_FILES if hard < 0 else min(hard, ENOUGH_OPEN_FILES)
     return Finding(
-        "files", host, FAULT if soft < FEWEST_OPEN_FILES else WARNING, found, f"{OPEN_FILES:,}",
+        "files", host, FAULT if soft < FEWEST_OPEN_FILES else WARNING, text, f"{OPEN_FILES:,}",
         f"ulimit -n {enough}" if raised else
         "a line `* hard nofile 65536` in /etc/security/limits.conf, LimitNOFILE=65536 in the service, or docker run "
         "--ulimit nofile=65536",
@@ -238,48 +240,48 @@ def _open_files(host: str, soft: int, hard: int) -> Finding:
 
 def _disk(host: str, disk: Disk) -> Finding:
     speed = f", {disk.write_mbps:,.0f} MB/s written" if disk.write_mbps else ""
-    found = f"{disk.folder}: {size(disk.left)} free{speed}"
-    wanted = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
+    text = f"{disk.folder}: {size(disk.left)} free{speed}"
+    required = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
     severity, remedy = WARNING, f"making space (du -xh {disk.folder} | sort -h | tail), or output_dir=ANOTHER"
     if disk.error:
-        severity, found = FAULT, f"{found}, {disk.error}"
+        severity, text = FAULT, f"{text}, {disk.error}"
     elif disk.left < ROOM:
         severity = FAULT if disk.left < LEAST_ROOM else WARNING
     elif disk.files_left is not None and disk.files_left < LEAST_FILES:
-        found, wanted = f"{found}, {disk.files_left} more files", f"{LEAST_FILES:,} more files"
+        text, required = f"{text}, {disk.files_left} more files", f"{LEAST_FILES:,} more files"
     elif disk.write_mbps is not None and disk.write_mbps < WRITE_MBPS:
         remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
     else:
         severity, remedy = FINE, ""
     figures = {"free_bytes": float(disk.left)} | ({"write_mbps": disk.write_mbps} if disk.write_mbps else {})
-    return Finding("disk", host, severity, found, wanted, remedy, figures)
+    return Finding("disk", host, severity, text, required, remedy, figures)
 
 
 def _port(host: str, port: Port) -> Finding:
     at, _, number = port.address.rpartition(":")
     any_port = number == "0"
-    wanted = f"a free port at {at}" if any_port else f"{port.address} free"
+    required = f"a free port at {at}" if any_port else f"{port.address} free"
     if port.error is None:
-        return Finding("ports", host, FINE, wanted, wanted)
+        return Finding("ports", host, FINE, required, required)
     holder = f", {port.holder} listens there" if port.holder else ""
     remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
     if not any_port:
         remedy = "cluster.base_port=null for free ports, or ending what listens there"
-    return Finding("ports", host, FAULT, f"{port.address}: {port.error}{holder}", wanted, remedy)
+    return Finding("ports", host, FAULT, f"{port.address}: {port.error}{holder}", required, remedy)
 
 
 def _name(host: str, name: Name, expected: Expected) -> Finding:
-    wanted = f"an address of {name.name}"
+    required = f"an address of {name.name}"
     hosts = f"a line for {name.name} in /etc/hosts of {host}, or its address in place of the name"
     if name.error:
-        return Finding("names", host, FAULT, f"{name.name}: {name.error}", wanted, f"{hosts} (getent hosts tells)")
-    found = f"{name.name} is {', '.join(name.addresses)}"
+        return Finding("names", host, FAULT, f"{name.name}: {name.error}", required, f"{hosts} (getent hosts tells)")
+    text = f"{name.name} is {', '.join(name.addresses)}"
     if name.name in expected.others and name.name != host and all(map(loopback, name.addresses)):
-        return Finding("names", host, FAULT, f"{found}, which is {host} itself", wanted, hosts)
+        return Finding("names", host, FAULT, f"{text}, which is {host} itself", required, hosts)
     if name.seconds > SLOW_NAME_SECONDS:
-        found += f", after {name.seconds:.1f} s"
-        return Finding("names", host, WARNING, found, f"within {SLOW_NAME_SECONDS:g} s", hosts)
-    return Finding("names", host, FINE, found, wanted)
+        text += f", after {name.seconds:.1f} s"
+        return Finding("names", host, WARNING, text, f"within {SLOW_NAME_SECONDS:g} s", hosts)
+    return Finding("names", host, FINE, text, required)
 
 
 def _proxy(host: str, proxies: tuple[str, ...], no_proxy: str, expected: Expected) -> Finding:
@@ -287,11 +289,11 @@ def _proxy(host: str, proxies: tuple[str, ...], no_proxy: str, expected: Expecte
     spared = [entry.strip() for entry in no_proxy.split(",") if entry.strip()]
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", *expected.others)))
     through = [name for name in hosts if not any(_spares(entry, name) for entry in spared)]
-    wanted = "none between hosts"
+    required = "none between hosts"
     if not proxies or not through:
-        return Finding("proxy", host, FINE, f"{', '.join(proxies)} spared" if proxies else "none", wanted)
+        return Finding("proxy", host, FINE, f"{', '.join(proxies)} spared" if proxies else "none", required)
     remedy = f"export no_proxy={','.join(dict.fromkeys([*spared, *hosts]))}"
-    return Finding("proxy", host, WARNING, f"{', '.join(proxies)} for {', '.join(through)}", wanted, remedy)
+    return Finding("proxy", host, WARNING, f"{', '.join(proxies)} for {', '.join(through)}", required, remedy)
 
 
 def _spares(entry: str, name: str) -> bool:
@@ -311,10 +313,10 @@ def judge_clock(host: str, driver: str, ahead: float, within: float) -> Finding:
 def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -> Finding:
     """The finding on a link that the config expects `link_gbps` of, or nothing."""
     pair = f"{one} - {other}"
-    wanted = f"{link_gbps:g} Gbit/s, as hardware.link_gbps says" if link_gbps else f"{GIGABIT:g} Gbit/s or more"
+    required = f"{link_gbps:g} Gbit/s, as hardware.link_gbps says" if link_gbps else f"{GIGABIT:g} Gbit/s or more"
     if link.error or not link.exchanges:
         remedy = f"a firewall that lets the hosts reach all ports of each other; on {one}: ping {other}"
-        return Finding("link", pair, FAULT, link.error or "nothing was measured", wanted, remedy)
+        return Finding("link", pair, FAULT, link.error or "nothing was measured", required, remedy)
     gbps, round_trip_ms = link.gbps, 1e3 * link.round_trip
     speeds = ", ".join(f"{size / seconds / 1e9:.3g}" for size, seconds in link.exchanges)
     sizes = ", ".join(f"{size >> 10:,}" for size, _ in link.exchanges)
@@ -328,8 +330,8 @@ def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -
         remedy = "a faster network, or less on it: train.gradient_bits=16, a larger train.replica_batch"
     elif link.round_trip > ROUND_TRIP_SECONDS:
         severity, remedy = WARNING, "hosts that are nearer to each other"
-        wanted = f"{wanted}, {1e3 * ROUND_TRIP_SECONDS:g} ms"
-    return Finding("link", pair, severity, text, wanted, remedy, {"gbps": gbps, "round_trip_ms": round_trip_ms})
+        required = f"{required}, {1e3 * ROUND_TRIP_SECONDS:g} ms"
+    return Finding("link", pair, severity, text, required, remedy, {"gbps": gbps, "round_trip_ms": round_trip_ms})
 
 
 def loopback(address: str) -> bool:
@@ -350,9 +352,9 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def _fits(version: str, wanted: str) -> bool:
+def _fits(version: str, required: str) -> bool:
     try:
-        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+        return SpecifierSet(required).contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
 

@@ -31,15 +31,15 @@ def needed(cuda: str, cudnn: str) -> list[str]:
 
 def missing(libraries: Sequence[str], search: Sequence[str]) -> dict[str, str]:
     """Those that cannot be loaded, each with why. Python's packages of NVIDIA's come before the system's folders."""
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for library in libraries:
         installed = [path for folder in search for path in sorted(Path(folder).glob(f"nvidia/*/lib/{library}"))]
         try:
             # Others look for their functions among those that were loaded before.
             ctypes.CDLL(str(installed[0] if installed else library), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            found[library] = str(error)
-    return found
+            errors[library] = str(error)
+    return errors
 
 
 def driver() -> tuple[str | None, str | None]:

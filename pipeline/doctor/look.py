@@ -72,13 +72,15 @@ def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
         return Accelerator(error=str(wrong))
 
 
-def gpus(environ: Mapping[str, str], seen: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
+def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
     """NVIDIA's GPUs, and why the backend sees fewer if it does."""
     installed, setting = machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
     visible, on_bus = machine.visible(installed, setting), _on_bus(pci)
     report: dict[str, Any] = {}
-    if seen is not None and len(seen.gpus) < max(len(visible), 0 if installed else on_bus):
-        libraries, error = _in_a_process([LIBRARIES, seen.cuda or "", seen.cudnn or ""], environ, LIBRARIES_SECONDS)
+    if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
+        libraries, error = _in_a_process(
+            [LIBRARIES, accelerator.cuda or "", accelerator.cudnn or ""], environ, LIBRARIES_SECONDS
+        )
         report = libraries or {"driver_error": error}
     return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
@@ -98,8 +100,8 @@ def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cg
 
 def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     """How many processes and threads this user, or the control group, may have; None: no limit."""
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    own = None if most == resource.RLIM_INFINITY or os.geteuid() == 0 else most
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    own = None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
     return min((limit for limit in (own, _number(group / "pids.max")) if limit is not None), default=None)
 
 

@@ -129,11 +129,11 @@ class Folder:
     def whole(self, finished: Manifest | None) -> dict[str, Facts]:
         """The shards that are here whole, by file: those whose size is that of their facts."""
         shards = [] if finished is None else [shard for split in finished.splits.values() for shard in split]
-        known = {shard.file: Facts(shard) for shard in shards}
+        by_file = {shard.file: Facts(shard) for shard in shards}
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
             if (facts := _read(Facts, path)) is not None:
-                known[facts.shard.file] = facts
-        return {name: facts for name, facts in known.items() if _size(self.path / name) == facts.shard.bytes}
+                by_file[facts.shard.file] = facts
+        return {name: facts for name, facts in by_file.items() if _size(self.path / name) == facts.shard.bytes}
 
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""

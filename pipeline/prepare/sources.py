@@ -107,31 +107,31 @@ class Arrays:
         """The chosen rows as records, in this order."""
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
-            taken = {kept.name: (self._arrays[kept.name][block], kept.stored) for kept in self.features}
+            columns = {one.name: (self._arrays[one.name][block], one.stored) for one in self.features}
             for place, row in enumerate(block.tolist()):
                 data = records.example(
-                    {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in taken.items()}
+                    {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in columns.items()}
                 )
                 yield Example(records.framed(data), None if self.labels is None else int(self.labels[row]))
 
     def _nbytes(self) -> int:
         # A whole number takes a byte or two, whatever its array has for it.
         values = sum(
-            2 * array.size if kept.stored == "ints" else array.nbytes
-            for kept, array in zip(self.features, self._arrays.values(), strict=True)
+            2 * array.size if one.stored == "ints" else array.nbytes
+            for one, array in zip(self.features, self._arrays.values(), strict=True)
         )
         return int(values) + self.count * (records.HEADER + records.FOOTER + 16 * len(self._arrays))
 
     def _digest(self) -> str:
-        made = hashlib.sha256()
+        digest = hashlib.sha256()
         for name, array in self._arrays.items():
-            made.update(repr((name, array.dtype.str, array.shape)).encode())
+            digest.update(repr((name, array.dtype.str, array.shape)).encode())
             for start in range(0, self.count, LOOKED_AT):
-                made.update(np.ascontiguousarray(array[start : start + LOOKED_AT]).data)
-        return made.hexdigest()[:16]
+                digest.update(np.ascontiguousarray(array[start : start + LOOKED_AT]).data)
+        return digest.hexdigest()[:16]
 
     def _broken(self, classes: int | None) -> dict[int, str]:
-        found: dict[int, str] = {}
+        whys: dict[int, str] = {}
         for name, array in self._arrays.items():
             for start in range(0, self.count, LOOKED_AT):
                 block = array[start : start + LOOKED_AT]
@@ -143,11 +143,11 @@ class Arrays:
                     break
                 if bad.any():
                     lost = np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))
-                    found |= {int(start + row): why for row in lost}
+                    whys |= {int(start + row): why for row in lost}
         if self.labels is not None:
             wrong = (self.labels < 0) | (self.labels >= (MOST if classes is None else classes))
-            found |= {int(row): str(wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
-        return {row: f"example {row} of {self._split} {found[row]}" for row in sorted(found)}
+            whys |= {int(row): str(wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
+        return {row: f"example {row} of {self._split} {whys[row]}" for row in sorted(whys)}
 
 
 class Images:
@@ -169,8 +169,8 @@ class Images:
             for label, size in zip(labels.tolist(), sizes, strict=True)
         )
         self.broken: Mapping[int, str] = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
-        told = json.dumps([self._paths, sizes, labels.tolist()])
-        self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
+        content = json.dumps([self._paths, sizes, labels.tolist()])
+        self.digest: str = hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
@@ -184,8 +184,8 @@ class Images:
             if why:
                 yield Example(None, label, f"{path} {why}")
                 continue
-            made = records.example({"x": data, "y": np.asarray(label)})
-            yield Example(records.framed(made), label, size=height_and_width(data))
+            record = records.example({"x": data, "y": np.asarray(label)})
+            yield Example(records.framed(record), label, size=height_and_width(data))
 
 
 class Records:
@@ -212,8 +212,8 @@ class Records:
             for start, piece in zip(self._starts, self._pieces, strict=False)
             for row, why in piece.broken.items()
         }
-        told = "".join(piece.digest for piece in self._pieces)
-        self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
+        digests = "".join(piece.digest for piece in self._pieces)
+        self.digest: str = hashlib.sha256(digests.encode()).hexdigest()[:16]
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
@@ -228,27 +228,29 @@ class Records:
                 offset, length, label = self._index[row].tolist()
                 opened[place].seek(offset)
                 data = opened[place].read(length)
-                known = label if self.labels is not None else None
+                class_label = label if self.labels is not None else None
                 name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
                 whole = records.unframed(data) is not None
-                yield Example(data, known) if whole else Example(None, known, f"{name} has a wrong checksum")
+                yield (
+                    Example(data, class_label) if whole else Example(None, class_label, f"{name} has a wrong checksum")
+                )
         finally:
             for file in opened.values():
                 file.close()
 
 
-def parts_of(made: object) -> tuple[object, object]:
+def parts_of(data: object) -> tuple[object, object]:
     """`(train, validation)` of what a function returned; an iterator is all for training. Raises `DataError`.
 
     >>> parts_of(((1, 2), None))
     ((1, 2), None)
     """
-    if isinstance(made, tuple | list) and len(made) == 2:
-        return made[0], made[1]
-    if hasattr(made, "__next__") or _is_dataset(made):
-        return made, None
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1]
+    if hasattr(data, "__next__") or _is_dataset(data):
+        return data, None
     raise DataError(
-        "data.build to return (train, validation), or an iterator of (x, y)", kind_of(made), "returning (train, None)"
+        "data.build to return (train, validation), or an iterator of (x, y)", kind_of(data), "returning (train, None)"
     )
 
 
@@ -264,8 +266,8 @@ def is_prepared(path: str) -> bool:
         files.size_of(f"{folder}/{manifest.FILE}")
     except OSError:
         return False
-    made = manifest.load(folder, files.text_of)
-    return any(shard.file == name for shards in made.splits.values() for shard in shards)
+    description = manifest.load(folder, files.text_of)
+    return any(shard.file == name for shards in description.splits.values() for shard in shards)
 
 
 def is_stream(part: object) -> bool:
@@ -296,10 +298,10 @@ def rows_of(part: object, split: str, classes: int | None) -> Rows:
 def examples_of(part: object) -> Iterator[object]:
     """The examples of a stream, in nested structures of arrays."""
     if isinstance(part, Examples) or _is_dataset(part):
-        made: tf.data.Dataset = _dataset_of(part) if isinstance(part, Examples) else part
-        if int(made.cardinality()) == -1:
+        dataset: tf.data.Dataset = _dataset_of(part) if isinstance(part, Examples) else part
+        if int(dataset.cardinality()) == -1:
             raise DataError("a data set of single examples that ends", "one without end", "dataset.take(examples)")
-        return iter(made.as_numpy_iterator())
+        return iter(dataset.as_numpy_iterator())
     stream = part() if callable(part) and not hasattr(part, "__iter__") else part
     return iter(cast("Iterable[object]", stream))
 
@@ -321,13 +323,13 @@ class Encoder:
                 "yielding (x, y) of one example at a time",
             )
         arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
-        found = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
+        features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
         if not self.features:
-            self.features = found
-            self.labelled = any(kept.name == "y" and is_label(kept) for kept in found)
+            self.features = features
+            self.labelled = any(one.name == "y" and is_label(one) for one in features)
         why = None
-        if found != self.features:
-            why = f"has {in_words(found)}, {in_words(self.features)} as in the first was expected"
+        if features != self.features:
+            why = f"has {in_words(features)}, {in_words(self.features)} as in the first was expected"
         for leaf, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 why = why or f"has NaN or infinity in {leaf}"
@@ -337,7 +339,7 @@ class Encoder:
         why = why or (None if label is None else wrong_label(label, self._classes))
         if why:
             return Example(None, label, f"{name} {why}")
-        data = records.example({kept.name: stored(arrays[kept.name], kept.stored) for kept in found})
+        data = records.example({one.name: stored(arrays[one.name], one.stored) for one in features})
         return Example(records.framed(data), label)
 
 
@@ -348,8 +350,8 @@ def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
 
 def _whys(part: Examples) -> dict[int, str]:
     """The examples that their source itself calls broken, and why."""
-    found = part.look(part, 0, 1, True) if part.look else []
-    return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
+    broken = part.look(part, 0, 1, True) if part.look else []
+    return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in broken for more in range(flaw.examples)}
 
 
 def _dataset_of(part: Examples) -> tf.data.Dataset:
@@ -362,22 +364,22 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
     if part.in_files:
         read = reading.raw(dataclasses.replace(part, augment=None), False, 0, reading.Reading())
         assert callable(read), "records are read in order"
-        made = read(tf.constant(0, tf.int64))
+        dataset = read(tf.constant(0, tf.int64))
     else:
-        made = tf.data.Dataset.from_tensor_slices(part.raw)
+        dataset = tf.data.Dataset.from_tensor_slices(part.raw)
     if part.parse is not None:
-        made = made.batch(BLOCK).map(as_it_is(part.parse)).unbatch()
+        dataset = dataset.batch(BLOCK).map(as_it_is(part.parse)).unbatch()
     decode = part.decode
     if decode is None:
-        return made
-    return made.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
+        return dataset
+    return dataset.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
 
 
 def piece_of_file(part: Examples, segment: Segment) -> Piece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
-    made = manifest.load(folder, files.text_of)
-    classed = [kept for kept in made.features if kept.name == "y" and is_label(kept)]
+    description = manifest.load(folder, files.text_of)
+    classed = [feature for feature in description.features if feature.name == "y" and is_label(feature)]
     whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):
@@ -387,10 +389,10 @@ def piece_of_file(part: Examples, segment: Segment) -> Piece:
             elif classed and frame.number not in whys:
                 label = int(records.parsed(frame.data)["y"][0])
             index.append((frame.start, (frame.stop or frame.start) - frame.start, label))
-    shards = {shard.file: shard.sha256 for split in made.splits.values() for shard in split}
+    shards = {shard.file: shard.sha256 for split in description.splits.values() for shard in split}
     return Piece(
         segment.path,
-        made.features,
+        description.features,
         bool(classed),
         shards.get(file_name, ""),
         {row: why for row, why in whys.items() if row < len(index)},

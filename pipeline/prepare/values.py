@@ -69,10 +69,10 @@ def stored(value: np.ndarray, kind: str) -> bytes | np.ndarray:
 def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray | float]:
     """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
     check_names(part, split)
-    found: dict[str, np.ndarray | float] = manifest.flat(part)
-    if not any(name == "x" or name.startswith("x/") for name in found):
+    leaves: dict[str, np.ndarray | float] = manifest.flat(part)
+    if not any(name == "x" or name.startswith("x/") for name in leaves):
         raise DataError(f"examples with an x for {split}", "none", "(x, y)")
-    return {name: leaf for name, leaf in found.items() if leaf is not None}
+    return {name: leaf for name, leaf in leaves.items() if leaf is not None}
 
 
 def labels_of(y: np.ndarray | None) -> Labels | None:

@@ -202,19 +202,19 @@ def _open(job: Job) -> Source:
         return _lay_out(job, records, lost, Description(num_classes=job.num_classes, class_names=job.class_names))
     parts = _parts(job)
     train = parts[0]
-    known = Description(
+    outline = Description(
         pieces=_pieces(job, parts),
         num_classes=job.num_classes or getattr(train, "num_classes", None),
         class_names=getattr(train, "class_names", None),
         flaws=tuple(flaw for part in parts for flaw in getattr(part, "flaws", ())),
     )
-    if known.pieces:
-        return known, {}
+    if outline.pieces:
+        return outline, {}
     rows = {
-        split: None if part is None else sources.rows_of(part, split, known.num_classes)
+        split: None if part is None else sources.rows_of(part, split, outline.num_classes)
         for split, part in zip(SPLITS, parts, strict=True)
     }
-    return _lay_out(job, rows, {}, dataclasses.replace(known, notes=tuple(getattr(train, "notes", ()))))
+    return _lay_out(job, rows, {}, dataclasses.replace(outline, notes=tuple(getattr(train, "notes", ()))))
 
 
 def _pieces(job: Job, parts: tuple[object, object]) -> tuple[PieceId, ...]:
@@ -233,7 +233,7 @@ def _pieces(job: Job, parts: tuple[object, object]) -> tuple[PieceId, ...]:
 
 
 def _lay_out(
-    job: Job, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], known: Description
+    job: Job, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], outline: Description
 ) -> Source:
     """The rows of each split in the order of their shards, with the rest of what is `known` of the source."""
     orders: dict[str, tuple[Rows, NDArray[np.int64]]] = {}
@@ -257,10 +257,10 @@ def _lay_out(
     parts = {split: _part(of_split, order) for split, (of_split, order) in orders.items()}
     both = {split: of_split for split, of_split in rows.items() if of_split is not None}
     description = dataclasses.replace(
-        known,
+        outline,
         parts=parts,
         features=features,
-        num_classes=known.num_classes if known.num_classes is not None else _count_classes(parts),
+        num_classes=outline.num_classes if outline.num_classes is not None else _count_classes(parts),
         broken=(
             *(why for of_split in both.values() for why in of_split.broken.values()),
             *(why for whys in lost.values() for why in whys),

@@ -148,9 +148,9 @@ class KubernetesCluster(DiallingCluster):
         self._name, self._pods = pods.name, pods
         return super().attach(folder)
 
-    def met_at(self, kept: Kept) -> str:
+    def met_at(self, contact: Kept) -> str:
         """The address that pods dial; where this command comes to them, any port of its own is as good."""
-        return kept.address if self._options.conductor else self.listens_at()
+        return contact.address if self._options.conductor else self.listens_at()
 
     def found(self, folder: Path) -> None:
         """Follows the pods that an earlier command has made."""

@@ -48,12 +48,12 @@ class Door:
 
     def _join(self, agent: socket.socket) -> None:
         with self._lock:
-            there = self._waiting.pop() if self._waiting else None
-        if there is None:
+            driver = self._waiting.pop() if self._waiting else None
+        if driver is None:
             # It dials again.
             agent.close()
         else:
-            threading.Thread(target=carry, args=(agent, there), daemon=True).start()
+            threading.Thread(target=carry, args=(agent, driver), daemon=True).start()
 
 
 class Ways:
@@ -97,9 +97,9 @@ class Ways:
     def _join(self, pod: socket.socket) -> None:
         if first := self._first(pod):
             to, _, port = self._address.rpartition(":")
-            with socket.create_connection((to, int(port))) as here:
-                here.sendall(first)
-                carry(pod, here)
+            with socket.create_connection((to, int(port))) as driver:
+                driver.sendall(first)
+                carry(pod, driver)
 
     def _first(self, pod: socket.socket) -> bytes:
         """The first bytes that an agent sends, however late it dials; none where the way has ended."""

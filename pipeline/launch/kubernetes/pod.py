@@ -27,22 +27,22 @@ CONTACT_SECONDS = 120.0
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
     """Serves a conductor to its end."""
-    given = _arguments()
+    arguments = _arguments()
     # The first process of a container hears no signal that it does not take.
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    token = given.token_file.read_bytes().strip()
-    order = given.first + int(environ["JOB_COMPLETION_INDEX"])
-    config = ClusterConfig(name="local", start_method=StartMethod[given.start_method])
+    token = arguments.token_file.read_bytes().strip()
+    order = arguments.first + int(environ["JOB_COMPLETION_INDEX"])
+    config = ClusterConfig(name="local", start_method=StartMethod[arguments.start_method])
     cluster = LocalCluster(config, environ)
-    hub = Hub(given.name, token)
-    link = hub.dial(CONDUCTOR, given.dial or Door(given.door).address)
+    hub = Hub(arguments.name, token)
+    link = hub.dial(CONDUCTOR, arguments.dial or Door(arguments.door).address)
 
     def gone(line: Link, orphan_timeout: float) -> bool:
         return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    agent = Agent(hub, link, cluster, Place(order, given.address), gone, leaves=True)
+    agent = Agent(hub, link, cluster, Place(order, arguments.address), gone, leaves=True)
     code = agent.serve(lambda: signals[0] if signals else None)
     if signals:
         # Else a Job takes its work to be done.
