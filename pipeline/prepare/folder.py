@@ -133,7 +133,7 @@ class Folder:
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
             if (facts := _read(Facts, path)) is not None:
                 by_file[facts.shard.file] = facts
-        return {name: facts for name, facts in by_file.items() if _size(self.path / name) == facts.shard.bytes}
+        return {name: facts for name, facts in by_file.items() if file_bytes(self.path / name) == facts.shard.bytes}
 
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""
@@ -245,7 +245,7 @@ def log(folder: str) -> Path:
 
 def missing(folder: str, facts: Iterable[Facts]) -> list[str]:
     """The shards that are not where they were made, as seen from here."""
-    return [fact.shard.file for fact in facts if _size(Path(folder, fact.shard.file)) != fact.shard.bytes]
+    return [fact.shard.file for fact in facts if file_bytes(Path(folder, fact.shard.file)) != fact.shard.bytes]
 
 
 def _read(kind: type[T], path: Path) -> T | None:
@@ -256,9 +256,10 @@ def _read(kind: type[T], path: Path) -> T | None:
         return None
 
 
-def _size(path: Path) -> int | None:
+def file_bytes(path: str | Path) -> int | None:
+    """The size of a file; None if it cannot be told."""
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except OSError:
         return None
 

@@ -72,7 +72,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
         try:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
         except DataError as error:
-            raise UserError(str(error)) from error
+            raise UserError(error.expected, error.received, error.try_this) from error
 
 
 def help_text() -> str:

@@ -22,7 +22,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment
 from pipeline.data.manifest import Feature
 from pipeline.data.nested import Nested
-from pipeline.prepare.folder import Piece
+from pipeline.prepare.folder import Piece, file_bytes
 from pipeline.prepare.values import (
     LOOKED_AT,
     MOST,
@@ -35,7 +35,6 @@ from pipeline.prepare.values import (
     is_label,
     kind_of,
     labels_of,
-    size_of,
     stored,
     wrong_label,
 )
@@ -156,7 +155,7 @@ class Images:
     def __init__(self, part: Examples, classes: int | None) -> None:
         self._paths = [str(path) for path in part.raw["path"]]
         self._classes = labels = np.asarray(part.raw["label"]).astype(np.int64)
-        sizes = [size_of(path) for path in self._paths]
+        sizes = [file_bytes(path) for path in self._paths]
         self.count: int = len(self._paths)
         self.nbytes: int = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
         self.features: tuple[Feature, ...] = (

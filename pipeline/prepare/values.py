@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,16 +23,12 @@ if TYPE_CHECKING:
 SHORT = 64
 # Rows of arrays that are looked at together, so that little is copied.
 LOOKED_AT = 4096
-
-
 MOST = np.iinfo(np.int64).max
-
-
 Labels = NDArray[np.int64]
 
 
 def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
-    """How values of such an array are stored. Raises `DataError` for what no record can hold.
+    """The feature that stores values of such an array. Raises `DataError` for what no record can hold.
 
     >>> feature("x", np.zeros((1, 28, 28), np.float32), (28, 28)).stored
     'floats'
@@ -85,7 +80,7 @@ def labels_of(y: np.ndarray | None) -> Labels | None:
 
 
 def wrong_label(label: int, classes: int | None) -> str | None:
-    """What is wrong with a label; None where nothing is.
+    """The fault of a label; None if it has none.
 
     >>> wrong_label(-1, None), wrong_label(3, 3), wrong_label(2, 3)
     ('has label -1, 0 or more was expected', 'has label 3, 0 to 2 was expected', None)
@@ -123,14 +118,6 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
-def size_of(path: str) -> int | None:
-    """Bytes of a file, None where they cannot be told."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
-
-
 def channels_of(spec: Nested[Leaf | tf.TypeSpec]) -> int | None:
     """The channels that images are made with, where the finished example says so."""
     shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
@@ -138,7 +125,7 @@ def channels_of(spec: Nested[Leaf | tf.TypeSpec]) -> int | None:
 
 
 def is_label(feature: Feature) -> bool:
-    """Is it one whole number for each example?"""
+    """True for one whole number for each example."""
     return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
 
 

@@ -1,8 +1,8 @@
-"""Brings the line of a pod's agent to a conductor that pods cannot dial: through the API server, which reaches both.
+"""Connects a pod's agent with a driver that pods cannot dial: through the API server, which reaches both.
 
-An agent dials, and only connections into a pod can be had of the API server. So the pod has a door on its loopback
-interface: a connection that comes in by it is the agent's once that dials. All that passes is encrypted, and both ends
-show that they know the run's token; the door and the API server only carry it.
+An agent dials, and the API server only opens connections into a pod. So the pod has a door on its loopback interface:
+a connection that comes in by it becomes the agent's once that dials. All traffic is encrypted, and both ends show that
+they know the run's token; the door and the API server only carry it.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ AGAIN_SECONDS, LOOK_SECONDS = 1.0, 0.5
 
 
 class Door:
-    """In a pod: listens at a port for the conductor's connections, and at another, `address`, for the agent."""
+    """In a pod: listens at a port for the driver's connections, and at another, `address`, for the agent's."""
 
     def __init__(self, port: int) -> None:
         self._lock = threading.Lock()
-        # Connections of the conductor's that the agent has not taken.
+        # The driver's connections that the agent has not taken.
         self._waiting: list[socket.socket] = []
         self._listening = [socket.create_server((LOOPBACK, number)) for number in (port, 0)]
         self.address = f"{LOOPBACK}:{self._listening[1].getsockname()[1]}"
@@ -29,7 +29,7 @@ class Door:
             threading.Thread(target=_accept, args=(listening, take), daemon=True).start()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Stops listening."""
         for listening in self._listening:
             # Closing does not end a thread that waits for a connection.
             with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ class Door:
 
     def _let_wait(self, came: socket.socket) -> None:
         with self._lock:
-            # The conductor has given up one that it had before.
+            # The driver has given up the one that it had before.
             given_up, self._waiting = self._waiting, [came]
         for each in given_up:
             each.close()
@@ -57,25 +57,25 @@ class Door:
 
 
 class Ways:
-    """In the conductor: a way into each pod that has a door. `forward` opens one, and raises `OSError` where it cannot.
+    """In the driver: a connection into each pod that has a door. `forward` opens one, and raises `OSError` if it cannot.
 
-    What comes out of a pod is brought to `address`, HOST:PORT, where the conductor listens.
+    What comes out of a pod is carried to `address`, HOST:PORT, where the driver listens.
     """
 
     def __init__(self, address: str, forward: Callable[[str], socket.socket]) -> None:
         self._address, self._forward = address, forward
         self._over = threading.Event()
-        # The pods' ends of those that there are now.
+        # The pods' ends of the connections that are open.
         self._pods = set[socket.socket]()
-        # Why there is none into a pod, by its host.
+        # Why there is no connection into a pod, by its host.
         self.problems: dict[str, str] = {}
 
     def keep(self, host: str) -> None:
-        """Keeps a way into a pod open, from now on."""
+        """Keeps a connection into a pod open from now on."""
         threading.Thread(target=self._keep, args=(host,), name=f"way to {host}", daemon=True).start()
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Closes all connections."""
         self._over.set()
         for pod in list(self._pods):
             with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ class Ways:
                 carry(pod, driver)
 
     def _first(self, pod: socket.socket) -> bytes:
-        """The first bytes that an agent sends, however late it dials; none where the way has ended."""
+        """The first bytes that an agent sends, however late it dials; none if the connection has ended."""
         pod.settimeout(LOOK_SECONDS)
         while not self._over.is_set():
             with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ class Ways:
 
 
 def carry(one: socket.socket, other: socket.socket) -> None:
-    """Brings to each what comes from the other, until either ends, and closes both."""
+    """Carries bytes both ways until either end closes, and closes both."""
     back = threading.Thread(target=_bring, args=(other, one), daemon=True)
     back.start()
     _bring(one, other)

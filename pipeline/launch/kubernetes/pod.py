@@ -1,8 +1,8 @@
-"""The first process of a pod: an agent that dials the conductor, or has a door for it, and ends as a Job expects.
+"""The first process of a pod: an agent that dials the driver, or has a door for it, and ends as a Job expects.
 
-0 once the conductor's command has ended, however that was; 69 and 75, which no Job makes another pod for, where the
-conductor has never come, or was given up after its processes saved a checkpoint; 143 where the pod is taken away, once
-all processes of the run have saved one.
+It ends with 0 once the driver's command has ended, in whatever way; with 69 or 75, for which no Job makes another pod,
+if the driver has never come, or was given up after its processes saved a checkpoint; with 143 if the pod is taken away,
+once all processes of the run have saved one.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from pipeline.launch.line.hub import Hub
 from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
 
-# For how long a conductor is waited for that has never answered: it may look for pods only now and then.
+# Seconds to wait for a driver that has never answered: it may look for pods only now and then.
 CONTACT_SECONDS = 120.0
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Serves a conductor to its end."""
+    """Serves a driver to its end; returns the exit code."""
     arguments = _arguments()
-    # The first process of a container hears no signal that it does not take.
+    # The first process of a container gets no signal that it has no handler for.
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     token = arguments.token_file.read_bytes().strip()
@@ -45,11 +45,11 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     agent = Agent(hub, link, cluster, Place(order, arguments.address), gone, leaves=True)
     code = agent.serve(lambda: signals[0] if signals else None)
     if signals:
-        # Else a Job takes its work to be done.
+        # Otherwise a Job counts its work as done.
         code = 128 + signals[0]
     elif code is None:
         code = ABANDONED if link.life else UNREACHED
-        print(f"The conductor {'was lost' if link.life else 'has never come'}: {link.problem}.", file=sys.stderr)
+        print(f"The driver {'was lost' if link.life else 'has never come'}: {link.problem}.", file=sys.stderr)
     else:
         code = 0
     hub.close(1.0)
@@ -65,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, required=True, help="the file that a Secret is mounted as")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
     way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--dial", help="HOST:PORT at which the conductor listens")
+    way.add_argument("--dial", help="HOST:PORT at which the driver listens")
     way.add_argument("--door", type=int, help="the port at which it comes in by the API server")
     return parser.parse_args()
 
