@@ -121,9 +121,6 @@ def test_too_few_open_files_and_a_limit_on_their_size_are_found_and_what_allows_
     assert "File too large" in told.stdout
     assert "128 at once" in told.stdout
     assert "LimitNOFILE=65536" in told.stdout
-    finding = one(Facts("here", open_files=(128, 8192)), "files")
-    assert (finding.severity, finding.remedy) == (Severity.FAULT, "ulimit -n 4096")
-    assert one(Facts("here", open_files=(512, 512)), "files").severity is Severity.WARNING
 
 
 def test_a_file_system_that_is_full_is_a_fault(tmp_path):
@@ -173,27 +170,6 @@ def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(t
     assert wrong.remedy.startswith("python -m pip install 'keras==3")
 
 
-@pytest.mark.parametrize(
-    ("there", "severity", "words"),
-    [
-        ({"keras": "3.15.1"}, Severity.FINE, "keras 3.15.1"),
-        ({"keras": None}, Severity.FAULT, "keras missing"),
-        ({"keras": "3.14"}, Severity.FAULT, "keras 3.14"),
-        ({"keras": "no version"}, Severity.FAULT, "keras no version"),
-    ],
-)
-def test_packages_that_are_missing_or_of_a_version_that_is_not_taken_are_faults(there, severity, words):
-    finding = one(Facts("here", packages=there), "packages", packages={"keras": ">=3.15,<3.16"})
-    assert (finding.severity, words in finding.found) == (severity, True)
-    assert ("pip install 'keras>=3.15,<3.16'" in finding.remedy) is (severity is Severity.FAULT)
-
-
-def test_a_python_that_is_too_old_or_another_one_is_a_fault():
-    assert one(Facts("here", python="3.9.1"), "python", python=">=3.11").severity is Severity.FAULT
-    finding = one(Facts("here", python="3.12.1"), "python", python=">=3.11", python_version="3.11.7", driver="a")
-    assert (finding.severity, finding.expected) == (Severity.FAULT, "3.11, as a has")
-
-
 def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "hydra", None)
     monkeypatch.setitem(verbs.COMMANDS, "doctor", "hydra")
@@ -212,6 +188,68 @@ def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning
     assert "chronyc makestep" in finding.remedy
     assert judge_clock("b", "a", *right).severity is Severity.FINE
     assert judge_clock("b", "a", -3.0, 0.1).severity is Severity.WARNING
+
+
+FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
+GIB, TWO = 1 << 30, ("A100", "A100")
+BUILT = Accelerator(cuda="12.5.1", cudnn="9")
+KERAS = {"packages": {"keras": ">=3.15,<3.16"}}
+PACKAGE = "pip install 'keras>=3.15,<3.16'"
+SHM = Space(64 << 20, 64 << 20)
+# What a host reports, what it should have, and how bad that is; words of what was found, and of what to type.
+JUDGED = [
+    ("packages", {"packages": {"keras": "3.15.1"}}, KERAS, FINE, "keras 3.15.1", ""),
+    ("packages", {"packages": {"keras": None}}, KERAS, FAULT, "keras missing", PACKAGE),
+    ("packages", {"packages": {"keras": "3.14"}}, KERAS, FAULT, "keras 3.14", PACKAGE),
+    ("packages", {"packages": {"keras": "no version"}}, KERAS, FAULT, "keras no version", PACKAGE),
+    ("python", {"python": "3.9.1"}, {"python": ">=3.11"}, FAULT, "3.9.1", "venv"),
+    ("python", {"python": "3.12.1"}, {"python": ">=3.11", "python_version": "3.11.7"}, FAULT, "3.12.1", "Python 3.11"),
+    ("memory", {"memory": Space(8 * GIB, GIB)}, {}, WARNING, "1 GiB", "workers=1"),
+    ("memory", {"memory": Space(8 * GIB, GIB // 4)}, {}, FAULT, "256 MiB", "workers=1"),
+    ("shm", {"shm": SHM, "gpus": Gpus(0, TWO, TWO)}, {}, WARNING, "64 MiB", "docker run --shm-size=1g,"),
+    ("shm", {"shm": SHM}, {}, FINE, "64 MiB", ""),
+    ("cores", {"cores_usable": 1, "cores_installed": 8}, {}, WARNING, "1 of 8", "--cpus-per-task"),
+    ("threads", {"threads": 100}, {}, WARNING, "100", "ulimit -u"),
+    ("files", {"open_files": (128, 8192)}, {}, FAULT, "128", "ulimit -n 4096"),
+    ("files", {"open_files": (512, 512)}, {}, WARNING, "512", "LimitNOFILE"),
+    ("proxy", {"proxies": ("https_proxy",), "no_proxy": "localhost"}, {"others": ("a.lan", "b")}, WARNING,
+     "https_proxy", "export no_proxy=localhost,127.0.0.1,a.lan,b"),
+    ("proxy", {"proxies": ("https_proxy",), "no_proxy": "localhost,127.0.0.1,.lan,b"}, {"others": ("a.lan", "b")},
+     FINE, "spared", ""),
+    ("gpus", {"gpus": Gpus(on_bus=2)}, {}, FAULT, "2 on the PCI bus, and no driver", "docker run --gpus all"),
+    ("gpus", {"gpus": Gpus(0, TWO, (), "")}, {"gpus": 2}, FAULT, "CUDA_VISIBLE_DEVICES='' hides 2",
+     "unset CUDA_VISIBLE_DEVICES"),
+    ("gpus", {"gpus": Gpus(0, TWO, TWO), "backend": Accelerator()}, {}, FAULT, "built without CUDA", "pip install"),
+    ("gpus", {"gpus": Gpus(0, TWO, TWO, driver="11.4")}, {}, FAULT, "the driver does CUDA 11.4", "525.60.13"),
+    ("gpus", {"gpus": Gpus(0, TWO, TWO), "backend": Accelerator(gpus=TWO, cuda="12")}, {"gpus": 4}, FAULT,
+     "the host has 2", "devices_per_host=2"),
+    ("gpus", {"gpus": Gpus()}, {"gpus": 1}, FAULT, "the host has none", "hardware=auto"),
+    ("gpus", {"gpus": Gpus(0, TWO, TWO)}, {}, FAULT, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "reported", "expected", "severity", "words", "remedy"), JUDGED)
+def test_facts_are_judged_by_what_a_training_needs(check, reported, expected, severity, words, remedy):
+    finding = one(Facts("here", **{"backend": BUILT, **reported}), check, **expected)
+    assert finding.severity is severity
+    assert words in finding.found
+    assert remedy in finding.remedy
+    assert bool(finding.remedy) is bool(severity)
+
+
+def test_a_host_without_a_limit_of_threads_has_no_finding_of_it():
+    assert not judge("here", Facts("here"), Expected(), frozenset(["threads"]))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gbps", "severity"),
+    [(80.0, 10.0, FAULT), (80.0, None, WARNING), (80.0, 0.1, FINE), (None, None, FAULT)],
+)
+def test_a_link_is_judged_by_what_the_config_says_of_it_or_by_gigabit(seconds, gbps, severity):
+    link = LinkFacts(1e-4, ((10**9, seconds),)) if seconds else LinkFacts(error="refused")
+    finding = judge_link("a", "b", link, gbps)
+    assert finding.severity is severity
+    assert finding.figures.get("gbps") == (pytest.approx(0.1) if seconds else None)
 
 
 def fake_smi(folder: Path) -> dict[str, str]:
@@ -257,55 +295,11 @@ def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_
     assert "cannot open shared object file" in missing["libcudnn.so.9"]
 
 
-TWO = ("A100", "A100")
-BUILT = Accelerator(cuda="12.5.1", cudnn="9")
-
-
-@pytest.mark.parametrize(
-    ("there", "seen", "expected", "words", "remedy"),
-    [
-        (Gpus(on_bus=2), BUILT, {}, "2 on the PCI bus, and no driver", "docker run --gpus all"),
-        (Gpus(0, TWO, (), ""), BUILT, {"gpus": 2}, "CUDA_VISIBLE_DEVICES='' hides 2", "unset CUDA_VISIBLE_DEVICES"),
-        (Gpus(0, TWO, TWO), Accelerator(), {}, "built without CUDA", "pip install"),
-        (Gpus(0, TWO, TWO, driver="11.4"), BUILT, {}, "the driver does CUDA 11.4", "525.60.13"),
-        (Gpus(0, TWO, TWO), Accelerator(gpus=TWO, cuda="12"), {"gpus": 4}, "the host has 2", "devices_per_host=2"),
-        (Gpus(), BUILT, {"gpus": 1}, "the host has none", "hardware=auto"),
-        (Gpus(0, TWO, TWO), BUILT, {}, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
-    ],
-)
-def test_why_tensorflow_sees_too_few_gpus_is_told(there, seen, expected, words, remedy):
-    finding = one(Facts("here", backend=seen, gpus=there), "gpus", **expected)
-    assert finding.severity is Severity.FAULT
-    assert words in finding.found
-    assert remedy in finding.remedy
-
-
-def test_what_a_host_has_little_of_is_a_warning_and_what_it_lacks_a_fault():
-    gib = 1 << 30
-    assert one(Facts("here", memory=Space(8 * gib, gib)), "memory").severity is Severity.WARNING
-    assert one(Facts("here", memory=Space(8 * gib, gib // 4)), "memory").severity is Severity.FAULT
-    crowded = Facts("here", shm=Space(64 << 20, 64 << 20), gpus=Gpus(0, TWO, TWO))
-    finding = one(crowded, "shm")
-    assert (finding.severity, finding.remedy.startswith("docker run --shm-size=1g,")) == (Severity.WARNING, True)
-    assert one(Facts("here", shm=crowded.shm), "shm").severity is Severity.FINE
-    assert one(Facts("here", cores_usable=1, cores_installed=8), "cores").severity is Severity.WARNING
-    assert one(Facts("here", threads=100), "threads").severity is Severity.WARNING
-    assert not judge("here", Facts("here"), Expected(), frozenset(["threads"]))
-
-
 def test_a_name_that_leads_a_host_back_to_itself_is_a_fault():
     facts = Facts("b", names=(Name("a", ("127.0.1.1",)), Name("b", ("127.0.1.1",))))
     findings = judge("b", facts, Expected(others=("a", "b")), ALL)
     wrong = [finding for finding in findings if finding.severity]
     assert [finding.found for finding in wrong] == ["a is 127.0.1.1, which is b itself"]
-
-
-def test_a_proxy_that_would_get_in_between_hosts_is_a_warning():
-    finding = one(Facts("here", proxies=("https_proxy",), no_proxy="localhost"), "proxy", others=("a.lan", "b"))
-    assert finding.severity is Severity.WARNING
-    assert finding.remedy == "export no_proxy=localhost,127.0.0.1,a.lan,b"
-    spared = Facts("here", proxies=("https_proxy",), no_proxy="localhost,127.0.0.1,.lan,b")
-    assert one(spared, "proxy", others=("a.lan", "b")).severity is Severity.FINE
 
 
 def test_a_process_that_says_nothing_in_time_is_given_up():
@@ -359,15 +353,6 @@ def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_o
     assert link.gbps > 0.1
     assert 0 < link.round_trip < 1
     assert "Gbit/s each way" in judge_link("a", "b", link, None).found
-
-
-def test_a_link_that_is_slower_than_the_config_says_is_told():
-    slow = LinkFacts(1e-4, ((10**9, 80.0),))
-    assert judge_link("a", "b", slow, 10.0).severity is Severity.FAULT
-    finding = judge_link("a", "b", slow, None)
-    assert (finding.severity, finding.figures["gbps"]) == (Severity.WARNING, pytest.approx(0.1))
-    assert judge_link("a", "b", slow, 0.1).severity is Severity.FINE
-    assert judge_link("a", "b", LinkFacts(error="refused"), None).severity is Severity.FAULT
 
 
 def hung_up(connected: socket.socket) -> bool:

@@ -57,7 +57,7 @@ class Door:
 
 
 class Ways:
-    """In the driver: a connection into each pod that has a door. `forward` opens one, and raises `OSError` if it cannot.
+    """In the driver: a connection into each pod that has a door. `forward` opens one, or raises `OSError`.
 
     What comes out of a pod is carried to `address`, HOST:PORT, where the driver listens.
     """
