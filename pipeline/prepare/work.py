@@ -148,10 +148,9 @@ def _named_errors(job: Job) -> Iterator[None]:
         sys.path.insert(0, os.getcwd())
     try:
         yield
-    except DataError:
-        raise
     except UserError as error:
-        raise DataError(error.expected, error.received, error.try_this) from None
+        # What was received may be something that cannot be sent.
+        raise DataError(error.expected, str(error.received), error.try_this) from None
     except Exception as error:
         traceback.print_exc()
         if isinstance(error, OSError) and str(error.filename or "").startswith(job.folder):

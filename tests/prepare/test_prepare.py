@@ -231,7 +231,7 @@ def test_records_are_what_tensorflow_would_write():
     assert records.example(features) == theirs.SerializeToString(deterministic=True)
 
 
-def test_a_stream_is_gathered_once_and_shuffled_over_all_shards(tmp_path):
+def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(tmp_path):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "shards=4", "validation_fraction=0.2")
     from sources import stream
 
@@ -241,11 +241,8 @@ def test_a_stream_is_gathered_once_and_shuffled_over_all_shards(tmp_path):
     )
     assert (made.manifest.examples("train"), made.manifest.classes("validation")) == (240, {"0": 20, "1": 20, "2": 20})
     assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
-
-
-def test_two_streams_become_two_splits(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}two_streams").manifest
-    assert (made.examples("train"), made.examples("validation")) == (60, 12)
+    made = prepared(tmp_path / "e", f"{OWN_SOURCE}two_streams")
+    assert (made.manifest.examples("train"), made.manifest.examples("validation")) == (60, 12)
 
 
 @pytest.mark.slow
@@ -556,6 +553,7 @@ def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments,
         (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
         (["nothing"], r"Expected training data with examples, received none\."),
         (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
+        (["moody"], r"Expected sources\.moody to return the same on every call"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )  # fmt: skip
@@ -563,7 +561,7 @@ def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, word
     name, *more = arguments
     more = [f"+{each}" if each.startswith("data.build") else each for each in more]
     with pytest.raises(DataError, match=words):
-        prepared(tmp_path / "d", f"{OWN_SOURCE}{name}", *more)
+        prepared(tmp_path / "d", f"{OWN_SOURCE}{name}", *more, processes=2)
     assert not (tmp_path / "d/manifest.json").exists()
 
 
@@ -612,11 +610,6 @@ def test_a_broken_record_of_prepared_data_is_named_or_left_out(tmp_path):
         prepared(tmp_path / "e", *again)
     made = prepared(tmp_path / "f", *again, "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (199, 1)
-
-
-def test_a_function_that_returns_something_else_each_time_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"Expected sources\.moody to return the same on every call"):
-        prepared(tmp_path / "d", f"{OWN_SOURCE}moody", processes=2)
 
 
 def test_an_error_in_a_function_is_one_message_that_names_it(tmp_path):
