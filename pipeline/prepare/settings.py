@@ -29,40 +29,26 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
 
     Raises `UserError`; none of the functions has been imported by then.
     """
-    if not config.out:
-        raise UserError("out to be the folder to fill", "none", "out=prepared")
-    if "://" in config.out:
-        raise UserError(
-            "out to be a folder that this machine can write to",
-            config.out,
-            "out=prepared, and copying it there afterwards",
-        )
-    if config.data.service is not None or config.data.profile:
-        raise UserError("keys of data that say what is prepared", "data.service or data.profile", "them when training")
-    least: tuple[tuple[str, int | None, int], ...] = (
-        ("processes", config.processes, os.cpu_count() or 1),
-        ("shards", config.shards, 8),
-        ("workers", config.workers, 2),
-    )
-    for name, number, usual in least:
-        if number is not None and number < 1:
-            raise UserError(f"{name} to be 1 or more", number, f"{name}={usual}")
-    if config.seed < 0:
-        raise UserError("seed to be 0 or more", config.seed, "seed=0")
-    if not 0 < config.shard_mib <= 1 << 20:
-        raise UserError("shard_mib to be a size in MiB, above 0", f"{config.shard_mib:g}", "shard_mib=64")
-    if not 0 <= config.validation_fraction < 1:
-        raise UserError(
-            "validation_fraction to be 0 or more and below 1",
-            f"{config.validation_fraction:g}",
-            "validation_fraction=0.2",
-        )
-    if config.scheduler is not None and config.processes is not None:
-        raise UserError(
-            "processes to be null where a scheduler has its own",
-            f"processes={config.processes} with scheduler={config.scheduler}",
-            "processes=null",
-        )
+    counts = {"processes": os.cpu_count() or 1, "shards": 8, "workers": 2}
+    size, fraction = config.shard_mib, config.validation_fraction
+    both = f"processes={config.processes} with scheduler={config.scheduler}"
+    for holds, expected, received, remedy in (
+        (config.out, "out to be the folder to fill", "none", "out=prepared"),
+        ("://" not in str(config.out), "out to be a folder that this machine can write to", config.out,
+         "out=prepared, and copying it there afterwards"),
+        (config.data.service is None and not config.data.profile, "keys of data that say what is prepared",
+         "data.service or data.profile", "them when training"),
+        *((getattr(config, name) is None or getattr(config, name) >= 1, f"{name} to be 1 or more",
+           getattr(config, name), f"{name}={usual}") for name, usual in counts.items()),
+        (config.seed >= 0, "seed to be 0 or more", config.seed, "seed=0"),
+        (0 < size <= 1 << 20, "shard_mib to be a size in MiB, above 0", f"{size:g}", "shard_mib=64"),
+        (0 <= fraction < 1, "validation_fraction to be 0 or more and below 1", f"{fraction:g}",
+         "validation_fraction=0.2"),
+        (config.scheduler is None or config.processes is None, "processes to be null where a scheduler has its own",
+         both, "processes=null"),
+    ):  # fmt: skip
+        if not holds:
+            raise UserError(expected, received, remedy)
     if config.workers and config.shards and config.shards % config.workers:
         near = max(config.workers, round(config.shards / config.workers) * config.workers)
         raise UserError(f"shards that divide evenly over {config.workers} workers", config.shards, f"shards={near}")
