@@ -7,7 +7,7 @@
     cluster.py    Dask workers here or elsewhere, and the tasks that they are given
     work.py       the tasks of a Dask worker: describe the source, gather a stream, make a shard
     sources.py    the data of a data set's function as rows, each of which can be made a record, or as a stream
-    values.py     the kinds, shapes and labels of values, as features of records
+    values.py     the values of examples as features of records
 
 Importing it imports nothing slow. TensorFlow is imported in a Dask worker alone, where the source needs it.
 """

@@ -10,7 +10,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeGuard, cast
 
@@ -26,6 +25,7 @@ from pipeline.prepare.folder import Piece, file_bytes
 from pipeline.prepare.values import (
     LOOKED_AT,
     MOST,
+    Example,
     Labels,
     channels_of,
     feature,
@@ -47,19 +47,6 @@ MOST_OPEN = 64
 BLOCK = 256
 
 
-@dataclass(frozen=True)
-class Example:
-    """An example made a record: its bytes, framed, and its label, None if it is no class. Or why it is broken.
-
-    `size` is the height and width of its image, where it has an encoded one.
-    """
-
-    record: bytes | None
-    label: int | None
-    why: str | None = None
-    size: tuple[int, int] | None = None
-
-
 class Rows(Protocol):
     """One part of a source: so many examples, of which any can be made a record.
 
@@ -79,7 +66,7 @@ class Rows(Protocol):
         """The chosen rows as records, in this order."""
 
 
-class Arrays:
+class Arrays(Rows):
     """Arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
 
     def __init__(self, part: Nested[np.ndarray | float], split: str, classes: int | None) -> None:
@@ -93,14 +80,12 @@ class Arrays:
                 f"for {split}: {shapes}",
                 "numpy.asarray around lists of numbers",
             )
-        self.count: int = next(iter(lengths.values()))
-        self.features: tuple[Feature, ...] = tuple(
-            feature(name, array, array.shape[1:]) for name, array in self._arrays.items()
-        )
-        self.labels: Labels | None = labels_of(self._arrays.get("y"))
-        self.broken: Mapping[int, str] = self._broken(classes)
-        self.nbytes: int = self._nbytes()
-        self.digest: str = self._digest()
+        self.count = next(iter(lengths.values()))
+        self.features = tuple(feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
+        self.labels = labels_of(self._arrays.get("y"))
+        self.broken = self._broken(classes)
+        self.nbytes = self._nbytes()
+        self.digest = self._digest()
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
@@ -149,27 +134,26 @@ class Arrays:
         return {row: f"example {row} of {self._split} {whys[row]}" for row in sorted(whys)}
 
 
-class Images:
+class Images(Rows):
     """Files of images with a label each, which are stored as they are."""
 
     def __init__(self, part: Examples, classes: int | None) -> None:
         self._paths = [str(path) for path in part.raw["path"]]
         self._classes = labels = np.asarray(part.raw["label"]).astype(np.int64)
         sizes = [file_bytes(path) for path in self._paths]
-        self.count: int = len(self._paths)
-        self.nbytes: int = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
-        self.features: tuple[Feature, ...] = (
+        self.count = len(self._paths)
+        self.nbytes = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
+        self.features = (
             Feature("x", (None, None, channels_of(part.spec)), "float32", "image"),
             Feature("y", (), "int32", "ints"),
         )
-        self.labels: Labels | None = labels
+        self.labels = labels
         whys = (
             wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")
             for label, size in zip(labels.tolist(), sizes, strict=True)
         )
-        self.broken: Mapping[int, str] = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
-        content = json.dumps([self._paths, sizes, labels.tolist()])
-        self.digest: str = hashlib.sha256(content.encode()).hexdigest()[:16]
+        self.broken = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
+        self.digest = digest_of(json.dumps([self._paths, sizes, labels.tolist()]))
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
@@ -187,16 +171,16 @@ class Images:
             yield Example(records.framed(record), label, size=height_and_width(data))
 
 
-class Records:
+class Records(Rows):
     """Records that are in files already, one piece after the other, and are copied."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = [piece for piece in pieces if len(piece.index)]
         self._starts = np.cumsum([0, *(len(piece.index) for piece in self._pieces)])
         self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.index for piece in self._pieces)])
-        self.count: int = len(self._index)
-        self.nbytes: int = int(self._index[:, 1].sum())
-        self.features: tuple[Feature, ...] = self._pieces[0].features if self._pieces else ()
+        self.count = len(self._index)
+        self.nbytes = int(self._index[:, 1].sum())
+        self.features = self._pieces[0].features if self._pieces else ()
         for piece in self._pieces:
             if piece.features != self.features:
                 raise DataError(
@@ -205,14 +189,13 @@ class Records:
                     "the same shapes and types in every example",
                 )
         labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
-        self.labels: Labels | None = self._index[:, 2] if labelled else None
-        self.broken: Mapping[int, str] = {
+        self.labels = self._index[:, 2] if labelled else None
+        self.broken = {
             int(start) + row: why
             for start, piece in zip(self._starts, self._pieces, strict=False)
             for row, why in piece.broken.items()
         }
-        digests = "".join(piece.digest for piece in self._pieces)
-        self.digest: str = hashlib.sha256(digests.encode()).hexdigest()[:16]
+        self.digest = digest_of("".join(piece.digest for piece in self._pieces))
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
         """The chosen rows as records, in this order."""
@@ -236,6 +219,11 @@ class Records:
         finally:
             for file in opened.values():
                 file.close()
+
+
+def digest_of(text: str) -> str:
+    """A short name for a text's content."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def parts_of(data: object) -> tuple[object, object]:
@@ -303,43 +291,6 @@ def examples_of(part: object) -> Iterator[object]:
         return iter(dataset.as_numpy_iterator())
     stream = part() if callable(part) and not hasattr(part, "__iter__") else part
     return iter(cast("Iterable[object]", stream))
-
-
-class Encoder:
-    """Makes records of a stream's examples, which must all be as the first."""
-
-    def __init__(self, split: str, classes: int | None) -> None:
-        self._split, self._classes = split, classes
-        self.features: tuple[Feature, ...] = ()
-        self.labelled = False
-
-    def make(self, example: object, name: str) -> Example:
-        """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
-        if not isinstance(example, tuple | list) or len(example) not in (2, 3):
-            raise DataError(
-                "examples (x, y) or (x, y, weight)",
-                f"{name} as {kind_of(example)}",
-                "yielding (x, y) of one example at a time",
-            )
-        arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
-        features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
-        if not self.features:
-            self.features = features
-            self.labelled = any(one.name == "y" and is_label(one) for one in features)
-        why = None
-        if features != self.features:
-            why = f"has {in_words(features)}, {in_words(self.features)} as in the first was expected"
-        for leaf, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                why = why or f"has NaN or infinity in {leaf}"
-            if array.dtype == np.uint64 and array.size and array.max() > MOST:
-                why = why or f"has a number in {leaf} that int64 does not hold"
-        label = int(arrays["y"]) if self.labelled and not why else None
-        why = why or (None if label is None else wrong_label(label, self._classes))
-        if why:
-            return Example(None, label, f"{name} {why}")
-        data = records.example({one.name: stored(arrays[one.name], one.stored) for one in features})
-        return Example(records.framed(data), label)
 
 
 def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:

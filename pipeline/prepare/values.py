@@ -1,15 +1,16 @@
-"""The kinds, shapes and labels of the values of examples, as features of TFRecord files."""
+"""Turns the values of examples into features of TFRecord files, by their kinds, shapes and labels."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import manifest
+from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Leaf, leaves
 from pipeline.data.manifest import Feature
@@ -135,3 +136,53 @@ def height_and_width(data: bytes) -> tuple[int, int]:
 
     with Image.open(io.BytesIO(data)) as image:
         return image.height, image.width
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example made a record: its bytes, framed, and its label, None if it is no class. Or why it is broken.
+
+    `size` is the height and width of its image, where it has an encoded one.
+    """
+
+    record: bytes | None
+    label: int | None
+    why: str | None = None
+    size: tuple[int, int] | None = None
+
+
+class Encoder:
+    """Makes records of a stream's examples, which must all be as the first."""
+
+    def __init__(self, split: str, classes: int | None) -> None:
+        self._split, self._classes = split, classes
+        self.features: tuple[Feature, ...] = ()
+        self.labelled = False
+
+    def make(self, example: object, name: str) -> Example:
+        """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
+        if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+            raise DataError(
+                "examples (x, y) or (x, y, weight)",
+                f"{name} as {kind_of(example)}",
+                "yielding (x, y) of one example at a time",
+            )
+        arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
+        features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
+        if not self.features:
+            self.features = features
+            self.labelled = any(one.name == "y" and is_label(one) for one in features)
+        why = None
+        if features != self.features:
+            why = f"has {in_words(features)}, {in_words(self.features)} as in the first was expected"
+        for leaf, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                why = why or f"has NaN or infinity in {leaf}"
+            if array.dtype == np.uint64 and array.size and array.max() > MOST:
+                why = why or f"has a number in {leaf} that int64 does not hold"
+        label = int(arrays["y"]) if self.labelled and not why else None
+        why = why or (None if label is None else wrong_label(label, self._classes))
+        if why:
+            return Example(None, label, f"{name} {why}")
+        data = records.example({one.name: stored(arrays[one.name], one.stored) for one in features})
+        return Example(records.framed(data), label)

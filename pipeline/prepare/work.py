@@ -7,7 +7,6 @@ Each process calls the data set's function once and keeps the data. Results are 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -265,7 +264,7 @@ def _lay_out(
             *(why for whys in lost.values() for why in whys),
         ),
         skipped={split: len(of_split.broken) + len(lost.get(split, ())) for split, of_split in both.items()},
-        digest=hashlib.sha256("".join(of_split.digest for of_split in both.values()).encode()).hexdigest()[:16],
+        digest=sources.digest_of("".join(of_split.digest for of_split in both.values())),
         has_validation=validation is not None,
     )
     return description, orders
@@ -310,10 +309,10 @@ def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece
 
 def _streamed_part(job: Job, number: int, split: str, part: object, named: str) -> Piece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
-    encoder = sources.Encoder(split, job.num_classes)
+    encoder = values.Encoder(split, job.num_classes)
     path = folders.piece_path(job.folder, number, split)
     rows = None if sources.is_stream(part) else sources.rows_of(part, split, job.num_classes)
-    examples: Iterator[sources.Example]
+    examples: Iterator[values.Example]
     if rows is None:
         stream = enumerate(sources.examples_of(part))
         examples = (encoder.make(example, f"example {place} of {split}{named}") for place, example in stream)
