@@ -52,7 +52,7 @@ def look_of(config: Config, checks: Sequence[str], addresses: Sequence[str], oth
 
 
 def expected_of(config: Config, driver: str, others: Sequence[str]) -> Expected:
-    """What each host must have; `driver` is the name of this one, whose versions are those of all."""
+    """The demands on each host; `driver` is the name of this one, whose versions are those of all."""
     hardware, backend = config.hardware, known(config.backend)
     packages = requirements(backend)
     devices = hardware.devices_per_host or 1

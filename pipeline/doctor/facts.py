@@ -1,4 +1,4 @@
-"""What a host is asked, the facts that it reports, and the findings that `judge.py` makes of them."""
+"""The request to a host, the facts that it reports, and the findings that `judge.py` makes of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ BACKENDS: Mapping[str, Backend] = {
 
 @dataclass(frozen=True)
 class Look:
-    """What to look at on a host: checks, the backend that computes, packages by name, folders that are written to,
+    """A request to a host: checks to look at, the backend that computes, packages by name, folders that are written to,
     HOST:PORT that must be free, and the names of other hosts."""
 
     checks: tuple[str, ...] = HOST
@@ -125,7 +125,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a host reports. What was not looked at is None, or empty."""
+    """The report of a host. A fact that was not looked at is None, or empty."""
 
     hostname: str
     python: str | None = None
@@ -148,7 +148,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """What two hosts measured of the link between them: seconds there and back, and exchanges as (bytes that each sent
+    """The link between two hosts as they measured it: seconds there and back, and exchanges as (bytes that each sent
     and received, seconds of the fastest). `error` says why they could not.
     """
 
@@ -168,7 +168,7 @@ class LinkFacts:
 
 
 class Severity(IntEnum):
-    """How bad a finding is; the number is the exit code of a command whose worst one it is. 2 is a refused command."""
+    """The severity of a finding; the worst one is the exit code of the command. 2 is a refused command."""
 
     FINE = 0
     # A training works, and is slower than it need be, or close to a limit.

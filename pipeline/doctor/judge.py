@@ -39,7 +39,7 @@ UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 @dataclass(frozen=True)
 class Expected:
-    """What each host must have: `python` and `packages` as version specifiers, by name, and `versions` as they are on
+    """The demands on each host: `python` and `packages` as version specifiers, by name, and `versions` as they are on
     the host of the driver; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are
     the names of the cluster's hosts."""
 

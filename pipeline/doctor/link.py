@@ -38,7 +38,7 @@ def listen(host: str, token: bytes) -> int:
 
 
 def _serve(listening: socket.socket, token: bytes) -> None:
-    """Does what the side that has the token asks for, until it hangs up; hangs up on others."""
+    """Serves the side that has the token until it hangs up; hangs up on others."""
     with listening, contextlib.suppress(OSError):
         while True:
             connected = listening.accept()[0]

@@ -99,7 +99,7 @@ def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cg
 
 
 def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """How many processes and threads this user, or the control group, may have; None: no limit."""
+    """The limit of processes and threads of this user, or of the control group; None if there is none."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     own = None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
     return min((limit for limit in (own, _number(group / "pids.max")) if limit is not None), default=None)
@@ -145,7 +145,7 @@ def write_mbps(folder: Path) -> float:
 
 
 def port_of(address: str) -> Port:
-    """Whether this host can listen at HOST:PORT, as TensorFlow would. PORT 0 is any."""
+    """Tries to listen at HOST:PORT, as TensorFlow would. PORT 0 is any."""
     host, _, number = address.rpartition(":")
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:

@@ -182,7 +182,7 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
 
 
 def dask_setup(worker: object) -> None:
-    """Has a worker of this machine end with its driver, print to the log and see no GPU; Dask calls it in each."""
+    """Makes a worker of this machine end with its driver, print to the log and see no GPU; Dask calls it in each."""
     # Dask has a thread see to it, which may come too late.
     die_with_conductor()
     # The driver handles a Ctrl-C at the terminal.

@@ -178,7 +178,7 @@ class _Filling:
         return first
 
     def _gather(self, source: Description) -> None:
-        """Has every piece put where all workers find it, but for those that an earlier command has gathered."""
+        """Gathers every piece where all workers find it, but for those that an earlier command has gathered."""
         job = self._job
         missing = [
             (job, number, kind, which)

@@ -106,7 +106,7 @@ class Folder:
 
     @property
     def state(self) -> State | None:
-        """What was begun here; None if nothing was."""
+        """The state that was written last; None if there is none."""
         return _read(State, self.path / HIDDEN / "state.json")
 
     def begin(self, state: State) -> None:

@@ -94,7 +94,7 @@ class Client:
         )
 
     def failure(self, kind: str, name: str) -> str | None:
-        """Why a JobSet or Job has failed, or `GONE`; None while it goes on."""
+        """The reason for which a JobSet or Job has failed, or `GONE`; None while it goes on."""
         try:
             owner = self._custom.get_namespaced_custom_object(*self._path(kind), name, **TIMEOUT)
         except self._refused as error:

@@ -68,7 +68,7 @@ class KubernetesCluster(DiallingCluster):
 
     @property
     def count(self) -> int:
-        """How many pods there are."""
+        """The number of pods."""
         return 0 if self._pods is None else len(self._pods.hosts)
 
     def listens_at(self) -> str:
@@ -80,7 +80,7 @@ class KubernetesCluster(DiallingCluster):
         return address if ":" in address else f"{address}:{port}"
 
     def assumed(self) -> Machine:
-        """What a pod has, of which as many are made as are needed."""
+        """The machine that a pod is, of which as many are made as are needed."""
         options = self._options
         selected = ", ".join(f"{key}={value}" for key, value in (options.node_selector or {}).items())
         return Machine(
@@ -112,7 +112,7 @@ class KubernetesCluster(DiallingCluster):
         return f"{comment}{to_yaml(self._manifests(self._pods_for(plan), plan.launch, dialled)).rstrip()}"
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents of a plan's pods start its processes; makes the pods if they are not there."""
+        """Starts a plan's processes by the agents of its pods; makes the pods if they are not there."""
         self._since, self._sentence = time.monotonic(), ""
         if not self._taken.get(group):
             needed = self._pods_for(plan)
@@ -274,7 +274,7 @@ class KubernetesCluster(DiallingCluster):
         return f"{top}/pipeline/{run.name}-{about}/checkpoints"
 
     def _missing(self, names: Sequence[str]) -> str:
-        """Why hosts that are waited for are not there. Raises `LaunchError` if they will not come."""
+        """The reason for which hosts are still absent. Raises `LaunchError` if they will not come."""
         assert self._follower is not None
         self._follower.check(names, [name for name in names if name not in self.agents.known])
         unreached = {} if self._ways is None else self._ways.problems

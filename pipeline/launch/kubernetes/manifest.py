@@ -38,7 +38,7 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """How many pods of each role there are."""
+    """The number of pods of each role."""
 
     chief: int
     workers: int

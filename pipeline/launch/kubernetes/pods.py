@@ -58,7 +58,7 @@ def state_of(pod: Any) -> PodState:
 
 
 def _waiting(status: Any) -> tuple[str, str | None]:
-    """Why a pod does not run yet, and what to type if it never will."""
+    """(The reason for which a pod does not run yet, what to type if it never will)."""
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"no node takes it ({condition.reason}: {_line(condition.message)})", None
@@ -77,7 +77,7 @@ def _waiting(status: Any) -> tuple[str, str | None]:
 
 
 def _ending(status: Any) -> tuple[str, str | None]:
-    """How a pod has ended, and what to type against that."""
+    """(The way in which a pod has ended, what to type against that)."""
     if status.reason:
         return f"was {status.reason.lower()} ({_line(status.message)})", None
     for condition in status.conditions or ():
@@ -138,7 +138,7 @@ class Follower:
             )
 
     def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str] = MappingProxyType({})) -> str:
-        """Why hosts are not there yet, in words: those with one reason together.
+        """The reasons for which hosts are not there yet, in words: hosts with one reason together.
 
         `unreached` says by host why there is no way to its agent.
         """
