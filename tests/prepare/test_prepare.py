@@ -521,7 +521,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try .*=sources\.arrays"),
         (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"to be in an allowed package"),
         (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"data\.build\.exampels\. Try .*\.examples"),
-        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"_target_ to be one of Hydra's own"),
+        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"received os\.system"),
         (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
         (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
         (["out"], r"Expected key=value or group=choice, received out\. Try out=VALUE\."),
