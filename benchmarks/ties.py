@@ -46,7 +46,7 @@ def main() -> int:
     return 0 if arguments.smoke or ties >= 0.9 * arguments.pairs else 1
 
 
-def _pair(folder: Path, output: str, overrides: list[str]) -> report.Written:
+def _pair(folder: Path, output: str, overrides: list[str]) -> report.WrittenReport:
     record.typed(folder, "-m", *overrides, f"output_dir={output}")
     (sweep,) = (folder / output / "sweeps").iterdir()
     return report.write(sweep)

@@ -18,7 +18,7 @@ from pipeline.run import clean
 from pipeline.run.clean import Stored
 from pipeline.views import report
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import removing
+from pipeline.views.mlflow import stores
 from pipeline.views.mlflow.stores import prepare, reason
 from pipeline.views.terminal.words import amount, brackets, duration, listed, plural, times
 
@@ -93,7 +93,7 @@ def _remove(kept: Stored) -> str:
     try:
         for folder in sent:
             if folder.resolve().is_relative_to(kept.folder.resolve()):
-                removing.remove(folder)
+                stores.remove(folder)
         shutil.rmtree(kept.folder)
     except OSError as error:
         return f"{error.filename or kept.folder}: {error.strerror or error}"

@@ -19,7 +19,7 @@ from pipeline.commands.asked import Verb, asks_for_help
 from pipeline.errors import UserError
 from pipeline.record.results import Result
 from pipeline.views import terminal as show
-from pipeline.views.terminal.verdict import pair_text, unlike_text
+from pipeline.views.terminal.verdict_text import pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")

@@ -30,7 +30,6 @@ from pipeline.record import links
 from pipeline.run.planner import planned_on
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
-from pipeline.views.terminal.doctor import doctor_lines
 
 # A plan, why there is none, or the hosts to plan on if no training was typed.
 Planned = Plan | Machine | UserError
@@ -108,7 +107,7 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
         print(json.dumps({"version": VERSION, "code": code, "findings": values}, indent=1))
         return code
     console = show.console_on(sys.stdout)
-    for line in (*doctor_lines(findings), *notes):
+    for line in (*show.doctor_lines(findings), *notes):
         console.print(line, soft_wrap=True)
     return code
 

@@ -8,7 +8,7 @@ from pipeline.analyze.history import find, load
 from pipeline.commands.asked import Verb, asks_for_help
 from pipeline.errors import UserError
 from pipeline.views import terminal as show
-from pipeline.views.terminal.explained import explained_lines
+from pipeline.views.terminal.result import explained_lines
 
 VERB = Verb(
     "explain",

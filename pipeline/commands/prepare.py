@@ -17,7 +17,7 @@ from pipeline.errors import UserError
 from pipeline.launch import LaunchError, machine, signals
 from pipeline.prepare import cluster, filling, settings
 from pipeline.views import terminal as show
-from pipeline.views.terminal.prepared import Progress, summary_lines
+from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         Path(config.out or ""),
     )
     try:
-        with signals.interrupt(), Progress(console) as progress:
+        with signals.interrupt(), PrepareProgress(console) as progress:
             made = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)

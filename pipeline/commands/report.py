@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _track(written: report.Written, output: Path) -> str | None:
+def _track(written: report.WrittenReport, output: Path) -> str | None:
     """Sends the report to where the sweep's points are tracked; returns what went wrong."""
     store = report.store_of(written.sweep)
     if store is None:

@@ -9,7 +9,7 @@ from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
 from pipeline.errors import UserError
 from pipeline.views import terminal as show
 from pipeline.views.mlflow.stores import logged_in, prepare, sqlite_path, without_password
-from pipeline.views.mlflow.sync import local_uri, sync
+from pipeline.views.mlflow.sync_runs import local_uri, sync
 
 VERB = Verb(
     "sync",

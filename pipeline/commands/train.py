@@ -244,7 +244,7 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Requests, session: Session) -> "tuple[report.Written | None, str | None]":
+def _report(points: Requests, session: Session) -> "tuple[report.WrittenReport | None, str | None]":
     """The report of the sweep that has just ended; what of it is not in MLflow, where its points are tracked."""
     if points.sweep is None or session.preemption.asked:
         return None, None

@@ -23,7 +23,7 @@ from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import page
+from pipeline.views.mlflow import pages
 from pipeline.views.mlflow.stores import open_client, prepare
 
 HOST = "127.0.0.1"
@@ -120,7 +120,7 @@ def _serve(port: int, output: Path) -> int:
 
 def address_of(server: str) -> str:
     """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
-    wanted = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{page.PAGE_TAG}` LIKE '%'"}
+    wanted = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{pages.PAGE_TAG}` LIKE '%'"}
     request = urllib.request.Request(
         f"{server}/api/2.0/mlflow/experiments/search",
         json.dumps(wanted).encode(),
@@ -129,7 +129,7 @@ def address_of(server: str) -> str:
     found: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
         found = json.load(answer).get("experiments", [])
-    return page.address(server, found[0]["experiment_id"]) if found else server
+    return pages.address(server, found[0]["experiment_id"]) if found else server
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:

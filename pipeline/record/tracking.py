@@ -10,6 +10,8 @@ from pipeline.record.codec import MismatchError
 from pipeline.record.log import read_whole, write_json
 
 LOG, STATE = "events.jsonl", "tracking.json"
+# What a run is closed with that someone deleted in the store: it stays so.
+DELETED = "DELETED"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Store:
 class Copied:
     """What a store holds of a run: its id and that of its experiment there, and how many bytes of the log are sent.
 
-    `closed` is the status, once all is sent, and `killed_ms` when it was ended there since nobody else would end it.
+    `closed` is the status, once all is sent, or DELETED. `killed_ms` is when it was ended there since nobody else would
+    end it, and `problem` what its sender has met last.
     """
 
     run_id: str | None = None
@@ -39,6 +42,7 @@ class Copied:
     offset: int = 0
     closed: str | None = None
     killed_ms: int | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)

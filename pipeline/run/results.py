@@ -310,7 +310,7 @@ class Tracked:
     def sent(self, result: Result) -> Result:
         """The result with what MLflow lacks, and what to type, once the log has ended."""
         seconds = min(self.seconds, self._limit()) if self.hurried() else self.seconds
-        drained, problem = self._waited(lambda waits: self.tracker.drain(seconds, waits)) or (False, None)
+        drained, problem = self._waited(lambda waits: self.tracker.drain(self.folder, seconds, waits)) or (False, None)
         run_id = result.tracked.mlflow_run_id or self.tracker.run_id(self.folder, 0.0)
         if drained:
             return _with(result, mlflow_run_id=run_id)
@@ -331,7 +331,7 @@ class Tracked:
             waited = time.monotonic() - began
             if waited > SAY_SECONDS and not self._said:
                 self._said = True
-                self.say("Waiting for MLflow to take all of it. Ctrl-C leaves the rest to `python -m pipeline sync`.")
+                self.say("Uploading to MLflow (Ctrl-C to skip; `python -m pipeline sync` uploads later).")
             return waited < self._limit() or not self.hurried()
 
         try:

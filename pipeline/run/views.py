@@ -147,8 +147,8 @@ class Tracking(Protocol):
     def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:
         """The id there of the run in `folder`; None if it has none after that time."""
 
-    def drain(self, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
-        """(True if all of the logs is there, what was wrong), after that time."""
+    def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
+        """(True if all of the log in `folder` is there, what was wrong), after that time."""
 
     def close(self, timeout: float, waits: Callable[[], bool] = ...) -> None:
         """Sends what is left, and ends."""

@@ -16,7 +16,7 @@ from pipeline.record import predictions
 from pipeline.record.predictions import FittedOn, Line
 from pipeline.record.results import Layout, Result, Speed
 from pipeline.run.views import Foreseen, RunResult
-from pipeline.views.terminal.predict import predicted_lines
+from pipeline.views.terminal.prediction_text import predicted_lines
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pipeline.analyze.verdict import Use, Verdict
 from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
 from pipeline.run.results import speed_of
 from pipeline.run.timing import Measured, to_time
-from pipeline.views.terminal.verdict import single_line, verdict_lines
+from pipeline.views.terminal.verdict_text import single_line, verdict_lines
 
 ONE = 1_000.0
 KINDS = ("quiet", "noisy runs", "noisy baselines", "drift", "outliers", "a part slower", "busy", "few repeats", "again")

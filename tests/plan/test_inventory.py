@@ -10,7 +10,7 @@ from pipeline.config.schema import Kind
 from pipeline.errors import UserError
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.planning import baseline_of, make
-from pipeline.views.terminal.plan import plan_lines
+from pipeline.views.terminal.plan_text import plan_lines
 
 
 def host(name: str, *cores: int, gpus: int = 0, cpu: str = "A processor") -> Host:

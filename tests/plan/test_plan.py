@@ -28,7 +28,7 @@ from pipeline.plan.checks import check_ranges
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, fingerprint, from_json
 from pipeline.plan.planning import DEFAULT_EPOCHS, baseline_of, listening, make
-from pipeline.views.terminal.plan import plan_lines
+from pipeline.views.terminal.plan_text import plan_lines
 
 STRATEGIES = {
     "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),

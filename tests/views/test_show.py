@@ -42,7 +42,7 @@ from pipeline.record.events import (
     Steps,
     TimedCall,
     Warned,
-)
+)  # fmt: skip
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.run.views import RunResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
@@ -64,14 +64,8 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
     """Mirrored on two CPU devices, or whatever the arguments say."""
     workers = processes * devices
     values: dict[str, Any] = dict.fromkeys(leaves(Plan)) | {
-        "strategy": "mirrored",
-        "hardware": "2cpu",
-        "kind": "cpu",
-        "hosts": hosts,
-        "host_names": (),
-        "model": "cnn",
-        "data": "mnist5k",
-        "train_examples": 5_000,
+        "strategy": "mirrored", "hardware": "2cpu", "kind": "cpu", "hosts": hosts, "host_names": (), "model": "cnn",
+        "data": "mnist5k", "train_examples": 5_000,
         "processes": tuple(
             Process(
                 rank=rank,
@@ -86,23 +80,10 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
             )
             for rank in range(processes)
         ),
-        "workers": workers,
-        "replica_batch": 64,
-        "global_batch": 64 * workers,
-        "scaling": "weak",
-        "epochs": 3,
-        "seed": 0,
-        "deterministic": False,
-        "precision": "float32",
-        "gradient_bits": 32,
-        "batch_statistics": "global",
-        "save": True,
-        "repeats": 2,
-        "baseline": "fresh",
-        "rehearsal": False,
-        "oversubscribed": False,
-        "notes": (),
-    }
+        "workers": workers, "replica_batch": 64, "global_batch": 64 * workers, "scaling": "weak", "epochs": 3,
+        "seed": 0, "deterministic": False, "precision": "float32", "gradient_bits": 32, "batch_statistics": "global",
+        "save": True, "repeats": 2, "baseline": "fresh", "rehearsal": False, "oversubscribed": False, "notes": (),
+    }  # fmt: skip
     return unflat(Plan, values | changes)
 
 
@@ -300,23 +281,10 @@ def test_a_long_epoch_gets_a_line_about_every_ten_seconds() -> None:
     ]
 
 
-def test_processes_that_keep_one_waiting_get_a_line_about_every_ten_seconds() -> None:
-    beats = ((second / 2, Beat(group="point")) for second in range(100))
-    assert told(a_plan(), beats).splitlines() == [
-        f"starting: 0 of 1 processes joined, {seconds} s so far" for seconds in (10, 20, 30, 40)
-    ]
-
-
 def test_a_reused_baseline_takes_no_part_in_the_repeats() -> None:
     text = told(a_plan(), a_run(a_plan(), baseline=False))
     assert "measuring its first steps: 2 repeats\nrepeat 1 of 2: 3,200 examples/s\n" in text
     assert "baseline" not in text
-
-
-def test_a_repeat_is_as_fast_as_its_slowest_process() -> None:
-    plan = a_plan(processes=2, devices=1)
-    events = [Measured(0, 100, seconds, group="point", rank=rank) for rank, seconds in enumerate((1.0, 2.0))]
-    assert "repeat 1 of 2: 50.0 examples/s" in told(plan, ((0.0, event) for event in events))
 
 
 def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
@@ -338,28 +306,37 @@ def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
     ]
 
 
-def test_each_warning_is_told_once_and_moves_no_cursor() -> None:
-    said = "low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host"
-    text = told(a_plan(), ((0.0, Warned(said, rank=rank)) for rank in range(300)))
-    assert text == "warning: low memory on this host\n"
+MANY: dict[str, tuple[dict[str, Any], list[Event], list[str]]] = {
+    "a warning is shown once, and moves no cursor": (
+        {}, [Warned("low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host", rank=rank) for rank in range(300)],
+        ["warning: low memory on this host"],
+    ),
+    "who failed is named, and those that only lost it are not": (
+        {"processes": 2, "hosts": 2}, [Failed("Socket closed", peer=True), Failed("Expected a finite loss.", rank=1)],
+        ["failed: worker 1 on host 1: Expected a finite loss."],
+    ),
+    "a repeat is as fast as its slowest process": (
+        {"processes": 2, "devices": 1}, [Measured(0, 100, 1.0 + rank, rank=rank) for rank in range(2)],
+        ["repeat 1 of 2: 50.0 examples/s"],
+    ),
+    "hundreds of failures are a few lines": (
+        {"processes": 300, "devices": 1}, [Failed(f"out of memory at {rank}", rank=rank) for rank in range(300)],
+        [*(f"failed: {'worker' if rank else 'chief'} {rank}: out of memory at {rank}" for rank in range(5)),
+         "More processes failed; events.jsonl has them all."],
+    ),
+    "those that keep one waiting get a line about every ten seconds": (
+        {}, [Beat()] * 100,
+        [f"starting: 0 of 1 processes joined, {seconds} s so far" for seconds in (10, 20, 30, 40)],
+    ),
+}  # fmt: skip
 
 
-def test_who_failed_is_told_and_those_that_only_lost_it_are_not() -> None:
-    events = [
-        Failed("Socket closed", peer=True, group="point", rank=0),
-        Failed("Expected a finite loss.", group="point", rank=1),
-    ]
-    text = told(a_plan(processes=2, hosts=2), ((0.0, event) for event in events))
-    assert text == "failed: worker 1 on host 1: Expected a finite loss.\n"
-
-
-def test_hundreds_of_failures_are_told_in_a_few_lines() -> None:
-    events: Iterator[tuple[float, Event]] = (
-        (0.0, Failed(f"out of memory at {rank}", rank=rank)) for rank in range(300)
-    )
-    lines = told(a_plan(processes=300, devices=1), events).splitlines()
-    assert len(lines) == 6
-    assert lines[-1] == "More processes failed; events.jsonl has them all."
+@pytest.mark.parametrize("case", MANY)
+def test_what_many_say_is_a_few_lines(case: str) -> None:
+    plan, events, lines = MANY[case]
+    timed = ((place / 2 if len(events) == 100 else 0.0, stamped(event, 0.0, "point", event.rank))
+             for place, event in enumerate(events))  # fmt: skip
+    assert told(a_plan(**plan), timed).splitlines() == lines
 
 
 def test_a_terminal_shows_what_is_happening_now() -> None:
@@ -440,22 +417,7 @@ def test_bars_are_drawn_only_inside_the_block() -> None:
 def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, terminal: bool) -> None:
     rng = random.Random(seed)
     plan = a_plan(processes=2, train_examples=None if seed % 2 else 5_000)
-    odd = [
-        None,
-        "?",
-        -1,
-        0,
-        True,
-        float("nan"),
-        float("inf"),
-        [],
-        [None],
-        {},
-        {"a": None},
-        {1: 2},
-        1e300,
-        "\x1b[2J",
-    ]
+    odd = [None, "?", -1, 0, True, float("nan"), float("inf"), [], [None], {}, {"a": None}, {1: 2}, 1e300, "\x1b[2J"]
     events = [to_plain(event) for _, event in a_run(plan)]
     rng.shuffle(events)
     for event in events:
@@ -592,47 +554,17 @@ def sweep_of(points: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 def a_result(**changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "status": "FINISHED",
-        "error": None,
-        "strategy": "mirrored",
-        "hardware": "2cpu",
-        "model": "cnn",
-        "data": "mnist5k",
-        "workers": 2,
-        "processes": 1,
-        "replicas": 2,
-        "replica_batch": 64,
-        "global_batch": 128,
-        "scaling": "weak",
-        "examples_per_second": 3412.3,
-        "examples_per_second_low": 3301.2,
-        "examples_per_second_high": 3502.9,
-        "step_ms_p50": 37.5,
-        "step_ms_p95": 41.23,
-        "step_ms_p99": 148.9,
-        "baseline_examples_per_second": 1852.2,
-        "baseline_source": "measured in this run",
-        "speedup": 1.842,
-        "speedup_low": 1.79,
-        "speedup_high": 1.88,
-        "efficiency": 0.921,
-        "interval_confidence": 0.9375,
-        "repeats": 5,
-        "rehearsal": False,
-        "oversubscribed": False,
-        "notes": [],
-        "epochs": 3,
-        "loss": 0.12345,
-        "metrics": {"accuracy": 0.9612},
-        "val_loss": 0.2,
-        "val_metrics": {"accuracy": 0.9432},
-        "seconds_startup": 4.23,
-        "seconds_training": 75.0,
-        "mlflow_run_id": "0123456789abcdef0123456789abcdef",
-        "tracking_note": None,
-        "folder": "outputs/runs/2026-11-21_mirrored",
-        "versions": {},
-    }
+        "status": "FINISHED", "error": None, "strategy": "mirrored", "hardware": "2cpu", "model": "cnn",
+        "data": "mnist5k", "workers": 2, "processes": 1, "replicas": 2, "replica_batch": 64, "global_batch": 128,
+        "scaling": "weak", "examples_per_second": 3412.3, "examples_per_second_low": 3301.2,
+        "examples_per_second_high": 3502.9, "step_ms_p50": 37.5, "step_ms_p95": 41.23, "step_ms_p99": 148.9,
+        "baseline_examples_per_second": 1852.2, "baseline_source": "measured in this run", "speedup": 1.842,
+        "speedup_low": 1.79, "speedup_high": 1.88, "efficiency": 0.921, "interval_confidence": 0.9375, "repeats": 5,
+        "rehearsal": False, "oversubscribed": False, "notes": [], "epochs": 3, "loss": 0.12345,
+        "metrics": {"accuracy": 0.9612}, "val_loss": 0.2, "val_metrics": {"accuracy": 0.9432},
+        "seconds_startup": 4.23, "seconds_training": 75.0, "mlflow_run_id": "0123456789abcdef0123456789abcdef",
+        "tracking_note": None, "folder": "outputs/runs/2026-11-21_mirrored", "versions": {},
+    }  # fmt: skip
     return values | changes
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,9 +36,9 @@ from test_track import (  # the fixture that sets MLflow up applies here too
 from pipeline.record.log import read
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
-from pipeline.views.mlflow.change import Point
-from pipeline.views.mlflow.changes import Replay, changes
-from pipeline.views.mlflow.state import remember
+from pipeline.views.mlflow.changes import LogState, changes
+from pipeline.views.mlflow.fields import MetricValue
+from pipeline.views.mlflow.tracker import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
 # MLflow's, of its own use of SQLAlchemy.
@@ -52,8 +53,8 @@ SHORT = (
 
 def told(log: Path) -> Counter[Value]:
     """Every point of a log, once."""
-    seen = Replay()
-    found = (change for event, _ in read(log) for change in changes(event, seen) if isinstance(change, Point))
+    seen = LogState()
+    found = (change for event, _ in read(log) for change in changes(event, seen) if isinstance(change, MetricValue))
     return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in found})
 
 
@@ -84,7 +85,7 @@ def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in
 
 
 @pytest.mark.slow
-def test_a_server_that_stands_still_or_answers_errors_half_way_has_every_point_once_afterwards(
+def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_every_point_once_afterwards(
     tmp_path: Path, own_tracker: Tracker
 ) -> None:
     server = Server(tmp_path).start()
@@ -128,6 +129,12 @@ def test_a_server_that_stands_still_or_answers_errors_half_way_has_every_point_o
             for each in processes_of(server):
                 each.resume()
             expected += writer.steps(4501, 5000)
+            wait_for(all_sent, 60)
+            # It is killed, and comes back later.
+            server.stop(signal.SIGKILL)
+            expected += writer.steps(5001, 6000)
+            wait_for(lambda: "answers with error 502" in said.read_text(), 30)
+            server.start()
             writer.end()
             wait_for(lambda: recall(writer.folder).copied.closed, 60)
             for _ in range(2):

@@ -141,7 +141,7 @@ def told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Poi
     return table, lines[first:last], lines[-1]
 
 
-def places_of(written: report.Written, answer: str) -> list[int]:
+def places_of(written: report.WrittenReport, answer: str) -> list[int]:
     return [each.other.places[0] for each in written.verdict.against if each.answer == answer and each.other]
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,32 +17,37 @@ from typing import Any, TypeVar
 from pipeline.analyze.history import ID_LETTERS
 from pipeline.errors import UserError
 from pipeline.record import log, tracking
-from pipeline.record.events import SAMPLE, Ended, Resumed, Run
-from pipeline.record.tracking import LOG, Copied, Store
-from pipeline.views.mlflow import page
-from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
-from pipeline.views.mlflow.changes import Replay, changes
-from pipeline.views.mlflow.names import FIRST
-from pipeline.views.mlflow.removing import local_artifacts
-from pipeline.views.mlflow.stores import open_client, requests_may_take, without_password
-from pipeline.views.mlflow.texts import NAME_CHARACTERS, ms, text
+from pipeline.record.events import SAMPLE, Run
+from pipeline.record.tracking import DELETED, LOG, Copied, Store
+from pipeline.views.mlflow import pages
+from pipeline.views.mlflow.changes import LogState, changes
+from pipeline.views.mlflow.fields import (
+    FIRST,
+    NAME_CHARACTERS,
+    Change,
+    DatasetUsed,
+    End,
+    MetricValue,
+    Param,
+    Reopen,
+    Tag,
+    ms,
+    text,
+)
+from pipeline.views.mlflow.stores import local_artifacts, open_client, requests_may_take, without_password
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
 POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
 # One file sent to a server.
 UPLOAD_SECONDS = 60
 KEY_TAG = "pipeline.key"
-# For how long the first metrics wait for a timed repeat: what comes first, MLflow's page of several runs opens on.
+# MLflow's compare page opens on the first metric logged: hold others back this long so that throughput comes first.
 FIRST_MS = 30_000
 
 Kind = TypeVar("Kind")
 
 
-class TrackError(UserError):
-    """A run that cannot be sent; the message says what was expected and what to do."""
-
-
-class Deleted(TrackError):
+class Deleted(UserError):
     """The run was deleted in MLflow by someone, who does not want it back."""
 
 
@@ -66,11 +71,11 @@ class Copy:
 
     @property
     def closed(self) -> bool:
-        """Does MLflow show the run as over, and hold its files?"""
-        return self._copied.closed is not None
+        """True if MLflow shows the run as over, and holds its files."""
+        return self._copied.closed not in (None, DELETED)
 
     def lock(self) -> bool:
-        """Keeps other processes from sending this log; False where there is none or another one is at it."""
+        """Keeps other processes from sending this log; False where there is no log, or another process sends it."""
         if self._lock is None:
             try:
                 descriptor = os.open(self.log, os.O_RDWR | os.O_CLOEXEC)
@@ -92,19 +97,13 @@ class Copy:
             self._lock = None
 
     def behind(self) -> bool:
-        """Does the log hold bytes that are not sent?"""
-        return self.log.exists() and self.log.stat().st_size > self._copied.offset
+        """True if the log holds events that are not sent."""
+        return next(log.read(self.log, self._copied.offset), None) is not None
 
-    def missing(self) -> int:
-        """How many events are not sent."""
-        return sum(1 for _ in log.read(self.log, self._copied.offset))
-
-    def has_ended(self) -> bool:
-        """Is the log complete?"""
-        ended = False
-        for event, _ in log.read(self.log):
-            ended = isinstance(event, Ended) or (ended and not isinstance(event, Resumed))
-        return ended
+    def note(self, problem: str | None, deleted: bool = False) -> None:
+        """Notes for the driver what is wrong, or that nothing is; `deleted` where the run stays deleted in MLflow."""
+        closed = DELETED if deleted else self._copied.closed
+        self._keep(replace(self._copied, problem=problem, closed=closed))
 
     def verify(self) -> None:
         """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
@@ -123,23 +122,25 @@ class Copy:
                     raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
         self._verified = True
 
-    def catch_up(self, stop: Callable[[], bool], patient: bool = False) -> None:
-        """Sends what the log holds until that ends or `stop` says so. `sent` counts the events.
+    def advance(self, patient: bool = False) -> bool:
+        """Sends the next stretch of the log; False where there is nothing to send. `sent` counts the events.
 
         Where nobody waits for it (`patient`), the first metrics come once a repeat was timed.
         """
         try:
             if not self._verified:
                 self.verify()
-            while not stop() and self._read():
-                if patient and self._comes_early():
-                    self._announce()
-                    return
-                self._send()
-                self.sent += self._count
-                self._keep(replace(self._copied, offset=self._position))
-                self._pending, self._count = [], 0
-                self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
+            if not self._read():
+                return False
+            if patient and self._comes_early():
+                self._announce()
+                return False
+            self._send()
+            self.sent += self._count
+            self._keep(replace(self._copied, offset=self._position, problem=None))
+            self._pending, self._count = [], 0
+            self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
+            return True
         except Exception:
             # A server that took too long may manage less at a time; one that came back may have lost the run.
             self._points_a_request = max(POINTS_A_REQUEST_LEAST, self._points_a_request // 2)
@@ -150,7 +151,7 @@ class Copy:
         """Ends the run as KILLED, at `time_ms` or its last event's time: for a log that nobody will end."""
         if self.run_id is None:
             return
-        killed_ms = self._copied.killed_ms or time_ms or self.seen.time_ms
+        killed_ms = self._copied.killed_ms or time_ms or self.state.time_ms
         self._copied = replace(self._copied, killed_ms=killed_ms)
         client = self._open()
         client.set_terminated(self.run_id, "KILLED", killed_ms)
@@ -159,20 +160,20 @@ class Copy:
         self._keep(replace(self._copied, closed="KILLED"))
 
     def _load(self) -> None:
-        self._state = tracking.recall(self.folder)
-        self._copied = self._state.in_store(without_password(self._store.uri))
+        self._tracking = tracking.recall(self.folder)
+        self._copied = self._tracking.in_store(without_password(self._store.uri))
         self._verified = False
         self._rewind()
 
     def _rewind(self) -> None:
         """Goes back to the start, for what later events need of earlier ones. Nothing is sent again."""
-        self.seen, self._position = Replay(), 0
+        self.state, self._position = LogState(), 0
         self._pending, self._count = [], 0
 
     def _keep(self, copied: Copied) -> None:
         self._copied = copied
-        self._state = self._state.with_copied(without_password(self._store.uri), self._copied)
-        tracking.write(self.folder, self._state)
+        self._tracking = self._tracking.with_copied(without_password(self._store.uri), self._copied)
+        tracking.write(self.folder, self._tracking)
 
     def _read(self) -> bool:
         """Fills `_pending` with what the next stretch of the log changes; False where the log has no more."""
@@ -181,7 +182,7 @@ class Copy:
         for event, end in log.read(self.log, self._position):
             new: list[Change] = []
             try:
-                new.extend(changes(event, self.seen))
+                new.extend(changes(event, self.state))
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 print(f"{self.log}: an event is left out, since {error!r}: {str(event)[:200]}", file=sys.stderr)
             self._position = end
@@ -189,18 +190,18 @@ class Copy:
                 continue
             self._pending += new
             self._count += 1
-            if len(self._pending) >= POINTS_A_REQUEST or self.seen.ended:
+            if len(self._pending) >= POINTS_A_REQUEST or self.state.ended:
                 break
         return self._count > 0
 
     def _comes_early(self) -> bool:
-        """Is this before the first timed repeat, of a run that will soon have one?"""
-        began = self.seen.training_ms
-        soon = began is None or self.seen.time_ms - began < FIRST_MS
-        return self._copied.offset == 0 and not self.seen.ended and "point" not in self.seen.repeats and soon
+        """True before the first timed repeat of a run that will soon have one."""
+        began = self.state.training_ms
+        soon = began is None or self.state.time_ms - began < FIRST_MS
+        return self._copied.offset == 0 and not self.state.ended and "point" not in self.state.repeats and soon
 
     def _announce(self) -> None:
-        """Has MLflow show the run, with what was asked for; all is read once more when its metrics are sent."""
+        """Creates the run in MLflow with its settings; all is read once more when its metrics are sent."""
         if self.run_id is None:
             self._create()
             self._send_texts()
@@ -213,12 +214,12 @@ class Copy:
         if self.run_id is None:
             self._create()
         self._send_texts()
-        points = sorted(self._of(Point), key=lambda point: point.name != FIRST)
+        points = sorted(self._of(MetricValue), key=lambda point: point.name != FIRST)
         self._log("metrics", [Metric(*point) for point in points], self._points_a_request)
-        if self._of(Begin):
+        if self._of(Reopen):
             client.update_run(self.run_id, status="RUNNING")
             self._copied = replace(self._copied, closed=None, killed_ms=None)
-        for data in self._of(Data):
+        for data in self._of(DatasetUsed):
             source = json.dumps({"tags": {"name": data.name}})
             dataset = Dataset(data.name, data.digest, "code", source, data.schema, data.profile)
             client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
@@ -252,55 +253,55 @@ class Copy:
 
     def _create(self) -> None:
         """Finds the run by its key, or creates it: a lost answer must not make a second one."""
-        run = self.seen.run
+        run = self.state.run
         if run is None:
-            raise TrackError(f"Expected {self.log} to begin with a `run` event, received none. It cannot be sent.")
+            raise UserError(f"Expected {self.log} to begin with a `run` event, received none. It cannot be sent.")
         client, experiment = self._open(), self._experiment(run)
-        known = self._with_this_key(experiment)
+        run_ids = self._with_this_key(experiment)
         # Of these MLflow keeps more than the tag.
         tags = {name: str(value) for name, value in run.tags.items() if name.startswith("mlflow.")}
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
-        if known:
-            made = client.get_run(known[0])
+        if run_ids:
+            entity = client.get_run(run_ids[0])
         else:
-            made = client.create_run(experiment, ms(run), tags | {KEY_TAG: _key(run)}, name)
-        run_id = made.info.run_id
-        if made.info.run_name == name:
+            entity = client.create_run(experiment, ms(run), tags | {KEY_TAG: _key(run)}, name)
+        run_id = entity.info.run_id
+        if entity.info.run_name == name:
             client.update_run(run_id, name=distinct(name, run_id))
         self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
 
     def _experiment(self, run: Run) -> str:
         client, name = self._open(), self._store.experiment or run.experiment or "pipeline"
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             try:
-                location, tags = self._store.artifacts, page.missing({}, ms(run))
+                location, tags = self._store.artifacts, pages.missing({}, ms(run))
                 return str(client.create_experiment(name, artifact_location=location, tags=tags))
             except Exception:
                 # Someone else may just have created it.
-                found = client.get_experiment_by_name(name)
-                if found is None:
+                experiment = client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage == "deleted":
-            raise TrackError(
+        if experiment.lifecycle_stage == "deleted":
+            raise UserError(
                 f"the MLflow experiment {name!r} to be active",
                 "a deleted one",
-                f"`mlflow experiments restore --experiment-id {found.experiment_id}`",
+                f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`",
             )
-        self._describe(found, run)
-        return str(found.experiment_id)
+        self._describe(experiment, run)
+        return str(experiment.experiment_id)
 
     def _describe(self, experiment: Any, run: Run) -> None:
         """Gives an experiment that others made its page, where they let us."""
         from mlflow.exceptions import MlflowException
 
         with contextlib.suppress(MlflowException):
-            for name, content in page.missing(experiment.tags, ms(run)).items():
+            for name, content in pages.missing(experiment.tags, ms(run)).items():
                 self._open().set_experiment_tag(experiment.experiment_id, name, content)
 
     def _with_this_key(self, experiment: str) -> list[str]:
-        wanted = f"tags.`{KEY_TAG}` = '{_key(self.seen.run or Run())}'"
-        return sorted(run.info.run_id for run in self._open().search_runs([experiment], wanted))
+        query = f"tags.`{KEY_TAG}` = '{_key(self.state.run or Run())}'"
+        return sorted(run.info.run_id for run in self._open().search_runs([experiment], query))
 
     def _delete_twins(self) -> None:
         """Deletes runs that a server made after it had been given up on: empty, and never to end."""
@@ -309,15 +310,15 @@ class Copy:
                 self._open().delete_run(twin)
 
     def _place(self) -> Path | None:
-        """Where the files of this run are in a local store, which links them: so they are on the disk once."""
+        """Returns the folder of this run's files in a local store, which links them: so they are on the disk once."""
         if self._store.artifacts is None:
             return None
         return local_artifacts(self._open().get_run(self.run_id).info.artifact_uri)
 
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
-        if self.seen.model and self._store.log_model:
-            names.append(self.seen.model)
+        if self.state.model and self._store.log_model:
+            names.append(self.state.model)
         with requests_may_take(UPLOAD_SECONDS):
             linked = self._place()
             for path in (self.folder / name for name in names):
@@ -327,7 +328,7 @@ class Copy:
                     client.log_artifact(self.run_id, str(path))
             # A report lies beside the points of its sweep.
             sweep = self.folder.resolve().parent
-            for place, paths in self.seen.report.items():
+            for place, paths in self.state.report.items():
                 for path in ((sweep / name).resolve() for name in paths):
                     if path.is_file() and path.is_relative_to(sweep):
                         client.log_artifact(self.run_id, str(path), place or None)

@@ -34,7 +34,7 @@ def examine(
     host: str,
     clock: Callable[[], float] = time.time,
 ) -> Finding:
-    """What is to be said of the store of a config whose output folder is `output`, seen from this host."""
+    """Returns the finding about a config's store, seen from this host; its output folder is `output`."""
     if tracking.store is Store.none:
         return Finding("store", host, Severity.FINE, "none is asked for", "tracking=none")
     if tracking.store is Store.sqlite:
@@ -63,19 +63,19 @@ def _server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[],
         return Finding("store", host, Severity.FAULT, f"{where} answers with error {error.code}", expected, SERVER)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
-        said = without_login(str(getattr(why, "strerror", None) or why), environ)
-        return Finding("store", host, Severity.FAULT, f"no answer of {where}: {said}", expected, SERVER)
+        reason = without_login(str(getattr(why, "strerror", None) or why), environ)
+        return Finding("store", host, Severity.FAULT, f"no answer of {where}: {reason}", expected, SERVER)
     seconds = time.monotonic() - began
     figures = {"answer_seconds": seconds}
-    found = f"{where} answers in {1000 * seconds:.0f} ms"
+    figure = f"{where} answers in {1000 * seconds:.0f} ms"
     with contextlib.suppress(TypeError, ValueError):
         # Its header has whole seconds.
         off = clock() - email.utils.parsedate_to_datetime(told_at).timestamp() - 0.5
         if abs(off) > CLOCK_SECONDS:
-            found, expected = f"{found}, its clock is {off:+,.0f} s from this one", f"within {CLOCK_SECONDS:g} s"
+            figure, expected = f"{figure}, its clock is {off:+,.0f} s from this one", f"within {CLOCK_SECONDS:g} s"
             remedy = "timedatectl set-ntp true, there and here"
-            return Finding("store", host, Severity.WARNING, found, expected, remedy, figures)
-    return Finding("store", host, Severity.FINE, found, expected, figures=figures)
+            return Finding("store", host, Severity.WARNING, figure, expected, remedy, figures)
+    return Finding("store", host, Severity.FINE, figure, expected, figures=figures)
 
 
 def _file(store: Path, host: str) -> Finding:
@@ -103,15 +103,15 @@ def _file(store: Path, host: str) -> Finding:
 
 def newest_change() -> str | None:
     """The state of tables that the installed MLflow wants, read from its files; None where they do not tell."""
-    found = find_spec("mlflow")
-    folder = None if found is None or found.origin is None else Path(found.origin).parent / CHANGES
+    spec = find_spec("mlflow")
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent / CHANGES
     if folder is None or not folder.is_dir():
         return None
-    made, before = set[str](), set[str]()
+    revisions, before = set[str](), set[str]()
     for file in folder.glob("*.py"):
         for down, change in CHANGE.findall(file.read_text()):
-            (before if down else made).add(change)
-    left = made - before
+            (before if down else revisions).add(change)
+    left = revisions - before
     return left.pop() if len(left) == 1 else None
 
 

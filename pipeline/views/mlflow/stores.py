@@ -1,4 +1,4 @@
-"""Turns a store's URI into an MLflow client, and what goes wrong there into a line for a person.
+"""Opens MLflow stores by their URI, removes runs from them, and says in a line what goes wrong there.
 
 It leaves what is sent to `pipeline.views.mlflow.copies`. MLflow is imported when a store is opened.
 """
@@ -8,11 +8,14 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import urllib.parse
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+
+from pipeline.record.tracking import recall
 
 # One request to a server.
 REQUEST_SECONDS = 5
@@ -87,22 +90,47 @@ def open_client(uri: str, artifacts: str | None) -> Any:
     return client
 
 
+def remove(folder: Path) -> int:
+    """Removes the run that a folder was sent as, from each store that holds it; returns from how many.
+
+    From a local store it is gone with its files. On a server it is deleted, as its page does it. What fails raises.
+    """
+    state = recall(folder)
+    run_ids = {uri: copied.run_id for uri, copied in state.copies.items()}
+    if state.store is not None and state.store.uri is not None:
+        run_ids[state.store.uri] = state.copied.run_id
+    held = [(uri, run_id) for uri, run_id in run_ids.items() if run_id is not None]
+    return sum(_remove_from(uri, run_id) for uri, run_id in held)
+
+
+def local_artifacts(artifact_uri: str) -> Path | None:
+    """The folder of a run's files where that is on this machine; None where a server has them.
+
+    >>> local_artifacts("file:///there/1/abc/artifacts"), local_artifacts("mlflow-artifacts:/1/abc/artifacts")
+    (PosixPath('/there/1/abc/artifacts'), None)
+    """
+    parts = urllib.parse.urlsplit(artifact_uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(urllib.parse.unquote(parts.path))
+    return Path(artifact_uri) if parts.scheme == "" else None
+
+
 @contextlib.contextmanager
 def requests_may_take(seconds: int) -> Iterator[None]:
     """Inside, MLflow waits at least that long for a server's answer."""
-    kept = os.environ.get(TIMEOUT_VARIABLE)
-    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(kept or 0)))
+    seconds_before = os.environ.get(TIMEOUT_VARIABLE)
+    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(seconds_before or 0)))
     try:
         yield
     finally:
-        if kept is None:
+        if seconds_before is None:
             del os.environ[TIMEOUT_VARIABLE]
         else:
-            os.environ[TIMEOUT_VARIABLE] = kept
+            os.environ[TIMEOUT_VARIABLE] = seconds_before
 
 
 def reason(error: BaseException, uri: str) -> str:
-    """What went wrong, in a line without passwords, for a person who knows `uri`."""
+    """Returns what went wrong in a line without passwords, for a person who knows `uri`."""
     text, where = without_login(str(without_password(" ".join(str(error).split()))), os.environ), without_password(uri)
     if isinstance(error, ImportError):
         return f"Expected MLflow to be installed, received: {text}. Try `pip install mlflow`."
@@ -116,7 +144,7 @@ def reason(error: BaseException, uri: str) -> str:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Would another request fail in the same way?"""
+    """True if another request would fail in the same way."""
     signs = rf"API request to .*({LATE}|Max retries exceeded|Connection (refused|aborted|reset)|RemoteDisconnected)"
     return isinstance(error, ImportError) or re.search(signs, str(error), re.IGNORECASE | re.DOTALL) is not None
 
@@ -130,3 +158,38 @@ def _make_sqlite(path: Path, artifacts: str | None) -> None:
         leftover.unlink(missing_ok=True)
     SqlAlchemyStore(f"sqlite:///{new}", artifacts or str(path.parent / "mlartifacts")).engine.dispose()
     new.rename(path)
+
+
+def _remove_from(uri: str, run_id: str) -> bool:
+    """Removes a run; False where the store has no such run."""
+    from mlflow.exceptions import MlflowException
+
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        return False
+    client = open_client(uri, None)
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    if run.info.lifecycle_stage != "deleted":
+        client.delete_run(run_id)
+    if path is not None:
+        _purge(uri, run)
+    return True
+
+
+def _purge(uri: str, run: Any) -> None:
+    """Takes a deleted run out of a local store, as `mlflow gc` does, which would take all deleted experiments too."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    artifacts = local_artifacts(run.info.artifact_uri)
+    if artifacts is not None and artifacts.parent.name == run.info.run_id:
+        shutil.rmtree(artifacts.parent, ignore_errors=True)
+    store = SqlAlchemyStore(uri, "")
+    try:
+        store._hard_delete_run(run.info.run_id)
+    finally:
+        store.engine.dispose()

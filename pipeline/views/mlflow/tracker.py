@@ -1,189 +1,173 @@
-"""Turns what the conductor asks into commands for the follower, and its answers into values.
+"""The driver's side of MLflow: starts the follower, names runs to it, and reads in `tracking.json` how far it came.
 
-It is all that the conductor imports; it leaves MLflow to the process that it starts.
+It is all that the driver imports; it leaves MLflow to the process that it starts.
 """
 
 import contextlib
-import dataclasses
-import itertools
-import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
 
-from pipeline.record.tracking import Store
-from pipeline.views.mlflow.patience import Patience
-from pipeline.views.mlflow.state import remember
+from pipeline.record import log as event_log
+from pipeline.record.tracking import DELETED, LOG, Copied, Store, recall, write
+from pipeline.views.mlflow.stores import logged_in, without_password
 
-# Between two looks at whether the process gets on.
-LOOK_SECONDS = 0.1
+# Between two looks at how far the follower is.
+LOOK_SECONDS = 0.05
+# A process that imports, sends or writes computes for longer before long, also beside many others; one that waits for
+# a server that does not answer does not.
+LEAST_SECONDS = 0.02
 
 
 class Tracker:
-    """Starts the following process and talks to it. Nothing here raises.
+    """Starts the follower and names runs to it. Nothing here raises.
 
-    The process is waited for until it has not got on for `timeout` seconds, or the caller says that it `waits` no more.
+    The follower is waited for until it has not got on for `timeout` seconds, or the caller `waits` no more.
     """
 
     def __init__(self, environ: Mapping[str, str], log: Path) -> None:
-        self._environ, self._log = environ, log
+        self._environ, self._log = dict(environ), log
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
-        self._news = threading.Condition()
-        # What the process is to follow, by folder, and what its pipe has not taken yet.
-        self._follows: dict[str, dict[str, object]] = {}
-        self._unsent = b""
-        self._run_ids: dict[str, str] = {}
-        self._errors: dict[str, str | None] = {}
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._numbers = itertools.count(1)
+        # The folders that the follower has been named: a file that it reads, so that it can be neither full nor closed.
+        self._names: int | None = None
+        self._lock = threading.Lock()
         self._problem: str | None = None
 
     def begin(self) -> None:
         """Starts the process, which imports MLflow meanwhile; without it, the first log that is followed does."""
-        if self._process is None or self._process.poll() is not None:
+        with self._lock:
             try:
                 self._start()
             except OSError as error:
                 self._problem = f"The tracking process could not start: {error}."
 
     def follow(self, folder: Path, store: Store) -> None:
-        """Has the log in `folder` sent to `store` from now on, and notes in the folder that it belongs there."""
+        """Names the log in `folder` to the follower, and notes in the folder that it belongs in `store`."""
         try:
+            if store.uri is not None:
+                store = replace(store, uri=logged_in(store.uri, self._environ))
             remember(folder, store)
-            if store.uri is None:
-                return
-            self._follows[str(folder)] = {"follow": str(folder), "store": dataclasses.asdict(store)}
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            else:
-                self._say(self._follows[str(folder)])
         except OSError as error:
-            self._problem = f"The tracking process could not start: {error}."
+            self._problem = f"The run is not tracked: {error}."
+            return
+        if store.uri is not None:
+            self.begin()
+            self._name(folder)
 
     def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> str | None:
-        """The MLflow run of `folder`; None if there is none after that time, or the store fails."""
+        """Returns the MLflow run of `folder`; None if there is none after that time, or the store fails."""
 
-        def known() -> bool:
-            return bool(str(folder) in self._run_ids or self._errors.get(str(folder)))
+        def is_known() -> bool:
+            copied = recall(folder).copied
+            return bool(copied.run_id or copied.problem)
 
-        with self._news:
-            if not known() and timeout:
-                self._say({"hurry": timeout})
-                self._wait(known, timeout, waits)
-            return self._run_ids.get(str(folder))
+        if timeout:
+            self._wait(folder, is_known, timeout, waits)
+        return recall(folder).copied.run_id
 
-    def drain(self, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
-        """(Is all that the logs hold in MLflow, what was wrong), after that time at most."""
+    def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
+        """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
         if self._process is None:
             return self._problem is None, self._problem
-        asked = next(self._numbers)
-        # It is told to be done a little earlier, so that its answer comes in time.
-        said = self._say({"drain": max(0.0, timeout - 0.2), "id": asked})
-        with self._news:
-            if said:
-                self._wait(lambda: asked in self._answers, timeout, waits)
-            answer = self._answers.pop(asked, None)
-            if answer:
-                return bool(answer["drained"]), answer["error"]
-            if not said or not self._listening():
-                return False, self._problem or f"The tracking process has ended; see {self._log}."
-            errors = [error for error in self._errors.values() if error]
-            return False, errors[-1] if errors else "The tracking process is not done yet."
+        self._wait(folder, lambda: _is_sent(folder), timeout, waits)
+        if problem := recall(folder).copied.problem:
+            return False, problem
+        if _is_sent(folder):
+            return True, None
+        if not self._runs():
+            return False, self._problem or f"The tracking process has ended; see {self._log}."
+        return False, "The tracking process is not done yet."
 
     def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
         """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None or process.stdout is None:
+        with self._lock:
+            process, names = self._process, self._names
+            self._process = self._names = None
+        if process is None or names is None:
             return
-        self._send(process)
         with contextlib.suppress(OSError):
-            process.stdin.close()
-        patience = Patience(timeout, lambda: _computed(process))
-        while process.poll() is None and waits() and not patience.is_over(any(self._errors.values())):
-            time.sleep(min(LOOK_SECONDS, timeout))
+            os.write(names, b"\0")
+        _until(lambda: process.poll() is not None, process, timeout, waits)
         process.kill()
         process.wait()
-        if self._reader is not None:
-            self._reader.join()
-        process.stdout.close()
+        os.close(names)
 
     def _start(self) -> None:
-        self.close()
+        """Starts the process unless it runs. Raises `OSError`."""
+        if self._runs():
+            return
         package = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(filter(None, [package, self._environ.get("PYTHONPATH")]))
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        # One that takes the place of another reads from the beginning what that was named.
+        if self._names is None:
+            self._names, names_file = tempfile.mkstemp()
+            os.unlink(names_file)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.views.mlflow"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", "pipeline.views.mlflow.follow"],
+                stdin=self._names,
+                stdout=log,
                 stderr=log,
                 env={**self._environ, "PYTHONPATH": path},
                 start_new_session=True,
-                bufsize=0,
             )
-        if self._process.stdin is not None:
-            os.set_blocking(self._process.stdin.fileno(), False)
-        self._reader = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
-        # One that was started before it had these too, and is gone.
-        self._unsent = b""
-        for command in self._follows.values():
-            self._say(command)
 
-    def _listening(self) -> bool:
-        return self._reader is not None and self._reader.is_alive()
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
-    def _wait(self, reached: Callable[[], bool], timeout: float, waits: Callable[[], bool]) -> None:
-        """Waits for news, as long as there is a process that gets on, and the caller waits."""
+    def _name(self, folder: Path) -> None:
+        """Names a folder to the follower, which then sends its log at once."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._names is not None:
+                os.write(self._names, os.fsencode(folder) + b"\0")
+
+    def _wait(self, folder: Path, reached: Callable[[], bool], timeout: float, waits: Callable[[], bool]) -> None:
         process = self._process
-        if process is None:
-            return
-        patience = Patience(timeout, lambda: _computed(process))
-        while not self._news.wait_for(lambda: reached() or not self._listening(), min(LOOK_SECONDS, timeout)):
-            self._send(process)
-            if patience.is_over(any(self._errors.values())) or not waits():
-                return
+        if process is not None and not reached():
+            self._name(folder)
+            _until(reached, process, timeout, lambda: waits() and self._runs(), lambda: recall(folder).copied.problem)
 
-    def _say(self, command: Mapping[str, object]) -> bool:
-        """Has the process told of a command; false where there is none to tell."""
-        with self._news:
-            self._unsent += json.dumps(command).encode() + b"\n"
-            return self._process is not None and self._send(self._process)
 
-    def _send(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Writes what the pipe takes, the rest once a process that was stopped takes more; false where it is gone."""
-        with self._news:
-            try:
-                while self._unsent and process.stdin is not None:
-                    self._unsent = self._unsent[os.write(process.stdin.fileno(), self._unsent) :]
-            except BlockingIOError:
-                pass
-            except (OSError, ValueError):
-                return False
-        return process.stdin is not None
+def remember(folder: Path, store: Store) -> None:
+    """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
+    state, store = recall(folder), replace(store, uri=without_password(store.uri))
+    is_same = (state.store.uri if state.store else None) == store.uri
+    write(folder, replace(state, store=store, copied=replace(state.copied, problem=None) if is_same else Copied()))
 
-    def _listen(self, lines: IO[bytes]) -> None:
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError), self._news:
-                news = json.loads(line)
-                if "run_id" in news:
-                    self._run_ids[news["run"]] = news["run_id"]
-                elif "drained" in news:
-                    self._answers[news["id"]] = news
-                else:
-                    self._errors[news["run"]] = news["error"]
-                self._news.notify_all()
+
+def _is_sent(folder: Path) -> bool:
+    """True if MLflow holds all of a log, or never will, since someone deleted the run there."""
+    copied = recall(folder).copied
+    return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
+
+
+def _until(
+    reached: Callable[[], bool],
+    process: "subprocess.Popen[bytes]",
+    timeout: float,
+    waits: Callable[[], bool],
+    problem: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Waits until something is `reached`, as long as the process gets on and the caller `waits`.
+
+    A process gets on while it computes, unless it only tries again what has met a `problem`.
+    """
+    computed, until = _computed(process), time.monotonic() + timeout
+    while not reached() and waits() and time.monotonic() < until:
+        time.sleep(min(LOOK_SECONDS, timeout))
+        if _computed(process) - computed >= LEAST_SECONDS and not problem():
+            computed, until = _computed(process), time.monotonic() + timeout
 
 
 def _computed(process: "subprocess.Popen[bytes]") -> float:
-    """The processor time that a process has used, in seconds; 0 once it is gone."""
+    """Returns the processor time that a process has used, in seconds; 0 once it is gone."""
     # Only once a follower is waited for: a plan has none.
     import psutil
 

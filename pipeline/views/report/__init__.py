@@ -21,12 +21,11 @@ from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import RunResult, Tracking
-from pipeline.views.report import facts, page
-from pipeline.views.report.canvas import Drawn, LeftOut
+from pipeline.views.report import page, sweep_facts
+from pipeline.views.report.canvas import Drawn, MissingFigure
 from pipeline.views.report.figures import draw
-from pipeline.views.report.gather import Point, Sweep, gather
-from pipeline.views.terminal import report_lines
-from pipeline.views.terminal.verdict import confidence, contestant_name, mark_texts, verdict_lines
+from pipeline.views.report.gather import ReportedRun, ReportedSweep, gather
+from pipeline.views.terminal.verdict_text import confidence, contestant_name, mark_texts, verdict_lines
 from pipeline.views.terminal.words import clean
 
 # The folder beside the points, and what it is called as a run of MLflow.
@@ -36,15 +35,15 @@ OF_THE_FILE = ("version", "status", "notes")
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """A report: where it is, what it says, and the sweep that it is about."""
 
-    sweep: Sweep
+    sweep: ReportedSweep
     verdict: Verdict
     html: Path
     csv: Path
     figures: tuple[Path, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[MissingFigure, ...]
     command: str
 
     @property
@@ -55,25 +54,24 @@ class Written:
 
     @property
     def results(self) -> list[RunResult]:
-        """What became of each point, in the order in which the verdict numbers them."""
+        """The results of the points, in the order in which the verdict numbers them."""
         return [_became(point) for point in self.sweep.points]
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is, which figures it lacks, and last what to type next."""
-        left_out = [(figure.title, figure.why) for figure in self.left_out]
-        return report_lines(self.lines, str(from_here(self.html)), self.command, left_out)
+        left_out = [f"left out of it: {figure.title}, since {figure.why}" for figure in self.left_out]
+        typed = ["", clean(self.command)] if self.command else []
+        return ["", *map(clean, self.lines), "", f"report: {from_here(self.html)}", *left_out, *typed]
 
 
-def write(folder: Path) -> Written:
+def write(folder: Path) -> WrittenReport:
     """Writes the report of the sweep in `folder`.
 
     Raises `UserError` where there is no sweep, and `OSError` where the folder cannot be written to.
     """
     sweep = gather(folder)
     decided = verdict.decide(
-        [point.run for point in sweep.points],
-        [point.configuration for point in sweep.points],
-        sweep.knee_share,
+        [point.run for point in sweep.points], [point.configuration for point in sweep.points], sweep.knee_share
     )
     drawn = draw(sweep)
     beside = sweep.folder / FOLDER
@@ -84,12 +82,14 @@ def write(folder: Path) -> Written:
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
     write_whole(html, page.page(sweep, decided, drawn))
     write_whole(table, points_csv(sweep))
-    left_out = tuple(figure for figure in drawn if isinstance(figure, LeftOut))
-    return Written(sweep, decided, html, table, tuple(figures), left_out, facts.next_command(sweep, decided))
+    left_out = tuple(figure for figure in drawn if isinstance(figure, MissingFigure))
+    return WrittenReport(
+        sweep, decided, html, table, tuple(figures), left_out, sweep_facts.next_command(sweep, decided)
+    )
 
 
-def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> None:
-    """Has `tracker` send the report to `store`, as the one run that stands for the sweep.
+def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Store) -> None:
+    """Writes the report as an event log that `tracker` sends to `store`: the one run that stands for the sweep.
 
     Like a run's, it is an event log that is sent, now or by `python -m pipeline sync`: written again, a report
     goes on in the same log and so in the same run.
@@ -122,8 +122,8 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
 
 
 def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
-    """What to type where the report has not got on for so many seconds, on its way; None where all of it is there."""
-    drained, problem = tracker.drain(seconds)
+    """Returns what to type where MLflow does not hold the report after so many seconds; None where it does."""
+    drained, problem = tracker.drain(folder.resolve() / FOLDER, seconds)
     if drained:
         return None
     return (
@@ -132,13 +132,13 @@ def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
     )
 
 
-def store_of(sweep: Sweep) -> Store | None:
-    """Where the points of a sweep are tracked; None for nowhere."""
+def store_of(sweep: ReportedSweep) -> Store | None:
+    """Returns the store that the points of a sweep are tracked in; None for none."""
     stores = (recall(point.run.folder).store for point in sweep.points)
     return next((store for store in stores if store and store.uri), None)
 
 
-def points_csv(sweep: Sweep) -> str:
+def points_csv(sweep: ReportedSweep) -> str:
     """A row for each point with all numbers of its result, its group, its marks and what was asked for."""
     rows = [_row(point, sweep) for point in sweep.points]
     columns = dict.fromkeys(name for row in rows for name in row)
@@ -149,14 +149,14 @@ def points_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def _became(point: Point) -> RunResult:
+def _became(point: ReportedRun) -> RunResult:
     ending = point.result.ending
     if ending.status is None:
         ending = Ending(point.status, ending.error or "it was not run yet")
     return RunResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
-def _row(point: Point, sweep: Sweep) -> dict[str, object]:
+def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
     result = to_values(point.result)
     return {
         "point": point.place,
@@ -178,10 +178,10 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _told(written: Written, now: float) -> Report:
-    """What MLflow shows of a report: files, and what it says. Its points have the numbers."""
+def _told(written: WrittenReport, now: float) -> Report:
+    """Returns the report as MLflow shows it: files and texts. Its points have the numbers."""
     best = written.verdict.best
-    typed = [command for fact in facts.facts(written.sweep) for command in fact.commands]
+    typed = [command for fact in sweep_facts.facts(written.sweep) for command in fact.commands]
     listed = [
         f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points

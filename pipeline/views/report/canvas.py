@@ -1,18 +1,20 @@
-"""Turns what a figure shows into its files: panels and bars to draw on, and the colours of light and dark paper.
+"""Turns what a figure shows into its files: panels and bars to draw on, and their colours.
 
-Colours are those of Okabe & Ito (2008), which the colour-blind tell apart, on dark paper lighter ones of the same hues;
-markers, dashes and hatching say the same again. Texts stand where nothing else is: labels of bars above them, legends
-below the axes, so that a figure reads on a phone.
+Colours are those of Okabe & Ito (2008), which the colour-blind tell apart. A figure is drawn once, for light paper; CSS
+of the page puts lighter colours of the same hues in their place on dark paper. Markers, dashes and hatching say the
+same again. Texts stand where nothing else is: labels of bars above them, legends below the axes, so that a figure reads
+on a phone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -37,56 +39,61 @@ FONT, SMALL, DPI = 11, 9.5, 144
 MOST_CHARACTERS, AFTER_MARKER = 56, 11
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of paper, of what is written on it, and of what is drawn: of strategies in their order, and of causes."""
-
-    paper: str
-    ink: str
-    ideal: str
-    grid: str
-    strategies: tuple[str, ...]
-    causes: Mapping[str, str]
-
-
-LIGHT = Theme(
-    paper="#FFFFFF",
-    ink="#1A1A1A",
-    ideal="#767676",
-    grid="#DDDDDD",
-    strategies=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
-    causes={
-        "computing": "#56B4E9", "communication": "#D55E00", "input wait": "#E69F00", "batch statistics": "#F0E442",
-        "contention": "#009E73", "stragglers": "#CC79A7", "host overhead": "#0072B2", "other": "#BBBBBB",
-    },
-)  # fmt: skip
-DARK = Theme(
-    paper="#16181C",
-    ink="#E6E6E6",
-    ideal="#9A9A9A",
-    grid="#3A3D42",
-    strategies=("#3D9BE0", "#F0803C", "#1FC79A", "#DE8FBA", "#F5C542", "#9AD7FF", "#FFFFFF"),
-    causes={
-        "computing": "#56B4E9", "communication": "#F0803C", "input wait": "#F5C542", "batch statistics": "#F0E442",
-        "contention": "#1FC79A", "stragglers": "#DE8FBA", "host overhead": "#2F7FC0", "other": "#8A8A8A",
-    },
-)  # fmt: skip
+# The colours of light paper, each with what stands for it on dark paper.
+DARK = {
+    "#FFFFFF": "#16181C", "#1A1A1A": "#E6E6E6", "#767676": "#9A9A9A", "#DDDDDD": "#3A3D42",
+    "#0072B2": "#3D9BE0", "#D55E00": "#F0803C", "#009E73": "#1FC79A", "#CC79A7": "#DE8FBA", "#E69F00": "#F5C542",
+    "#56B4E9": "#9AD7FF", "#000000": "#FFFFFF", "#F0E442": "#F0E442", "#BBBBBB": "#8A8A8A",
+}  # fmt: skip
+PAPER, INK, IDEAL, GRID = "#FFFFFF", "#1A1A1A", "#767676", "#DDDDDD"
+# Those of strategies, in their order, and of what a step's time goes to.
+STRATEGIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+CAUSES = {
+    "computing": "#56B4E9", "communication": "#D55E00", "input wait": "#E69F00", "batch statistics": "#F0E442",
+    "contention": "#009E73", "stragglers": "#CC79A7", "host overhead": "#0072B2", "other": "#BBBBBB",
+}  # fmt: skip
+STYLE: dict[Any, Any] = {
+    "font.size": FONT, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "grid.color": GRID, "hatch.color": PAPER, "axes.facecolor": PAPER, "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    # Texts as shapes: no font has to be there where the page is read.
+    "svg.fonttype": "path", "svg.hashsalt": "report",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: its name, what it shows in a sentence, and its files' contents; `dark` is an SVG for dark paper."""
+    """A figure: its name, what it shows in a sentence, and its files' contents."""
 
     name: str
     title: str
-    told: str
+    description: str
     svg: bytes
-    dark: bytes
     png: bytes
+
+    @property
+    def inline(self) -> str:
+        """The picture as a part of a page whose CSS has the colours, which `css` makes for light or dark paper."""
+        text = self.svg.decode()
+        text = text[text.index("<svg ") :]
+        # HTML knows the names of SVG by itself.
+        text = re.sub(r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"', "", text, flags=re.DOTALL)
+        for place, colour in enumerate(DARK):
+            text = text.replace(colour.lower(), f"var(--figure-{place})")
+        # A variable has a meaning in a style alone.
+        text = re.sub(r'fill="(var[^"]+)"', r'style="fill: \1"', text)
+        return text.replace("<svg ", f'<svg role="img" aria-label="{escape(self.description, quote=True)}" ', 1)
+
+
+def css(dark: bool) -> str:
+    """Returns the colours of all inline figures as CSS variables."""
+    colours = DARK.values() if dark else DARK
+    return " ".join(f"--figure-{place}: {colour};" for place, colour in enumerate(colours))
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class MissingFigure:
     """A figure that has nothing to show, and why."""
 
     title: str
@@ -95,44 +102,27 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A figure on the paper of one theme, with what its legend has."""
+    """A figure before it is rendered, with what its legend has."""
 
     name: str
     title: str
-    told: str
+    description: str
     figure: Figure
     handles: Sequence[Artist] = field(default=())
 
 
-@contextmanager
-def on_paper(theme: Theme, name: str) -> Iterator[None]:
-    """Inside, what is drawn and written is that of a theme."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(
-        {
-            "font.size": FONT, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
-            "text.color": theme.ink, "axes.labelcolor": theme.ink, "axes.edgecolor": theme.ink,
-            "xtick.color": theme.ink, "ytick.color": theme.ink, "grid.color": theme.grid, "hatch.color": theme.paper,
-            "axes.facecolor": theme.paper, "figure.facecolor": theme.paper, "savefig.facecolor": theme.paper,
-            # Texts as shapes: no font has to be there where the page is read.
-            "svg.fonttype": "path", "svg.hashsalt": name,
-        }
-    ):  # fmt: skip
-        yield
-
-
-def rendered(sketch: Sketch, kind: str) -> bytes:
-    """The figure's file of a kind: svg or png."""
-    if sketch.handles and not sketch.figure.legends:
+def rendered(sketch: Sketch) -> Drawn:
+    """Returns the figure with its files."""
+    if sketch.handles:
         sketch.figure.legend(
             handles=sketch.handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
             handlelength=3.2, labelspacing=0.35, borderaxespad=0.3,
         )  # fmt: skip
-    made = BytesIO()
+    svg, png = BytesIO(), BytesIO()
     # No date: an unchanged report stays the same.
-    sketch.figure.savefig(made, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-    return made.getvalue()
+    sketch.figure.savefig(svg, format="svg", metadata={"Date": None})
+    sketch.figure.savefig(png, format="png", dpi=DPI)
+    return Drawn(sketch.name, sketch.title, sketch.description, svg.getvalue(), png.getvalue())
 
 
 def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
@@ -144,7 +134,7 @@ def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
 
 @dataclass(frozen=True)
 class Label:
-    """What is written above a bar, and the colour and marker before it."""
+    """A text above a bar, and the colour and marker before it."""
 
     text: str
     colour: str
@@ -187,15 +177,15 @@ def bars(labels: Sequence[Label], rows: int = 0) -> Bars:
 
 
 def handles_of(axes: Axes) -> list[Artist]:
-    """What a legend has of the panel."""
+    """Returns a legend's entries for the panel."""
     return list(axes.get_legend_handles_labels()[0])
 
 
-def interval_handle(name: str, theme: Theme) -> Artist:
-    """What a legend has for the intervals of all lines."""
+def interval_handle(name: str) -> Artist:
+    """Returns a legend's entry for the intervals of all lines."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=theme.ink, marker="|", ms=9, mew=1.6, ls="none", label=name)
+    return Line2D([], [], color=INK, marker="|", ms=9, mew=1.6, ls="none", label=name)
 
 
 def _figure(
@@ -206,8 +196,8 @@ def _figure(
     figure = Figure((WIDTH, height))
     grid = figure.subplots(count, 1, sharex=True, squeeze=False)
     figure.subplots_adjust(left / WIDTH, below / height, 1 - RIGHT / WIDTH, 1 - top / height, hspace=between)
-    made: list[Axes] = list(grid[:, 0])
-    for axes in made:
+    panels: list[Axes] = list(grid[:, 0])
+    for axes in panels:
         axes.grid(lw=0.6)
         axes.set_axisbelow(True)
-    return figure, made
+    return figure, panels

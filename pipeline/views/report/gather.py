@@ -33,7 +33,7 @@ UNREADABLE = (OSError, ValueError, YAMLError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
-class Point:
+class ReportedRun:
     """One run of a sweep, or one that was to be: its place, its configuration, and beside what its speed is written.
 
     `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for
@@ -49,7 +49,7 @@ class Point:
 
     @property
     def result(self) -> Result:
-        """What became of it."""
+        """Its result."""
         return self.run.result
 
     @property
@@ -59,7 +59,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What a figure calls it."""
+        """Its name in a figure."""
         workers = self.result.layout.workers
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
         return f"{self.place}  {self.result.choices.called or 'unknown'}{counted}"
@@ -67,52 +67,52 @@ class Point:
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
-        told: dict[int, tuple[float, Mapping[str, float]]] = {}
+        reports: dict[int, tuple[float, Mapping[str, float]]] = {}
         seconds = 0.0
         for event, _ in log.read(self.run.folder / "events.jsonl"):
             if isinstance(event, Epoch) and event.of_point:
                 seconds += event.seconds or 0.0
-                found = {**event.val_metrics, LOSS: event.val_loss}
-                told[event.epoch] = (
+                epochs = {**event.val_metrics, LOSS: event.val_loss}
+                reports[event.epoch] = (
                     seconds,
-                    {name: value for name, value in found.items() if value is not None and math.isfinite(value)},
+                    {name: value for name, value in epochs.items() if value is not None and math.isfinite(value)},
                 )
-        return [told[epoch] for epoch in sorted(told)]
+        return [reports[epoch] for epoch in sorted(reports)]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ReportedSweep:
     """A sweep as it lies in its folder."""
 
     folder: Path
-    points: tuple[Point, ...]
+    points: tuple[ReportedRun, ...]
     # Of what one worker does, what another one has to bring to pay.
     knee_share: float
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Its name, as a person types it."""
         return self.folder.name
 
     @property
-    def measured(self) -> list[Point]:
+    def measured(self) -> list[ReportedRun]:
         """The points that have a speed."""
         return [point for point in self.points if point.group]
 
     @property
     def confidences(self) -> list[float]:
         """The probabilities that the points' intervals hold the true medians: one for all, if they repeat as often."""
-        found = {point.result.speed.interval_confidence for point in self.measured}
-        return sorted(confidence for confidence in found if confidence)
+        shares = {point.result.speed.interval_confidence for point in self.measured}
+        return sorted(confidence for confidence in shares if confidence)
 
     @property
-    def missing(self) -> list[Point]:
+    def missing(self) -> list[ReportedRun]:
         """The points that did not finish."""
         return [point for point in self.points if point.status != "FINISHED"]
 
     @cached_property
     def metric(self) -> str | None:
-        """What validation is judged by: the first metric that a point has, or the loss where none has one."""
+        """The metric that validation is judged by: the first that a point has, or the loss where none has one."""
         names = [name for point in self.points for _, values in point.learnt for name in values]
         return next((name for name in names if name != LOSS), LOSS if names else None)
 
@@ -126,10 +126,10 @@ class Sweep:
 
     @property
     def falls(self) -> bool:
-        """Is a smaller value of the metric the better one?"""
+        """True if a smaller value of the metric is better."""
         return falls(self.metric or "")
 
-    def curve(self, point: Point) -> list[tuple[float, float]]:
+    def curve(self, point: ReportedRun) -> list[tuple[float, float]]:
         """(seconds of training, the metric) at the end of each epoch."""
         metric = self.metric or LOSS
         if point.status != "FINISHED":
@@ -137,7 +137,7 @@ class Sweep:
             return []
         return [(seconds, values[metric]) for seconds, values in point.learnt if metric in values]
 
-    def seconds_to_target(self, point: Point) -> float | None:
+    def seconds_to_target(self, point: ReportedRun) -> float | None:
         """Seconds of training until a point reached what every point did."""
         target = self.target
         if target is None:
@@ -151,7 +151,7 @@ class Sweep:
         return (min if self.falls else max)(value for _, value in curve)
 
 
-def gather(folder: Path) -> Sweep:
+def gather(folder: Path) -> ReportedSweep:
     """The sweep in a folder. Raises `UserError`."""
     folder = folder.resolve()
     if listed := sweeps.read(folder):
@@ -161,26 +161,30 @@ def gather(folder: Path) -> Sweep:
         points = [_point(place, _run(folder)) for place, folder in enumerate(folders)]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
-    return Sweep(folder, tuple(_grouped(points)), _knee_share(points))
+    return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 
-def _point(place: int, run: Run) -> Point:
+def _point(place: int, run: Run) -> ReportedRun:
     """A point of a sweep that lists none: each is a configuration of its own."""
-    return Point(place, str(place), run, tuple(_typed(run.folder)))
+    return ReportedRun(place, str(place), run, tuple(_typed(run.folder)))
 
 
-def _listed(place: int, entry: Entry, folder: Path) -> Point:
+def _listed(place: int, entry: Entry, folder: Path) -> ReportedRun:
     """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
     run = _run(folder / entry.folder)
-    told = Ending(entry.status, entry.error)
-    if told == Ending() and run.settings:
-        told = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
+    values = Ending(entry.status, entry.error)
+    if values == Ending() and run.settings:
+        values = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
     ending = run.result.ending
-    ending = replace(ending, status=ending.status or told.status, error=ending.error if ending.status else told.error)
-    return Point(place, str(entry.place), replace(run, result=replace(run.result, ending=ending)), entry.overrides)
+    ending = replace(
+        ending, status=ending.status or values.status, error=ending.error if ending.status else values.error
+    )
+    return ReportedRun(
+        place, str(entry.place), replace(run, result=replace(run.result, ending=ending)), entry.overrides
+    )
 
 
-def _knee_share(points: Sequence[Point]) -> float:
+def _knee_share(points: Sequence[ReportedRun]) -> float:
     """The share of a worker that pays, as the sweep's config has it."""
     for point in points:
         try:
@@ -192,14 +196,14 @@ def _knee_share(points: Sequence[Point]) -> float:
     return PredictConfig().knee_share
 
 
-def _grouped(points: Sequence[Point]) -> list[Point]:
+def _grouped(points: Sequence[ReportedRun]) -> list[ReportedRun]:
     """The points with what is to be said of their speeds."""
     measured = [place for place, point in enumerate(points) if point.result.speed.examples_per_second is not None]
     runs = [points[place].run for place in measured]
     letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
     marks = comparable.marks(runs)
-    told = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}
-    grouped = ((point, *told.get(point.place, ("", Marks()))) for point in points)
+    letter_of = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}
+    grouped = ((point, *letter_of.get(point.place, ("", Marks()))) for point in points)
     return [replace(point, group=group, marks=mark) for point, group, mark in grouped]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, scoring
 from pipeline.analyze.verdict import Verdict
-from pipeline.views.report.canvas import DARK, LIGHT, Drawn, LeftOut
-from pipeline.views.report.facts import facts, next_command
+from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
-from pipeline.views.report.gather import Point, Sweep
-from pipeline.views.terminal.predict import score_text
-from pipeline.views.terminal.sweep import noted
-from pipeline.views.terminal.verdict import mark_texts, verdict_lines
+from pipeline.views.report.gather import ReportedRun, ReportedSweep
+from pipeline.views.report.sweep_facts import facts, next_command
+from pipeline.views.terminal.prediction_text import score_text
+from pipeline.views.terminal.sweep_table import noted
+from pipeline.views.terminal.verdict_text import mark_texts, verdict_lines
 from pipeline.views.terminal.words import (
     bare_times,
     clean,
@@ -80,16 +79,7 @@ class Cell:
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A figure, and its pictures for light and dark paper as the page has them."""
-
-    drawn: Drawn
-    light: str
-    dark: str
-
-
-def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> str:
+def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | MissingFigure]) -> str:
     """The page. All that people named or typed is escaped."""
     import jinja2
 
@@ -105,18 +95,14 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
         name=sweep.name,
         about=_about(sweep),
         facts=facts(sweep),
-        light=LIGHT,
-        dark=DARK,
+        light=css(dark=False),
+        dark=css(dark=True),
         intervals=interval_name(sweep),
         verdict=verdict_lines(decided),
         command=next_command(sweep, decided),
         advice=advice(sweep, decided),
-        figures=[
-            Shown(drawn, *(base64.b64encode(svg).decode() for svg in (drawn.svg, drawn.dark)))
-            for drawn in figures
-            if isinstance(drawn, Drawn)
-        ],
-        left_out=[figure for figure in figures if isinstance(figure, LeftOut)],
+        figures=[figure for figure in figures if isinstance(figure, Drawn)],
+        left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
         columns=columns,
         rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
         missing=missing(sweep),
@@ -127,59 +113,59 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     )
 
 
-def advice(sweep: Sweep, decided: Verdict) -> list[str]:
-    """What explaining the lost efficiency came to: of the best point first, then of the others."""
+def advice(sweep: ReportedSweep, decided: Verdict) -> list[str]:
+    """Returns the advice of explained points, the best point's first."""
     best = set(decided.best.places) if decided.best else set()
     places: dict[str, list[int]] = {}
     for point in sorted(sweep.measured, key=lambda point: point.place not in best):
         explained = point.result.explained
-        if explained is not None and (said := clean(explained.advice)):
-            places.setdefault(said, []).append(point.place)
-    return [f"{points_text(of).capitalize()}: {said}" for said, of in places.items()]
+        if explained is not None and (text := clean(explained.advice)):
+            places.setdefault(text, []).append(point.place)
+    return [f"{points_text(numbers).capitalize()}: {text}" for text, numbers in places.items()]
 
 
-def missing(sweep: Sweep) -> list[str]:
-    """Which points were skipped, have failed or were never run, and why."""
+def missing(sweep: ReportedSweep) -> list[str]:
+    """Returns the points that were skipped, failed or never ran, and why."""
     places: dict[str, list[int]] = {}
     for point in sweep.missing:
         why = " ".join(lines_of(point.result.ending.error)) or "no reason was given"
-        said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
-        places.setdefault(said, []).append(point.place)
-    return [f"{points_text(place).capitalize()} {said}" for said, place in places.items()]
+        text = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
+        places.setdefault(text, []).append(point.place)
+    return [f"{points_text(place).capitalize()} {text}" for text, place in places.items()]
 
 
-def differences(sweep: Sweep) -> list[str]:
+def differences(sweep: ReportedSweep) -> list[str]:
     """In what the measured points differ that keeps their speeds from being compared."""
     measured = sweep.measured
     lines = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
     for name, values in comparable.differences([point.run for point in measured]):
-        told = "; ".join(
+        groups = "; ".join(
             f"{value}: {points_text([measured[at].place for at in where])}" for value, where in values.items()
         )
-        lines.append(f"{name} differs ({told}).")
+        lines.append(f"{name} differs ({groups}).")
     return lines if len(lines) > 1 else []
 
 
-def score(sweep: Sweep) -> str:
-    """How good the predictions were that had been made for these points."""
+def score(sweep: ReportedSweep) -> str:
+    """Returns how good the predictions for these points were."""
     return score_text(scoring.score([point.result for point in sweep.measured]))
 
 
-def own_overrides(point: Point, sweep: Sweep) -> list[str]:
-    """What was typed for a point and not for all points; the command at the head of the page has the rest."""
+def own_overrides(point: ReportedRun, sweep: ReportedSweep) -> list[str]:
+    """Returns the overrides of a point that not all points share; the command at the head of the page has the rest."""
     typed = [set(other.overrides) for other in sweep.points if other.overrides]
     shared = set.intersection(*typed) if len(typed) > 1 else set()
     return [override for override in point.overrides if override not in shared]
 
 
-def _about(sweep: Sweep) -> str:
+def _about(sweep: ReportedSweep) -> str:
     finished = sum(point.status == "FINISHED" for point in sweep.points)
     machines = sorted({clean(point.result.environment.machine) for point in sweep.measured} - {""})
     points = f"{finished} of {len(sweep.points)} points finished"
     return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
 
 
-def _columns(sweep: Sweep) -> list[Column]:
+def _columns(sweep: ReportedSweep) -> list[Column]:
     several = len(_groups(sweep)) > 1
     learnt = sweep.target is not None
     return [
@@ -199,7 +185,7 @@ def _columns(sweep: Sweep) -> list[Column]:
     ]
 
 
-def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
+def _cells(point: ReportedRun, sweep: ReportedSweep, columns: Sequence[Column]) -> list[Cell]:
     speed, workers, seconds = point.result.speed, point.result.layout.workers, sweep.seconds_to_target(point)
     mark = ", ".join(mark_texts(point.marks))
     texts = {
@@ -227,7 +213,7 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
 
 
 def _breakable(typed: str) -> Markup:
-    """What was typed, escaped, where a line may break behind its = and commas."""
+    """Returns typed text, escaped, that a line may break behind its = and commas."""
     from markupsafe import Markup
 
     return Markup("<wbr>").join(re.split(r"(?<=[,=])", typed))
@@ -238,7 +224,7 @@ def _figure(value: float | None, write: Callable[[float], str], under: str = "",
     return Cell(MISSING, under) if value is None else Cell(write(value), under, mark)
 
 
-def _groups(sweep: Sweep) -> dict[str, list[int]]:
+def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for point in sorted(sweep.measured, key=lambda point: point.group):
         groups.setdefault(point.group, []).append(point.place)

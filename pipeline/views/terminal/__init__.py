@@ -4,17 +4,15 @@ It records nothing, decides nothing and reads no clock: time comes in with each 
 something is drawn, so that importing this package costs next to nothing.
 """
 
-from pipeline.views.terminal.board import Board
-from pipeline.views.terminal.compare import compared_lines
-from pipeline.views.terminal.console import console_on, error_text, say, say_error
-from pipeline.views.terminal.estimate import estimate_lines, shard_lines
-from pipeline.views.terminal.plan import plan_lines
-from pipeline.views.terminal.predict import predicted_lines
-from pipeline.views.terminal.progress import Progress
-from pipeline.views.terminal.report import report_lines
+from pipeline.views.terminal.console import console_on, doctor_lines, error_text, say, say_error
+from pipeline.views.terminal.estimate_text import estimate_lines, shard_lines
+from pipeline.views.terminal.live import Board, Progress
+from pipeline.views.terminal.plan_text import plan_lines
+from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import result_rows, result_table, resumed_line
 from pipeline.views.terminal.screen import Terminal
-from pipeline.views.terminal.sweep import sweep_notes, sweep_rows, sweep_table
+from pipeline.views.terminal.sweep_table import sweep_notes, sweep_rows, sweep_table
+from pipeline.views.terminal.verdict_text import compared_lines
 
 __all__ = [
     "Board",
@@ -22,11 +20,11 @@ __all__ = [
     "Terminal",
     "compared_lines",
     "console_on",
+    "doctor_lines",
     "error_text",
     "estimate_lines",
     "plan_lines",
     "predicted_lines",
-    "report_lines",
     "result_rows",
     "result_table",
     "resumed_line",

@@ -1,19 +1,25 @@
-"""Where things are shown, and how one error is."""
+"""Prints lines, errors and findings on a console, broken to its width."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.views.terminal.words import fitted, lines_of
+from pipeline.doctor.facts import CHECKS, Finding, Severity
+from pipeline.views.terminal.words import clean, columns, fitted, lines_of, listed, plural
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
 # Wider than any line, so that a path on a pipe stays in one piece.
 NO_WIDTH = 10_000
+MARKS = {Severity.FINE: "fine", Severity.WARNING: "WARNING", Severity.FAULT: "FAULT"}
 # What a line is about, before what it says, as `plan       cnn on mnist5k`.
 LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
 # How a line begins that is to be typed.
@@ -54,6 +60,34 @@ def say(console: Console, text: str) -> None:
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
+def texts(line: str, width: int, style: str = "", indent: int | None = None) -> Iterator[Text]:
+    """Yields a line in parts of at most `width`, broken between words and indented as it, or by so much."""
+    from rich.text import Text
+
+    indent = len(line) - len(line.lstrip()) if indent is None else indent
+    for part in fitted(line, width, indent):
+        yield Text(part, style=style, no_wrap=True, overflow="ignore")
+
+
+class Fitted:
+    """Something that Rich prints: the texts that fit into a console's width, which `make` returns."""
+
+    def __init__(self, make: Callable[[int], Iterable[Text]]) -> None:
+        self._make = make
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields what Rich prints."""
+        yield from self._make(options.max_width)
+
+
+class Lines(Fitted):
+    """Lines that are broken between words, under a bold `header`."""
+
+    def __init__(self, lines: Sequence[str], header: str = "") -> None:
+        styled = [*[(header, "bold")] * bool(header), *((line, "") for line in lines)]
+        super().__init__(lambda width: (text for line, style in styled for text in texts(line, width, style)))
+
+
 def say_error(message: str) -> None:
     """Prints an error as one message to stderr."""
     console = console_on(sys.stderr)
@@ -69,3 +103,30 @@ def error_text(message: str) -> str:
     """
     first, *rest = lines_of(message) or ["stopped, and no reason was given"]
     return "\n".join([f"pipeline: {first}", *(f"    {line}" for line in rest)])
+
+
+def doctor_lines(findings: Sequence[Finding]) -> list[str]:
+    """A row for each finding, hosts of which the same is to be said together, and how many there are of each kind."""
+    joined = sorted(_joined(findings), key=lambda finding: CHECKS.index(finding.check))
+    rows = [
+        (MARKS[one.severity], *map(clean, (one.check, one.host, one.found, f"expected {one.expected}")))
+        for one in joined
+    ]
+    lines = []
+    for finding, line in zip(joined, columns(rows, ()) if rows else (), strict=True):
+        lines.append(line)
+        if finding.remedy:
+            lines.append(f"{'':9}Try {clean(finding.remedy)}.")
+    counts = Counter(finding.severity for finding in findings)
+    worse = (plural(counts[Severity.FAULT], "fault"), plural(counts[Severity.WARNING], "warning"))
+    return [*lines, "", f"{listed(*worse, f'{counts[Severity.FINE]:,} fine')}."]
+
+
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings that differ in their host alone become one, with all of these hosts."""
+    hosts: dict[Finding, list[str]] = {}
+    for finding in findings:
+        # Figures that came to the same words are told by them.
+        key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
+        hosts.setdefault(key, []).append(finding.host)
+    return [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()]

@@ -21,7 +21,7 @@ LINE_SECONDS = 10.0
 CLASSES = 12
 
 
-class Progress:
+class PrepareProgress:
     """Shards that are done, examples a second, and the time that is left; shown inside its `with` block."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._before: tuple[int, int] | None = None
         self._began = self._told = clock()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> PrepareProgress:
         return self
 
     def __exit__(
@@ -56,8 +56,8 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
-        told = TextColumn("{task.fields[told]}")
-        self._bars = Progress(*columns, told, console=self._console, transient=True, expand=True)
+        figures = TextColumn("{task.fields[told]}")
+        self._bars = Progress(*columns, figures, console=self._console, transient=True, expand=True)
         self._bars.start()
         self._task = self._bars.add_task(label, total=total, told="")
 
@@ -75,13 +75,13 @@ class Progress:
             self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', self._figures(now))}")
 
     def _figures(self, now: float) -> str:
-        there = self._before or (0, 0)
-        made, examples = self._done - there[0], self._examples - there[1]
+        before = self._before or (0, 0)
+        shards, examples = self._done - before[0], self._examples - before[1]
         seconds = now - self._began
-        if not made or seconds <= 0:
+        if not shards or seconds <= 0:
             return ""
         speed = f"{rate(examples / seconds)} examples/s" if examples else ""
-        left = f"{duration((self._total - self._done) * seconds / made)} left" if self._done < self._total else ""
+        left = f"{duration((self._total - self._done) * seconds / shards)} left" if self._done < self._total else ""
         return listed(speed, left)
 
     def _stop(self) -> None:
@@ -91,30 +91,32 @@ class Progress:
             self._bars = self._task = None
 
 
-def summary_lines(made: Manifest, folder: str, there: int, seconds: float, seconds_shards: float) -> list[str]:
-    """What a folder of prepared data holds, what this command did for it, and how to train on it.
+def summary_lines(
+    manifest: Manifest, folder: str, shards_before: int, seconds: float, seconds_shards: float
+) -> list[str]:
+    """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it.
 
     `there` is how many shards were there before; `seconds_shards` of all `seconds` went into making the others.
     """
-    shards = sum(len(split) for split in made.splits.values())
+    shards = sum(len(split) for split in manifest.splits.values())
     lines = []
-    for split, of_split in made.splits.items():
+    for split, of_split in manifest.splits.items():
         size = amount(sum(shard.bytes for shard in of_split))
-        counted = listed(plural(made.examples(split), "example"), plural(len(of_split), "shard"), size)
+        counted = listed(plural(manifest.examples(split), "example"), plural(len(of_split), "shard"), size)
         lines.append(f"{split:<11}{counted}")
-        if made.num_classes:
-            lines.append(f"{'':<11}{_classes(made, split)}")
-    if skipped := made.source.get("skipped"):
+        if manifest.num_classes:
+            lines.append(f"{'':<11}{_classes(manifest, split)}")
+    if skipped := manifest.source.get("skipped"):
         lines.append(f"{'left out':<11}{plural(skipped, 'example')} that {'is' if skipped == 1 else 'are'} broken")
-    if there == shards:
+    if shards_before == shards:
         lines.append(f"{'time':<11}nothing to do: all {plural(shards, 'shard')} were there")
     else:
-        before = f", {plural(there, 'shard')} of an earlier command kept" if there else ""
+        before = f", {plural(shards_before, 'shard')} of an earlier command kept" if shards_before else ""
         lines.append(f"{'time':<11}{seconds:.2f} s, of these {seconds_shards:.2f} s for the shards{before}")
     return [*lines, f"{'next':<11}python -m pipeline data=tfrecord data.path={folder}"]
 
 
-def _classes(made: Manifest, split: str) -> str:
+def _classes(manifest: Manifest, split: str) -> str:
     """Examples of each class, or the fewest and the most where there are many.
 
     >>> from pipeline.data.manifest import Shard
@@ -122,9 +124,9 @@ def _classes(made: Manifest, split: str) -> str:
     >>> _classes(Manifest((), {"train": (shard,)}, num_classes=2, class_names=("cat", "dog")), "train")
     '2 classes: cat 1, dog 2'
     """
-    counts = made.classes(split)
+    counts = manifest.classes(split)
     if len(counts) > CLASSES:
         return f"{len(counts)} classes of {min(counts.values()):,} to {max(counts.values()):,} examples"
-    names = dict(enumerate(made.class_names or ()))
-    told = [f"{clean(names.get(int(label), label))} {counts[label]:,}" for label in sorted(counts, key=int)]
-    return f"{plural(len(counts), 'class')}: {', '.join(told)}"
+    names = dict(enumerate(manifest.class_names or ()))
+    texts = [f"{clean(names.get(int(label), label))} {counts[label]:,}" for label in sorted(counts, key=int)]
+    return f"{plural(len(counts), 'class')}: {', '.join(texts)}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import shipped
+from pipeline.record.findings import Explanation, Part, Profile
 from pipeline.record.results import Result, Speed, Training
 from pipeline.run.views import RunResult
-from pipeline.views.terminal.explained import explained_lines
-from pipeline.views.terminal.profile import profile_lines
-from pipeline.views.terminal.verdict import single_line
+from pipeline.views.terminal.console import Fitted, texts
+from pipeline.views.terminal.verdict_text import single_line
 from pipeline.views.terminal.words import (
+    brackets,
     clean,
     duration,
-    fitted,
     lines_of,
     listed,
     marks,
@@ -29,34 +30,20 @@ from pipeline.views.terminal.words import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
+    from rich.text import Text
 
+# Parts with a smaller share are not told in a sweep's table.
+LEAST_SHARE = 0.01
+# Smaller ones are not called negative, nor two efficiencies different.
+LEAST_SAID = 0.005
+NEGATIVE = "A negative part takes less of a step here than on one device, and so makes up for others."
 STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
 
 
 def result_table(point: RunResult) -> RenderableType:
-    """What a run reached, against what, how sure that is, and where to look."""
-    return Labelled(result_rows(point))
-
-
-class Labelled:
-    """Rows of a label and a text, broken between words where the console is narrow; the first is what stands out."""
-
-    def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
-        self._rows = rows
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What Rich prints."""
-        from rich.text import Text
-
-        left = max(len(label) for label, _ in self._rows) + 2
-        for place, (label, text) in enumerate(self._rows):
-            for number, line in enumerate(text.splitlines() or [""]):
-                for part, words in enumerate(fitted(f"{label * (not number):<{left}}{line}", options.max_width, left)):
-                    shown = Text(words, style="" if place else "bold", no_wrap=True, overflow="ignore")
-                    if not part and not number:
-                        shown.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
-                    yield shown
+    """Returns the table under a run: its speed, against what, how sure that is, and where to look."""
+    return Fitted(partial(_labelled_texts, result_rows(point)))
 
 
 def result_rows(point: RunResult) -> list[tuple[str, str]]:
@@ -93,6 +80,87 @@ def result_rows(point: RunResult) -> list[tuple[str, str]]:
     return [(status, _what(result)), *((label, text) for label, text in rows if text)]
 
 
+def profile_lines(profile: Profile | None) -> list[str]:
+    """Returns which of the two sets the pace, what there is to gain, and their rates.
+
+    >>> profile_lines(Profile(480.0, 9000.0, "input", 9000.0))
+    ['input-bound: the model alone trains 9,000 examples/s', \
+'input alone 480 examples/s, model alone 9,000 examples/s']
+    """
+    if profile is None:
+        return []
+    fed, trained = profile.input_examples_per_second, profile.model_examples_per_second
+    return [profile_line(profile), f"input alone {rate(fed)} examples/s, model alone {rate(trained)} examples/s"]
+
+
+def profile_line(profile: Profile | None) -> str:
+    """The first of these lines; empty where nothing was profiled."""
+    if profile is None:
+        return ""
+    if profile.bound == "neither":
+        return "neither the input nor the model clearly sets the pace"
+    if (ceiling := profile.ceiling_examples_per_second) is None:
+        return f"{profile.bound}-bound"
+    other = "the input alone makes" if profile.bound == "model" else "the model alone trains"
+    return f"{profile.bound}-bound: {other} {rate(ceiling)} examples/s"
+
+
+def explained_lines(explained: Explanation | None, efficiency: float | None = None) -> list[str]:
+    """Returns the advice, the shares of a step that are lost, the largest first, and the straggler.
+
+    Beside them stand what a negative part means, and how they fit the `efficiency` of training's first steps.
+
+    >>> parts = [Part("contention", -0.05, -0.1, -0.01), Part("communication", 0.5, 0.48, 0.52)]
+    >>> for line in explained_lines(Explanation(0.45, 0.4, 0.5, parts, None, "worker 1", "Try less."), 0.6):
+    ...     print(line)
+    Try less.
+    Lost to scaling, as shares of a step's time: 45% (40% to 50%) = communication 50% (48% to 52%), contention -5.0% \
+(-10% to -1.0%)
+    A negative part takes less of a step here than on one device, and so makes up for others.
+    That leaves an efficiency of 55%, as timed once more after training; its first steps had 60%.
+    worker 1 is behind the others.
+    """
+    if explained is None:
+        return []
+    parts = listed(
+        *(f"{clean(part.name)} {_share(part.share, part.low, part.high)}" for part in _largest_first(explained))
+    )
+    lost = _share(explained.lost, explained.lost_low, explained.lost_high)
+    straggler, left = clean(explained.straggler), 1 - explained.lost
+    texts = (
+        clean(explained.advice),
+        f"Lost to scaling, as shares of a step's time: {lost} = {parts}",
+        NEGATIVE if any(part.share <= -LEAST_SAID for part in explained.parts) else "",
+        ""
+        if efficiency is None or abs(efficiency - left) < LEAST_SAID
+        else f"That leaves an efficiency of {percent(left)}, as timed once more after training; its first steps had "
+        f"{percent(efficiency)}.",
+        f"{straggler} is behind the others." if straggler else "",
+    )
+    return [line for line in texts if line]
+
+
+def explained_line(explained: Explanation | None) -> str:
+    """Returns the largest shares of a step that are lost, in a line; empty where nothing was explained."""
+    if explained is None:
+        return ""
+    shown = [part for part in _largest_first(explained) if abs(part.share) >= LEAST_SHARE]
+    parts = listed(*(f"{clean(part.name)} {percent(part.share)}" for part in shown))
+    return f"lost {percent(explained.lost)}{' = ' * bool(parts)}{parts}"
+
+
+def _labelled_texts(rows: Sequence[tuple[str, str]], width: int) -> Iterator[Text]:
+    """Yields rows of a label and a text; the first is what stands out."""
+    left = max(len(label) for label, _ in rows) + 2
+    for place, (label, text) in enumerate(rows):
+        for number, line in enumerate(text.splitlines() or [""]):
+            labelled = f"{label * (not number):<{left}}{line}"
+            for part, shown in enumerate(texts(labelled, width, "" if place else "bold", left)):
+                if not part and not number:
+                    shown.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
+                yield shown
+
+
 def _epochs(training: Training) -> str:
     """Returns how many were trained, and of how many where a callback ended training."""
     trained, planned = plural(training.epochs, "epoch"), plural(training.planned_epochs, "epoch")
@@ -104,7 +172,7 @@ def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _what(result: Result) -> str:
-    """What was trained on what, and how far its speed can be believed."""
+    """Returns a run's model, data, strategy and layout, with the doubts about its speed."""
     chosen = result.choices
     model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
     workers = plural(result.layout.workers, "worker")
@@ -138,7 +206,7 @@ def _speedup(result: Result) -> str:
 
 
 def _survived(result: Result) -> str:
-    """How often it went on after an end or a loss, and what that cost; nothing where it never had to."""
+    """Returns how often it resumed or restarted, and what that cost; empty where it never did."""
     survival = result.survival
     if not any((survival.resumed, survival.restarts, survival.rollbacks, survival.steps_repeated)):
         return ""
@@ -154,7 +222,7 @@ def _survived(result: Result) -> str:
 
 
 def resumed_line(folder: str, status: str, step: int, saved: int | None) -> str:
-    """Which run a command goes on with, and from where."""
+    """Returns a line that names the run a command goes on with, and from where."""
     where = f"from the checkpoint of step {saved:,}" if saved else "from the beginning, since it has no checkpoint"
     return f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)"
 
@@ -191,32 +259,31 @@ def _batch(result: Result) -> str:
 
 
 def _step_times(speed: Speed) -> str:
-    known = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
-    return listed(*(f"{name} {rate(value)} ms" for name, value in known if value is not None))
+    percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
+    return listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))
 
 
 def _input_wait(result: Result) -> str:
-    """How long steps waited for their batches, and who waited longest."""
+    """Returns the share of the step time spent waiting for batches, and the worker that waited longest."""
     share = result.input.wait
     if share is None:
         return ""
     shares = [(value, clean(name)) for name, value in result.input.wait_by_worker.items()]
-    most = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
-    return listed(f"{percent(share)} of the step time", most, "input-bound" * bool(result.input.bound))
+    longest = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
+    return listed(f"{percent(share)} of the step time", longest, "input-bound" * bool(result.input.bound))
 
 
 def _staleness(result: Result) -> str:
-    """How old the weights were that steps were made on, in an asynchronous training."""
-    mean, most = result.staleness.staleness_mean, result.staleness.staleness_max
-    if mean is None or most is None:
+    """Returns the age of the weights that steps of an asynchronous training were made on."""
+    mean, largest = result.staleness.staleness_mean, result.staleness.staleness_max
+    if mean is None or largest is None:
         return ""
-    return (
-        f"asynchronous: {rate(mean) if mean else '0'} updates by others between reading and updating, at most {most:,}"
-    )
+    updates = f"{rate(mean) if mean else '0'} updates by others"
+    return f"asynchronous: {updates} between reading and updating, at most {largest:,}"
 
 
 def _steps_of_workers(result: Result) -> str:
-    """Whose steps they were, in an asynchronous training, and updates that were made more than once."""
+    """Returns the steps of each worker of an asynchronous training, and updates that were made more than once."""
     steps, updates, of_worker = result.staleness.steps, result.staleness.updates, result.staleness.worker_steps
     if steps is None or not result.layout.asynchronous:
         return ""
@@ -226,8 +293,8 @@ def _steps_of_workers(result: Result) -> str:
 
 
 def _seconds(result: Result) -> str:
-    known = ((result.training.seconds_startup, "start"), (result.training.seconds_training, "train"))
-    return listed(*(f"{duration(value)} to {what}" for value, what in known if value is not None))
+    phases = ((result.training.seconds_startup, "start"), (result.training.seconds_training, "train"))
+    return listed(*(f"{duration(value)} to {what}" for value, what in phases if value is not None))
 
 
 def _interval(speed: Speed, within: str) -> str:
@@ -246,3 +313,11 @@ def _joined(folder: str, path: str) -> str:
 def _tracked(run_id: str) -> str:
     typed = "make ui" if shipped.is_checkout_here() else "python -m pipeline ui"
     return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
+
+
+def _share(share: float, low: float, high: float) -> str:
+    return f"{percent(share)}{brackets(span(low, high, percent, ' to '))}"
+
+
+def _largest_first(explained: Explanation) -> list[Part]:
+    return sorted(explained.parts, key=lambda part: part.share, reverse=True)

@@ -1,14 +1,14 @@
-"""Turns a run's events into what there is to tell of each, and into a view of what is happening now.
+"""Turns a run's events into lines to show and into how far the run is.
 
-Pure: time is an argument. It survives events in any order, and values that are odd.
+Pure: time is an argument. It survives events in any order, and odd values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any
 
 from pipeline.plan.plan import Plan
 from pipeline.record.events import (
-    Attached,
     Beat,
     Built,
     Calibrated,
@@ -18,44 +18,31 @@ from pipeline.record.events import (
     Epoch,
     Event,
     EventBase,
-    Exited,
     Explained,
     Explaining,
     Failed,
     Finished,
     Joined,
-    Left,
-    Loaded,
     Measured,
     Profiled,
-    Profiling,
-    Report,
     Restarted,
     Restored,
-    Result,
-    Resumed,
-    Run,
     Saved,
     Signalled,
-    Sized,
     Started,
     Steps,
-    Stopped,
-    System,
-    Unknown,
-    Unreachable,
     Warned,
 )
-from pipeline.views.terminal.explained import explained_lines
-from pipeline.views.terminal.profile import profile_lines
-from pipeline.views.terminal.training_state import TrainingState, View
+from pipeline.views.terminal.result import explained_lines, profile_lines
+from pipeline.views.terminal.training_state import Doing, TrainingState
 from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate
 
-MOST_FAILURES = 5  # different ones told in full
+MOST_FAILURES = 5  # different ones shown in full
+CTRL_C = "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once."
 
 
 @dataclass(frozen=True)
-class Line:
+class Message:
     """Something to tell; a lasting one stays above the bars, others are told only where there are none."""
 
     text: str
@@ -63,8 +50,8 @@ class Line:
 
 
 @dataclass
-class Group:
-    """What the processes of the run ("point") or of its baseline have told, by rank.
+class ProcessGroup:
+    """Progress of the processes of the run ("point") or of its baseline, by rank.
 
     All of them are `expected` to join, and `leaders` of them to tell the rest.
     """
@@ -72,7 +59,7 @@ class Group:
     expected: int
     leaders: int
     reached: dict[str, set[int]] = field(default_factory=dict)
-    told: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    timings: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     rate_of: dict[int, float] = field(default_factory=dict)
 
     def reach(self, stage: str, rank: int) -> bool:
@@ -83,19 +70,19 @@ class Group:
         return before < self.tellers(stage) <= len(ranks)
 
     def tellers(self, stage: str) -> int:
-        """How many processes will reach a stage."""
+        """Returns how many processes will reach a stage."""
         return self.expected if stage in ("started", "joined") else self.leaders
 
     def count(self, stage: str) -> int:
-        """How many processes have reached a stage."""
+        """Returns how many processes have reached a stage."""
         return min(len(self.reached.get(stage, ())), self.tellers(stage))
 
     def measure(self, repeat: int, rank: int, examples: float, seconds: float) -> None:
         """Notes a process's timing of a repeat; once all have told theirs, the slowest decides its rate."""
-        told = self.told.setdefault(repeat, {})
-        told[rank] = (examples, seconds)
-        if len(told) >= self.leaders:
-            self.rate_of[repeat] = examples / max(event for _, event in told.values())
+        timings = self.timings.setdefault(repeat, {})
+        timings[rank] = (examples, seconds)
+        if len(timings) >= self.leaders:
+            self.rate_of[repeat] = examples / max(event for _, event in timings.values())
 
     def rates(self) -> list[float]:
         """Examples per second of each repeat that is done."""
@@ -103,7 +90,7 @@ class Group:
 
 
 class RunState:
-    """What the events said so far.
+    """The state of a run: a fold over its events.
 
     `timing`: repeats are being timed. `turned`: the last event ended one of them, or what comes before them.
     `failing`: the last event told of a failure, or of a Ctrl-C.
@@ -113,89 +100,74 @@ class RunState:
         self.start = now
         self.timing = self.turned = self.failing = False
         self._plan = plan
-        self._groups = {"point": Group(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
-        self._told: set[str] = set()
-        self._repeats_told = 0
+        self._groups = {"point": ProcessGroup(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
+        self._shown: set[str] = set()
+        self._repeats_shown = 0
         self._training = TrainingState(plan)
-        self._failed = self._ended = self._explaining = False
+        self._failed = self._over = self._explaining = False
+        self._now = now
 
-    def take(self, event: Event, now: float) -> list[Line]:
-        """Adds one event, and returns what there is to tell of it."""
+    def take(self, event: Event, now: float) -> list[Message]:
+        """Adds one event, and returns the lines to show for it."""
         if event.group == "baseline":
-            self._groups.setdefault("baseline", Group(1, 1))
+            self._groups.setdefault("baseline", ProcessGroup(1, 1))
         turns = self._turns()
-        lines = self._lines(event, now)
+        self._now = now
+        handle = HANDLERS.get(type(event))
+        lines = [] if handle is None else handle(self, event)
         self.timing = self._is_timing()
         self.turned = self._turns() != turns
         self.failing = isinstance(event, Failed) or (isinstance(event, Signalled) and event.group is None)
         return lines
 
-    def view(self) -> View:
-        """What is happening now."""
+    def view(self) -> Doing:
+        """Returns what is happening now."""
         if self._failed:
-            return View("stopping", where="a process failed")
+            return Doing("stopping", where="a process failed")
         if self._explaining:
-            return View("explaining", where="steps with parts switched off")
-        if self._ended:
-            return View("ending", 1, 1)
+            return Doing("explaining", where="steps with parts switched off")
+        if self._over:
+            return Doing("ending", 1, 1)
         if self.timing:
             return self._measuring()
         if self._training.begun:
             return self._training.view()
         return self._coming_up()
 
-    def _lines(self, event: Event, now: float) -> list[Line]:
-        match event:
-            case Started() | Joined() | Built() | Calibrated():
-                return self._stage(event, now)
-            case Measured():
-                return self._measured(event)
-            case Steps() | Epoch() | Saved() | Beat():
-                return self._trained(event) if self._is_chief(event) else []
-            case Restarted():
-                return self._restarted(event)
-            case Restored(step=step, found=found):
-                self._training.go_back(step)
-                where = f"from step {step:,}" if found else "from the beginning: there is no checkpoint yet"
-                return [Line(f"going on {where}")]
-            case Checkpoint(step=step):
-                self._training.saved = step
-            case Profiled(values=profile):
-                return [Line(text, lasting=True) for text in profile_lines(profile)]
-            case Checked(values=check) if event.rank == 0 and check.outcome == "different" and not check.noted:
-                return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
-            case Explaining():
-                self._explaining = True
-                return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
-            case Explained(values=explanation):
-                return [Line(text, lasting=True) for text in explained_lines(explanation)]
-            case Signalled(group=None):
-                said = "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once."
-                return self._once(said, lasting=True)
-            case Warned(text=text):
-                return self._once(f"warning: {clean(text) or '(without words)'}", lasting=True)
-            case Failed():
-                return self._failure(event)
-            case Finished():
-                self._ended = self._ended or self._is_chief(event)
-            case Ended():
-                self._ended, self._explaining = True, False
-            case (
-                Run() | Resumed() | Attached() | Loaded() | Checked() | Sized() | Profiling() | Left() | Signalled()
-                | System() | Result() | Report() | Stopped() | Unreachable() | Exited() | Unknown()
-            ):  # fmt: skip
-                pass
-            case _:
-                assert_never(event)
+    def _restored(self, event: Restored) -> list[Message]:
+        self._training.go_back(event.step)
+        where = f"from step {event.step:,}" if event.found else "from the beginning: there is no checkpoint yet"
+        return [Message(f"going on {where}")]
+
+    def _checkpoint(self, event: Checkpoint) -> list[Message]:
+        self._training.saved = event.step
+        return []
+
+    def _checked(self, event: Checked) -> list[Message]:
+        check = event.values
+        if event.rank != 0 or check.outcome != "different" or check.noted:
+            return []
+        return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
+
+    def _explains(self, event: Explaining) -> list[Message]:
+        self._explaining = True
+        return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
+
+    def _finished(self, event: Finished) -> list[Message]:
+        self._over = self._over or self._is_chief(event)
+        return []
+
+    def _ended(self, event: Ended) -> list[Message]:
+        self._over, self._explaining = True, False
         return []
 
     def _is_chief(self, event: EventBase) -> bool:
         return event.group != "baseline" and event.rank == 0
 
-    def _group(self, event: EventBase) -> Group:
+    def _group(self, event: EventBase) -> ProcessGroup:
         return self._groups["baseline" if event.group == "baseline" else "point"]
 
-    def _stage(self, event: Started | Joined | Built | Calibrated, now: float) -> list[Line]:
+    def _stage(self, event: Started | Joined | Built | Calibrated) -> list[Message]:
         group, baseline = self._group(event), event.group == "baseline"
         complete = group.reach(event.kind, event.rank)
         who = "the baseline" if baseline else plural(group.expected, "process")
@@ -207,7 +179,7 @@ class RunState:
             return []
         match event:
             case Joined():
-                return self._once(f"joined: {who} after {duration(now - self.start)}", key=f"joined {baseline}")
+                return self._once(f"joined: {who} after {duration(self._now - self.start)}", key=f"joined {baseline}")
             case Built() if not baseline:
                 return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
             case Calibrated() if self._plan.measurement.steps != 0:
@@ -218,7 +190,7 @@ class RunState:
                 )
         return []
 
-    def _measured(self, event: Measured) -> list[Line]:
+    def _measured(self, event: Measured) -> list[Message]:
         """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
         group, examples, seconds = self._group(event), number(event.examples), number(event.seconds)
         if examples is not None and seconds is not None and seconds > 0:
@@ -226,19 +198,22 @@ class RunState:
         rates = {name: one.rates() for name, one in self._groups.items()}
         complete = min(map(len, rates.values()))
         lines = []
-        for place in range(self._repeats_told, complete):
+        for place in range(self._repeats_shown, complete):
             speeds = [
-                f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
+                f"{'baseline ' * (name == 'baseline')}{rate(one_rates[place])} examples/s"
+                for name, one_rates in rates.items()
             ]
             number_of = sorted(group.rate_of)[place] + 1
             repeats = self._plan.measurement.repeats
-            of = f"of {repeats}" if number_of <= repeats else "timed too, since other work disturbed some"
-            lines.append(Line(f"repeat {number_of} {of}: {listed(*speeds)}"))
-        self._repeats_told = max(self._repeats_told, complete)
+            total = f"of {repeats}" if number_of <= repeats else "timed too, since other work disturbed some"
+            lines.append(Message(f"repeat {number_of} {total}: {listed(*speeds)}"))
+        self._repeats_shown = max(self._repeats_shown, complete)
         return lines
 
-    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[Line]:
+    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[Message]:
         training = self._training
+        if not self._is_chief(event):
+            return []
         if isinstance(event, Beat):
             training.take_validated(event)
             return []
@@ -261,41 +236,41 @@ class RunState:
         text = f"{training.epoch_of(event.epoch)}: {figures or 'done'}"
         return [*begins, *self._once(text, lasting=True, key=f"epoch {event.epoch}")]
 
-    def _restarted(self, event: Restarted) -> list[Line]:
+    def _restarted(self, event: Restarted) -> list[Message]:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""
         self._failed = False
         self._training.begun = False
-        told, repeats = self._groups["point"].told, self._groups["point"].rate_of
-        self._groups["point"] = Group(event.processes, event.leaders, told=told, rate_of=repeats)
+        timings, repeats = self._groups["point"].timings, self._groups["point"].rate_of
+        self._groups["point"] = ProcessGroup(event.processes, event.leaders, timings=timings, rate_of=repeats)
         if "baseline" in self._groups:
             self._groups["baseline"].reached = {}
         again = ("starting", "joined", "built", "measuring", "training", "failed")
-        self._told = {key for key in self._told if not key.startswith(again)}
-        return [Line(f"warning: {clean(event.text)}", lasting=True)]
+        self._shown = {key for key in self._shown if not key.startswith(again)}
+        return [Message(f"warning: {clean(event.text)}", lasting=True)]
 
-    def _failure(self, event: Failed) -> list[Line]:
+    def _failure(self, event: Failed) -> list[Message]:
         self._failed = True
         if event.peer:
             return []  # it only lost the process that failed, which says more itself
         error = clean(event.error) or "no reason was given"
-        if sum(key.startswith("failed") for key in self._told) >= MOST_FAILURES:
+        if sum(key.startswith("failed") for key in self._shown) >= MOST_FAILURES:
             return self._once("More processes failed; events.jsonl has them all.", lasting=True)
         return self._once(f"failed: {self._who(event)}: {error}", lasting=True, key=f"failed {error}")
 
-    def _coming_up(self) -> View:
+    def _coming_up(self) -> Doing:
         groups = self._groups.values()
         expected = sum(group.expected for group in groups)
         leaders = sum(group.leaders for group in groups)
         joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
         if joined < expected and not built:
-            return View("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
+            return Doing("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
         if built < leaders:
-            return View("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
+            return Doing("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
         if self._all_measured():
-            return View("training", 0, self._training.total, "the first steps")
-        return View("preparing", where="tracing the training step")
+            return Doing("training", 0, self._training.total, "the first steps")
+        return Doing("preparing", where="tracing the training step")
 
-    def _measuring(self) -> View:
+    def _measuring(self) -> Doing:
         done = {name: len(group.rate_of) for name, group in self._groups.items()}
         repeats = self._plan.measurement.repeats
         where = f"repeat {min(min(done.values()) + 1, repeats):,} of {repeats:,}"
@@ -307,14 +282,14 @@ class RunState:
             f"{rate(last['point'])} examples/s" if "point" in last else "",
             f"baseline {rate(last['baseline'])} examples/s" if "baseline" in last else "",
         )
-        return View("measuring", sum(done.values()), repeats * len(done), where, figures)
+        return Doing("measuring", sum(done.values()), repeats * len(done), where, figures)
 
     def _is_timing(self) -> bool:
-        if self._plan.measurement.steps == 0 or self._failed or self._ended:
+        if self._plan.measurement.steps == 0 or self._failed or self._over:
             return False
         groups = self._groups.values()
         ready = all(group.count("calibrated") >= group.leaders for group in groups)
-        return (ready or any(group.told for group in groups)) and not self._all_measured()
+        return (ready or any(group.timings for group in groups)) and not self._all_measured()
 
     def _all_measured(self) -> bool:
         return all(len(group.rate_of) >= self._plan.measurement.repeats for group in self._groups.values())
@@ -331,9 +306,34 @@ class RunState:
         process = self._plan.processes[event.rank]
         return f"{process.role} {event.rank}" + (f" on host {process.host}" if self._plan.hardware.hosts > 1 else "")
 
-    def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Line]:
+    def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Message]:
         """The line, unless one with its key was told before: hundreds of processes may say the same thing."""
-        if (key or text) in self._told:
+        if (key or text) in self._shown:
             return []
-        self._told.add(key or text)
-        return [Line(text, lasting)]
+        self._shown.add(key or text)
+        return [Message(text, lasting)]
+
+
+HANDLERS: dict[type[Event], Callable[[RunState, Any], list[Message]]] = {
+    Started: RunState._stage,
+    Joined: RunState._stage,
+    Built: RunState._stage,
+    Calibrated: RunState._stage,
+    Measured: RunState._measured,
+    Steps: RunState._trained,
+    Epoch: RunState._trained,
+    Saved: RunState._trained,
+    Beat: RunState._trained,
+    Restarted: RunState._restarted,
+    Restored: RunState._restored,
+    Checkpoint: RunState._checkpoint,
+    Profiled: lambda state, event: [Message(text, lasting=True) for text in profile_lines(event.values)],
+    Checked: RunState._checked,
+    Explaining: RunState._explains,
+    Explained: lambda state, event: [Message(text, lasting=True) for text in explained_lines(event.values)],
+    Signalled: lambda state, event: [] if event.group is not None else state._once(CTRL_C, lasting=True),
+    Warned: lambda state, event: state._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True),
+    Failed: RunState._failure,
+    Finished: RunState._finished,
+    Ended: RunState._ended,
+}

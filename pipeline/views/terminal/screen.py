@@ -9,12 +9,12 @@ from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.console import say
-from pipeline.views.terminal.estimate import estimate_lines, shard_lines
-from pipeline.views.terminal.plan import plan_lines
-from pipeline.views.terminal.points import begins_line, ended_line, shared_and_own
-from pipeline.views.terminal.predict import predicted_lines
-from pipeline.views.terminal.progress import Progress
+from pipeline.views.terminal.estimate_text import estimate_lines, shard_lines
+from pipeline.views.terminal.live import Progress
+from pipeline.views.terminal.plan_text import plan_lines
+from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import resumed_line
+from pipeline.views.terminal.sweep_table import begins_line, ended_line, shared_and_own
 from pipeline.views.terminal.words import time_of_day
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class Terminal:
             # Its lines may be a script's, whose spaces count.
             self.say("".join(letter for letter in line if letter.isprintable()))
 
-    def estimated(self, plan: Plan, made: Estimate) -> None:
+    def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
-        for line in ["", *estimate_lines(plan, made)]:
+        for line in ["", *estimate_lines(plan, estimate)]:
             self.say(line)
 
-    def shared(self, made: Estimate) -> None:
+    def shared(self, estimate: Estimate) -> None:
         """Shows which tables are cut and what stays whole."""
-        for label, text in shard_lines(made):
+        for label, text in shard_lines(estimate):
             self.say(f"{label:<11}{text}")
 
     def predicted(self, point: RunResult) -> None:

@@ -1,4 +1,4 @@
-"""How far training is, from what it tells."""
+"""Turns a training's events into how far it is."""
 
 import math
 from collections import deque
@@ -13,8 +13,8 @@ WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are
 
 
 @dataclass(frozen=True)
-class View:
-    """What is happening: a word for it, how far it is (`total` is None where unknown), and its figures."""
+class Doing:
+    """A run's current activity: a word for it, how far it is (`total` is None where unknown), and its figures."""
 
     label: str
     done: float = 0
@@ -24,7 +24,7 @@ class View:
 
 
 class TrainingState:
-    """How far training is, and its latest figures."""
+    """A training's progress and its latest figures."""
 
     def __init__(self, plan: Plan) -> None:
         self.begun = False
@@ -58,15 +58,15 @@ class TrainingState:
 
     @property
     def length(self) -> str:
-        """How long it is planned to train."""
+        """The planned length of training."""
         return listed(plural(self._epochs, "epoch"), plural(self.total, "step")) or "length unknown"
 
     def epoch_of(self, epoch: int) -> str:
-        """Which epoch of how many."""
+        """Returns an epoch's number, and of how many."""
         return of("epoch", epoch, self._epochs)
 
     def take_built(self, event: Built) -> None:
-        """What became known with the data and the model."""
+        """Takes sizes that are known once data and model are built."""
         self._epochs = event.epochs or self._epochs
         self._per_epoch = event.steps_per_epoch or self._per_epoch
         held_out = event.validation_examples
@@ -103,17 +103,17 @@ class TrainingState:
         self._validated = 0
         self._over = event.epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
 
-    def view(self) -> View:
-        """What training is doing."""
+    def view(self) -> Doing:
+        """Returns what training is doing."""
         if self._validated:
             done = of("step", self._validated, self._validation_steps)
             where = listed(self.epoch_of(self._epoch), done)
-            return View("validating", self._validated, self._validation_steps, where, self._scores())
+            return Doing("validating", self._validated, self._validation_steps, where, self._scores())
         if self._over:
-            return View("saving" if self._plan.training.save else "ending", 1, 1, "training is over")
+            return Doing("saving" if self._plan.training.save else "ending", 1, 1, "training is over")
         total, epoch = self.total, max(self._epoch, self._epochs_done + 1)
         where = listed(self.epoch_of(epoch), of("step", self._step, total))
-        return View("training", self._step, total, where, self._figures())
+        return Doing("training", self._step, total, where, self._figures())
 
     def _figures(self) -> str:
         steps, examples, seconds = (math.fsum(call[place] for call in self._calls) for place in range(3))
@@ -129,5 +129,5 @@ class TrainingState:
 
 
 def of(noun: str, done: int, total: int | None) -> str:
-    """How far, and of how many where that is known."""
+    """Returns how far something is, and of how many where that is known."""
     return f"{noun} {done:,} of {total:,}" if total else f"{noun} {done:,}"

@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 
 
 def time_of_day(seconds: float) -> str:
-    """When something was, by the clock of this place.
+    """Returns a time by the clock of this place.
 
     >>> len(time_of_day(1.7e9))
     8
@@ -117,10 +117,10 @@ def spread(counts: Iterable[int], noun: str, none: str) -> str:
     >>> [spread(cores, "core", none="any core") for cores in ((1, 1), (1, 3), (0, 0))]
     ['1 core', '1 to 3 cores', 'any core']
     """
-    known = sorted(set(counts))
-    if known == [0]:
+    distinct = sorted(set(counts))
+    if distinct == [0]:
         return none
-    return plural(known[0], noun) if len(known) == 1 else f"{known[0]:,} to {plural(known[-1], noun)}"
+    return plural(distinct[0], noun) if len(distinct) == 1 else f"{distinct[0]:,} to {plural(distinct[-1], noun)}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -153,12 +153,12 @@ def span(low: float | None, high: float | None, write: Callable[[float], str], b
     >>> span(3301.2, 3502.4, rate, " to "), span(None, 3502.4, rate, " to "), span(2.0, 2.0, times, "-")
     ('3,301 to 3,502', '', '')
     """
-    least, most = number(low), number(high)
-    return "" if least is None or most is None or least == most else f"{write(least)}{between}{write(most)}"
+    least, highest = number(low), number(high)
+    return "" if least is None or highest is None or least == highest else f"{write(least)}{between}{write(highest)}"
 
 
 def marks(layout: Layout) -> str:
-    """What makes a speedup less than it seems, to be written wherever one is shown.
+    """Returns the doubts that make a speedup less than it seems, to be written wherever one is shown.
 
     >>> "1.84x" + marks(Layout(rehearsal=True))
     '1.84x (rehearsal)'

@@ -10,8 +10,8 @@ from pipeline.analyze.verdict import Use, Verdict
 from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
 from pipeline.run.tags import PROGRAM, command_of
-from pipeline.views.report.gather import Point, Sweep
-from pipeline.views.terminal.sweep import OWN_BASELINE, engines_text
+from pipeline.views.report.gather import ReportedRun, ReportedSweep
+from pipeline.views.terminal.sweep_table import OWN_BASELINE, engines_text
 from pipeline.views.terminal.words import clean, listed, percent, plural, points_text, rate, span
 
 # More would hide the page below them.
@@ -20,17 +20,17 @@ MOST_COMMANDS = 6
 
 @dataclass(frozen=True)
 class Fact:
-    """What is said of a whole sweep, under its name; of commands, each in a line."""
+    """A fact about a whole sweep under its name; `commands` are shown a line each."""
 
     name: str
     said: str = ""
     commands: tuple[str, ...] = ()
 
 
-def facts(sweep: Sweep) -> list[Fact]:
+def facts(sweep: ReportedSweep) -> list[Fact]:
     """Engines, model, data, batch, precision, baseline, intervals, versions, commit, command: those that are known."""
     engines = engines_text((point.place, point.run) for point in sweep.measured)
-    found = [
+    texts = [
         Fact("engines", engines and f"{engines}; {OWN_BASELINE}"),
         Fact("model", _told(sweep, _model)),
         Fact("data", _told(sweep, _data)),
@@ -42,11 +42,11 @@ def facts(sweep: Sweep) -> list[Fact]:
         Fact("commit", _told(sweep, _commit) or "not known: no run was started in a folder of git"),
         _command(sweep),
     ]
-    return [fact for fact in found if fact.said or fact.commands]
+    return [fact for fact in texts if fact.said or fact.commands]
 
 
 def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> list[str]:
-    """What to type to run points with these overrides: one command where they are all combinations of some values.
+    """Returns the commands that run points with these overrides: one where they are all combinations of some values.
 
     >>> commands([["a=1", "b=[2, 3]"], ["a=4", "b=[2, 3]"]], ["--config-dir=mine"])
     ["python -m pipeline -m --config-dir=mine a=1,4 'b=[2, 3]'"]
@@ -58,12 +58,14 @@ def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> li
     keys = list(rows[0]) if rows else []
     values = {key: list(dict.fromkeys(row.get(key, "") for row in rows)) for key in keys}
     if all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
-        distinct = [tuple(f"{key}={','.join(of)}" if any(of) else key for key, of in values.items())] if rows else []
+        distinct = (
+            [tuple(f"{key}={','.join(group)}" if any(group) else key for key, group in values.items())] if rows else []
+        )
     return [shlex.join([*PROGRAM, "-m", *options, *overrides]) for overrides in distinct]
 
 
-def next_command(sweep: Sweep, decided: Verdict) -> str:
-    """What to type next: what trains as the verdict says to, or where it cannot say, what measures more.
+def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
+    """Returns the command to type next: it trains as the verdict says or, where that is not known, measures more.
 
     "" where that takes several commands.
     """
@@ -72,9 +74,9 @@ def next_command(sweep: Sweep, decided: Verdict) -> str:
     options = _options(map(_began, sweep.points))
     if decided.use is Use.NOT_KNOWN:
         often = f"sweep.repeats={max(3, len(decided.best.runs) + 2)}"
-        asked = [[*_but(point.overrides, "sweep.repeats"), often] for point in sweep.points if point.overrides]
-        found = commands(asked, options)
-        return found[0] if len(found) == 1 else ""
+        overrides = [[*_but(point.overrides, "sweep.repeats"), often] for point in sweep.points if point.overrides]
+        folder = commands(overrides, options)
+        return folder[0] if len(folder) == 1 else ""
     best, (place, *_) = decided.best, decided.best.places
     typed = next((point.overrides for point in sweep.points if point.place == place), ())
     choices = best.result.choices
@@ -93,27 +95,27 @@ def next_command(sweep: Sweep, decided: Verdict) -> str:
 
 def _but(overrides: Iterable[str], *keys: str) -> list[str]:
     """The overrides of all but these keys, and of what is in them."""
-    asked = [(override.lstrip("+~").partition("=")[0], override) for override in overrides]
-    return [override for key, override in asked if key.partition(".")[0] not in keys and key not in keys]
+    overrides_list = [(override.lstrip("+~").partition("=")[0], override) for override in overrides]
+    return [override for key, override in overrides_list if key.partition(".")[0] not in keys and key not in keys]
 
 
-def _told(sweep: Sweep, of: Callable[[Point], str | None]) -> str:
-    """What `of` says of measured points, or of all where none is: once where it is the same for all it is known of."""
+def _told(sweep: ReportedSweep, describe: Callable[[ReportedRun], str | None]) -> str:
+    """Returns `of` the measured points, or of all where none is: once where it is the same for all that have it."""
     places: dict[str, list[int]] = {}
     for point in sweep.measured or sweep.points:
-        if said := clean(of(point)):
-            places.setdefault(said, []).append(point.place)
+        if text := clean(describe(point)):
+            places.setdefault(text, []).append(point.place)
     if len(places) == 1:
         return next(iter(places))
-    return "; ".join(f"{said} ({points_text(where)})" for said, where in places.items())
+    return "; ".join(f"{text} ({points_text(where)})" for text, where in places.items())
 
 
-def _model(point: Point) -> str | None:
+def _model(point: ReportedRun) -> str | None:
     parameters = point.result.training.parameters
     return _with(comparable.facts(point.run).get("model"), plural(parameters, "parameter"))
 
 
-def _data(point: Point) -> str | None:
+def _data(point: ReportedRun) -> str | None:
     return _with(comparable.facts(point.run).get("data"), plural(point.run.train_examples, "training example"))
 
 
@@ -121,7 +123,7 @@ def _with(name: str | None, more: str) -> str | None:
     return name and listed(name, more)
 
 
-def _batch(point: Point) -> str | None:
+def _batch(point: ReportedRun) -> str | None:
     layout = point.result.layout
     if layout.scaling == "strong" and layout.global_batch is not None:
         return f"{plural(layout.global_batch, 'example')} a step over all replicas, held fixed: strong scaling"
@@ -131,17 +133,18 @@ def _batch(point: Point) -> str | None:
     return f"{plural(layout.replica_batch, 'example')} a step on each replica{held}"
 
 
-def _baseline(sweep: Sweep) -> str:
-    """What speedups are over."""
+def _baseline(sweep: ReportedSweep) -> str:
+    """Returns the baseline of the speedups."""
     speeds = {point.place: point.result.speed for point in sweep.measured}
-    known: dict[str, list[float]] = {}
+    sources: dict[str, list[float]] = {}
     for point in sweep.measured:
         if speed := point.result.speed.baseline_examples_per_second:
-            known.setdefault(f"{clean(point.marks.engine)} ".lstrip(), []).append(speed)
-    if not known:
+            sources.setdefault(f"{clean(point.marks.engine)} ".lstrip(), []).append(speed)
+    if not sources:
         return ""
     reached = " and ".join(
-        f"{engine}{span(min(of), max(of), rate, ' to ') or rate(of[0])}" for engine, of in known.items()
+        f"{engine}{span(min(places), max(places), rate, ' to ') or rate(places[0])}"
+        for engine, places in sources.items()
     )
     in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
     measured = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
@@ -150,8 +153,8 @@ def _baseline(sweep: Sweep) -> str:
     return listed(f"one device without a strategy: {reached} examples/s", measured)
 
 
-def _intervals(sweep: Sweep) -> str:
-    """What the ends under a throughput and a speedup are."""
+def _intervals(sweep: ReportedSweep) -> str:
+    """Explains the intervals under a throughput and a speedup."""
     if not sweep.confidences:
         return ""
     counts = sorted({point.result.speed.repeats for point in sweep.measured if point.result.speed.repeats})
@@ -160,26 +163,26 @@ def _intervals(sweep: Sweep) -> str:
     return f"from the lowest to the highest of {repeats}, which holds the true median with a probability of {probable}"
 
 
-def _versions(point: Point) -> str:
+def _versions(point: ReportedRun) -> str:
     return ", ".join(f"{name} {version}" for name, version in point.result.environment.versions.items())
 
 
-def _began(point: Point) -> Run:
+def _began(point: ReportedRun) -> Run:
     return point.run.began or Run()
 
 
-def _commit(point: Point) -> str | None:
+def _commit(point: ReportedRun) -> str | None:
     commit = _began(point).tags.get("git_commit")
     return None if commit is None else str(commit)
 
 
-def _command(sweep: Sweep) -> Fact:
-    found = commands(
+def _command(sweep: ReportedSweep) -> Fact:
+    values = commands(
         [point.overrides for point in sweep.points if point.overrides], _options(map(_began, sweep.points))
     )
-    more = len(found) - MOST_COMMANDS
-    kept = found if more <= 0 else [*found[:MOST_COMMANDS], f"# and {more} more, by the overrides below"]
-    return Fact("command" if len(kept) < 2 else "commands", commands=tuple(map(clean, kept)))
+    more = len(values) - MOST_COMMANDS
+    rest = values if more <= 0 else [*values[:MOST_COMMANDS], f"# and {more} more, by the overrides below"]
+    return Fact("command" if len(rest) < 2 else "commands", commands=tuple(map(clean, rest)))
 
 
 def _options(runs: Iterable[Run]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turns verdicts, of a sweep and of pairs of runs, into sentences, and what is to be said of a speed into marks."""
+"""Turns verdicts, of a sweep and of compared runs, into sentences and a table, and doubts about a speed into marks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pipeline.views.terminal.words import (
     bare_times,
     brackets,
     clean,
+    columns,
     enumerated,
+    figure,
     listed,
     percent,
     plural,
@@ -40,12 +42,18 @@ INSTEAD = {
 }
 # How sure an answer is, by its odds; with less there is none.
 SURE = ((0.99, "almost certainly"), (0.95, "very likely"), (0.0, "probably"))
+HEADER = ("", "run", "strategy", "workers", "examples/s", "speedup", "status")
+MISSING = "-"
+# Of a value that is long, such as a list of arguments.
+MOST_CHARACTERS = 40
 # What a sentence names; the table has the rest.
 MOST_NAMED = 5
 
+Row = tuple[str, tuple[object, ...]]
+
 
 def mark_texts(marks: Marks) -> list[str]:
-    """What is to be written beside a speed.
+    """Returns the marks to write beside a speed.
 
     >>> mark_texts(Marks(("rehearsal",), ("scaling", "batch rule"), "jax"))
     ['engine jax', 'rehearsal', 'differs in scaling and batch rule']
@@ -55,7 +63,7 @@ def mark_texts(marks: Marks) -> list[str]:
 
 
 def unlike_text(unlike: Unlike) -> str:
-    """Why the speeds of two runs say nothing of each other.
+    """Returns why the speeds of two runs are not comparable.
 
     >>> unlike_text(Unlike("model", ("mlp", "cnn"))), unlike_text(Unlike("rehearsal"))
     ('model differs (mlp, cnn)', 'one of them is a rehearsal')
@@ -64,7 +72,7 @@ def unlike_text(unlike: Unlike) -> str:
 
 
 def sure(odds: float) -> str:
-    """How sure an answer is, in words.
+    """Returns how sure an answer is, in words.
 
     >>> sure(0.999), sure(0.96), sure(0.85)
     ('almost certainly', 'very likely', 'probably')
@@ -73,7 +81,7 @@ def sure(odds: float) -> str:
 
 
 def pair_text(number: int, other: int, pair: Comparison | Unlike | None, engines: Mapping[int, str]) -> str:
-    """Which of two runs is faster, by how much, and how surely; with their `engines`, by number, where they differ."""
+    """Returns which of two runs is faster, by how much, and how surely; with their `engines` where they differ."""
     differ = engines.get(number) != engines.get(other)
     one, two = (f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other))
     if pair is None:
@@ -89,8 +97,30 @@ def pair_text(number: int, other: int, pair: Comparison | Unlike | None, engines
     return f"{fast} is {bare_times(ratio)} times as fast as {slow}, {sure(pair.odds)}"
 
 
+def compared_lines(
+    names: Sequence[str],
+    results: Sequence[Result],
+    marks: Sequence[Marks],
+    verdicts: Sequence[str],
+    unlike: Sequence[str],
+    settings: Sequence[Row],
+    outcomes: Sequence[Row],
+) -> list[str]:
+    """A row for each run, then who is faster, what was asked for differently, and what came out of each."""
+    runs = zip(names, results, marks, strict=True)
+    header, *rows = columns([HEADER, *(_row(place, *run) for place, run in enumerate(runs))], (0, 3))
+    places = [str(place) for place in range(len(results))]
+    lines = [header, *rows, "", *verdicts]
+    lines += [f"Speeds are not comparable: {why}." for why in unlike]
+    for title, body in (("asked for", settings), ("results", outcomes)):
+        if body:
+            table = columns([(title, *places), *((key, *map(_value, values)) for key, values in body)], ())
+            lines += ["", *table]
+    return lines
+
+
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """What a sweep decides: first which to use, and by how much it is faster than one device; last what has no part."""
+    """Returns a sweep's verdict: first which to use and how much faster than one device it is, last what it omits."""
     outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *_without(verdict)]
     if verdict.best is None:
         if not verdict.measured:
@@ -110,7 +140,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def contestant_name(contestant: Contestant) -> str:
-    """What a sentence calls it."""
+    """Returns a contestant's name in a sentence."""
     result = contestant.result
     failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
     where = listed(_points(contestant.places), failed)
@@ -118,7 +148,7 @@ def contestant_name(contestant: Contestant) -> str:
 
 
 def confidence(verdict: Verdict) -> str:
-    """How sure it is what to use, in words; "" where nothing was compared."""
+    """Returns how sure the verdict is, in words; "" where nothing was compared."""
     odds = [each.odds for each in (verdict.over_one, *verdict.against) if each and each.answer != "not known"]
     if verdict.best is not None and verdict.use == "not known":
         return "not known"
@@ -146,7 +176,7 @@ def single_line(result: Result) -> str:
 
 
 def _answer(best: Contestant, verdict: Verdict) -> str:
-    """Which to use, and by how much it is faster than one device."""
+    """Returns which to use, and by how much it is faster than one device."""
     marked = brackets(", ".join(comparable.doubts(best.result.layout)))
     busy = f"{marked}{'; the machine was busy meanwhile' * bool(verdict.disturbed)}"
     name, over_one = contestant_name(best), verdict.over_one
@@ -168,7 +198,7 @@ def _answer(best: Contestant, verdict: Verdict) -> str:
 
 
 def _others(verdict: Verdict) -> list[str]:
-    """What the best is faster than, as fast as, and cannot be told from."""
+    """Returns what the best is faster than, as fast as, and cannot be told from."""
     lines, against = [], verdict.against
     if slower := [each for each in against if each.is_faster]:
         first, odds = slower[0], min(each.odds for each in slower)
@@ -183,7 +213,7 @@ def _others(verdict: Verdict) -> list[str]:
 
 
 def _named(compared: Sequence[Comparison]) -> str:
-    """What contestants are compared with, and its figures."""
+    """Returns the contestants that one is compared with, and their figures."""
     names = []
     for other in (each.other for each in compared[:MOST_NAMED] if each.other):
         figure = times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
@@ -192,13 +222,13 @@ def _named(compared: Sequence[Comparison]) -> str:
 
 
 def _disturbed(verdict: Verdict) -> list[str]:
-    places = {why: [place for place, of in verdict.disturbed if of == why] for why in comparable.DISTURBED}
-    told = [f"{_points(of)} ({why})" for why, of in places.items() if of]
-    return [f"Disturbed: {'; '.join(told)}."] if told else []
+    places = {why: [place for place, reason in verdict.disturbed if reason == why] for why in comparable.DISTURBED}
+    texts = [f"{_points(reason)} ({why})" for why, reason in places.items() if reason]
+    return [f"Disturbed: {'; '.join(texts)}."] if texts else []
 
 
 def _more(best: Contestant, verdict: Verdict) -> list[str]:
-    """What to type to know more, where that can be had."""
+    """Returns what to type to know more, where that is possible."""
     if not verdict.against:
         return ["To compare it, type more values, such as workers=1,2."]
     if confidence(verdict) == SURE[0][1] and all(each.answer != "not known" for each in verdict.against):
@@ -208,7 +238,7 @@ def _more(best: Contestant, verdict: Verdict) -> list[str]:
 
 
 def _engines(verdict: Verdict) -> list[str]:
-    """Which of several engines pays, or that this cannot be told."""
+    """Returns which of several engines pays, or that this is not known."""
     engines = verdict.engines
     if engines is None:
         return []
@@ -222,7 +252,7 @@ def _engines(verdict: Verdict) -> list[str]:
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
-    """How many workers pay, as far as that can be told from what was measured."""
+    """Returns how many workers pay, as far as the measurements show."""
     unknown = [each.other.result for each in verdict.against if each.other and each.answer == "not known"]
     called, workers = best.result.choices.called, best.result.layout.workers or 1
     alike = any(other.choices.called == called and other.layout.workers != workers for other in unknown)
@@ -242,19 +272,54 @@ def _knee(knee: Knee, count: int) -> str:
 
 
 def _unjudged(verdict: Verdict) -> list[str]:
-    """Of which engines nothing can be said, before the points that have no part in the verdict and why."""
+    """Returns the engines of which no point was judged."""
     unjudged = () if verdict.engines is None else verdict.engines.unjudged
     return [f"Whether {clean(engine)} pays cannot be told: none of its points was judged." for engine in unjudged]
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
-    told = [f"{_points(left.places)} ({enumerated(mark_texts(left.why))})" for left in left_out]
-    return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
+    texts = [f"{_points(left.places)} ({enumerated(mark_texts(left.why))})" for left in left_out]
+    return [f"Left out of the verdict: {'; '.join(texts)}."] if texts else []
 
 
 def _without(verdict: Verdict) -> list[str]:
-    return [f"Without a speed, and so not judged: {_points(verdict.without)}."] if verdict.without else []
+    return [f"Not ranked, without a speed: {_points(verdict.without)}."] if verdict.without else []
 
 
 def _points(places: Sequence[int]) -> str:
     return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
+
+
+def _row(place: int, name: str, result: Result, marks: Marks) -> tuple[str, ...]:
+    speed, workers = result.speed, result.layout.workers
+    marked = brackets(listed(*mark_texts(marks)))
+    throughput = speedup = MISSING
+    if speed.examples_per_second is not None:
+        ends = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-")
+        throughput = f"{rate(speed.examples_per_second)}{brackets(ends)}{marked}"
+    if speed.speedup is not None:
+        ends = span(speed.speedup_low, speed.speedup_high, bare_times, "-")
+        speedup = f"{times(speed.speedup)}{brackets(ends)}{marked}"
+    return (
+        str(place),
+        clean(name),
+        clean(result.choices.called) or MISSING,
+        MISSING if workers is None else str(workers),
+        throughput,
+        speedup,
+        clean(result.ending.status) or MISSING,
+    )
+
+
+def _value(value: object) -> str:
+    """A value in a cell.
+
+    >>> [_value(value) for value in (None, 0.94312, True, "x" * 50)]
+    ['-', '0.9431', 'true', 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return figure(value)
+    text = MISSING if value is None else clean(value) or str(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 2]}.."

@@ -1,16 +1,22 @@
-"""Turns an experiment into the page that MLflow shows of it: how to read it, and a view of its runs by speedup.
+"""Texts for a person in MLflow: a run's description, and an experiment's page with a view of its runs by speedup.
 
-MLflow keeps both as tags of the experiment, so that every browser shows them. This makes the tags and the page's
-address, and leaves the sending to `pipeline.views.mlflow.copies`.
+MLflow keeps these as tags, so that every browser shows them. This makes the tags and the page's address, and leaves
+the sending to `pipeline.views.mlflow.copies`.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.views.mlflow.changes import NOTE_TAG
+from pipeline.analyze.comparable import doubts
+from pipeline.record.results import Result
+from pipeline.views.mlflow.fields import NOTE_TAG
+from pipeline.views.terminal.words import bare_times, brackets, clean, figure, listed, percent, plural, rate, span
 
+# Enough of a commit's name to find it by.
+COMMIT_LETTERS = 12
 PAGE_TAG, VIEW = "pipeline.page", "speedup"
 # As MLflow 3.17's user interface has them: what it shows an experiment for, and a view by its id.
 KIND_TAG, VIEW_TAG = "mlflow.experimentKind", f"mlflow.sharedViewState.{VIEW}"
@@ -52,8 +58,69 @@ alone. `system/`: the host.
 EARLIER = ("56ca3e25b266", "c8119b3c0f70", "879eec51dce3")
 
 
+@dataclass
+class About:
+    """Facts about a run, collected for its description."""
+
+    result: str = ""
+    error: str = ""
+    command: str = ""
+    commit: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Adds a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def text(self) -> str:
+        """The description, in Markdown.
+
+        >>> About(result="**Two.**", command="python -m pipeline", notes=["Slow."]).text
+        '**Two.**\\n\\n`python -m pipeline`\\n\\n- Slow.'
+        """
+        command = f"`{self.command.replace('`', '?')}`" if self.command else ""
+        commit = f"commit `{self.commit[:COMMIT_LETTERS]}`" if self.commit else ""
+        parts = (
+            f"**{self.error}**" if self.error else "",
+            self.result,
+            listed(command, commit),
+            "\n".join(f"- {note}" for note in self.notes),
+        )
+        return "\n\n".join(part for part in parts if part)
+
+
+def sentence(result: Result) -> str:
+    """Returns a run's speedup and throughput with their intervals, and its choices; empty where nothing was measured.
+
+    >>> from pipeline.record.results import from_values
+    >>> sentence(from_values({"examples_per_second": 96.04, "strategy": "mirrored", "workers": 2}))
+    '**96.0 examples/s** with mirrored on 2 workers.'
+    """
+    speed, layout, training = result.speed, result.layout, result.training
+    if speed.examples_per_second is None:
+        return ""
+    ends = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to ")
+    throughput = f"{rate(speed.examples_per_second)} examples/s"
+    doubtful = listed(*doubts(layout))
+    lead = f"**{throughput}**{brackets(listed(doubtful, ends))}"
+    if speed.speedup is not None:
+        of_speedup = span(speed.speedup_low, speed.speedup_high, bare_times, " to ")
+        efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
+        lead = f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, of_speedup))}{efficiency}: "
+        lead += f"{throughput}{brackets(ends)}"
+    strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
+    scaling = f"{layout.scaling} scaling" if layout.scaling else ""
+    sure = f"{percent(speed.interval_confidence)} intervals" if ends and speed.interval_confidence else ""
+    metrics = [(clean(name), value) for name, value in training.val_metrics.items()][:1]
+    learnt = "".join(f"validation {name} {figure(value)}" for name, value in metrics)
+    choices = listed(strategy, scaling, clean(layout.precision), sure, learnt)
+    return f"{lead} with {choices}." if choices else f"{lead}."
+
+
 def missing(tags: Mapping[str, str], time_ms: int) -> dict[str, str]:
-    """The tags that an experiment with these `tags` lacks; a person's own text and choices stay.
+    """Returns the tags that an experiment with these `tags` lacks; a person's own text and choices stay.
 
     >>> sorted(missing({"mlflow.note.content": "Ours."}, 0))
     ['mlflow.experimentKind', 'mlflow.sharedViewState.speedup', 'pipeline.page']
@@ -74,7 +141,7 @@ def missing(tags: Mapping[str, str], time_ms: int) -> dict[str, str]:
 
 
 def address(server: str, experiment: str) -> str:
-    """Where a server shows an experiment's runs by speedup.
+    """Returns the address at which a server shows an experiment's runs by speedup.
 
     >>> address("http://127.0.0.1:5000", "1")
     'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=speedup&workflowType=machine_learning'

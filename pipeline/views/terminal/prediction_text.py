@@ -9,18 +9,7 @@ from pipeline.analyze import outlook
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
 from pipeline.run.views import Foreseen, RunResult
-from pipeline.views.terminal.words import (
-    clean,
-    columns,
-    duration,
-    listed,
-    marks,
-    percent,
-    plural,
-    ranges,
-    rate,
-    span,
-)
+from pipeline.views.terminal.words import clean, columns, duration, listed, marks, percent, plural, ranges, rate, span
 
 if TYPE_CHECKING:
     from pipeline.analyze.scoring import Score
@@ -32,7 +21,7 @@ BEST = {"time": "fastest", "cost": "cheapest for an example", "energy": "least e
 
 
 def predicted_lines(point: RunResult) -> list[str]:
-    """What one point would do, what its step would be made of, and what that stands on."""
+    """Returns the prediction for one point, the parts of its step, and what it is based on."""
     result, foreseen = point.result, point.foreseen
     labelled = [
         ("predicted", _throughput(result)),
@@ -67,11 +56,11 @@ def predicted_rows(results: Sequence[Result]) -> list[str]:
 
 
 def outlook_lines(points: Sequence[RunResult]) -> list[str]:
-    """Which point is the best at what, and where another worker stops paying."""
+    """Returns the best point by time, cost and energy, and where another worker stops paying."""
     results = [point.result for point in points]
     share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)
-    made = outlook.look(results, share)
-    best, knee, after = made.best, made.knee, made.after
+    prospect = outlook.look(results, share)
+    best, knee, after = prospect.best, prospect.knee, prospect.after
     lines = [f"{BEST[what].capitalize()}: point {place}, {_name(results[place])}." for what, place in best.items()]
     if knee is not None and after is not None:
         lines.append(
@@ -79,13 +68,13 @@ def outlook_lines(points: Sequence[RunResult]) -> list[str]:
             f"{percent(max(0.0, after))} of what one of the first does, which is less than "
             f"predict.knee_share={share:g}."
         )
-    elif made.alike and len({result.layout.workers for result in results}) > 1:
+    elif prospect.alike and len({result.layout.workers for result in results}) > 1:
         lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
     return lines
 
 
 def score_text(score: Score) -> str:
-    """How good earlier predictions were; empty where there were none."""
+    """Returns how good earlier predictions were; empty where there were none."""
     if not score.count or score.median_error is None or score.held is None:
         return ""
     return (
@@ -120,7 +109,7 @@ def _throughput(result: Result) -> str:
 
 
 def _width(result: Result, foreseen: Foreseen) -> str:
-    """How wide the interval is beside what equal runs differ by."""
+    """Returns the interval's width beside what equal runs differ by."""
     speed = result.speed
     middle, low, high = speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high
     if not middle or low is None or high is None:

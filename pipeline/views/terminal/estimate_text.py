@@ -17,29 +17,35 @@ MOST_SERVERS = 4
 MISSING = "-"
 
 
-def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
+def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
     """The estimate as a table of memory, and under it what travels and what is cut."""
-    rows = [HEADER, *(_memory_row(memory) for memory in _few(made.memory))]
-    labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made), *_placed(made)]
-    if made.unknown:
-        labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
-    labelled += _host(made)
+    rows = [HEADER, *(_memory_row(memory) for memory in _few(estimate.memory))]
+    labelled = [
+        *_exchange(plan, estimate.exchanged),
+        *_data(plan, estimate),
+        *shard_lines(estimate),
+        *_placed(estimate),
+    ]
+    if estimate.unknown:
+        labelled.append(("note", f"Activations are not known: {clean(estimate.unknown)}."))
+    labelled += _host(estimate)
     labelled += [
         (
             "note",
-            f"Does not fit: {place} has {plan.hardware.memory_gib:g} GiB, and needs {amount(_of(made, place).total)}.",
+            f"Does not fit: {place} has {plan.hardware.memory_gib:g} GiB, "
+            f"and needs {amount(_of(estimate, place).total)}.",
         )
-        for place in made.too_small
+        for place in estimate.too_small
     ]
     return [*columns(rows, right=range(1, len(HEADER))), "", *(f"{label:<11}{text}" for label, text in labelled)]
 
 
-def _host(made: Estimate) -> list[tuple[str, str]]:
-    """What a host holds whose CPU devices share its memory."""
-    host = made.host
+def _host(estimate: Estimate) -> list[tuple[str, str]]:
+    """Returns the memory of a host whose CPU devices share it."""
+    host = estimate.host
     if host is None:
         return []
-    unknown = "over " if any(place.activations is None for place in made.memory) else ""
+    unknown = "over " if any(place.activations is None for place in estimate.memory) else ""
     has = "" if host.gib is None else f" of {host.gib:g} GiB"
     first = (
         f"{unknown}{amount(host.total)}{has}: {amount(host.devices)} of its devices, "
@@ -50,19 +56,19 @@ def _host(made: Estimate) -> list[tuple[str, str]]:
     return [("host", first), ("", rest)] if rest else [("host", first)]
 
 
-def shard_lines(made: Estimate) -> list[tuple[str, str]]:
+def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
     """A labelled line for each table that is cut, and for each large variable that is not."""
     return [
-        *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in made.shards),
-        *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in made.whole),
+        *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in estimate.shards),
+        *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole),
     ]
 
 
-def _placed(made: Estimate) -> list[tuple[str, str]]:
+def _placed(estimate: Estimate) -> list[tuple[str, str]]:
     """A labelled line for each part of a model that is laid over devices."""
     return [
         ("placed", f"{' '.join(part.devices)}: {', '.join(clean(layer.name) for layer in part.layers)}")
-        for part in made.placed
+        for part in estimate.placed
     ]
 
 
@@ -118,17 +124,19 @@ def _renamed(memory: Memory, place: str) -> Memory:
     return dataclasses.replace(memory, place=place)
 
 
-def _of(made: Estimate, place: str) -> Memory:
-    return next(memory for memory in made.memory if memory.place == place)
+def _of(estimate: Estimate, place: str) -> Memory:
+    return next(memory for memory in estimate.memory if memory.place == place)
 
 
-def _data(plan: Plan, made: Estimate) -> list[tuple[str, str]]:
-    if made.example_bytes is None:
+def _data(plan: Plan, estimate: Estimate) -> list[tuple[str, str]]:
+    if estimate.example_bytes is None:
         return [("data", "read as it trains")]
     all_of_it = ""
     if plan.data.train_examples is not None:
-        all_of_it = f", {amount(made.example_bytes * plan.data.train_examples)} for those that train"
-    return [("data", f"{amount(made.example_bytes)} an example, in the memory of every process that trains{all_of_it}")]
+        all_of_it = f", {amount(estimate.example_bytes * plan.data.train_examples)} for those that train"
+    return [
+        ("data", f"{amount(estimate.example_bytes)} an example, in the memory of every process that trains{all_of_it}")
+    ]
 
 
 def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
@@ -167,24 +175,24 @@ def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
     servers = [one for one in traffic if one.who.startswith("server ")]
     if len(servers) <= MOST_SERVERS:
         return traffic
-    most = max(servers, key=lambda server: server.sends + server.receives)
+    largest = max(servers, key=lambda server: server.sends + server.receives)
     return [
         *(one for one in traffic if one not in servers),
-        Traffic(f"the busiest of {len(servers):,} servers", most.sends, most.receives),
+        Traffic(f"the busiest of {len(servers):,} servers", largest.sends, largest.receives),
     ]
 
 
 def _traffic(traffic: Traffic) -> str:
-    said = listed(
+    parts = listed(
         f"sends {amount(traffic.sends)}" if traffic.sends else "",
         f"receives {amount(traffic.receives)}" if traffic.receives else "",
     )
     server = " when each worker makes a step" if "server" in traffic.who else ""
-    return f"{traffic.who} {said.replace(', ', ' and ') or 'has no part in it'}{server}"
+    return f"{traffic.who} {parts.replace(', ', ' and ') or 'has no part in it'}{server}"
 
 
 def _rows(rows: Sequence[int]) -> str:
-    """How many rows the shards have.
+    """Returns the rows of the shards.
 
     >>> _rows((500, 500)), _rows((334, 333, 333))
     ('500 rows', '334 or 333 rows')

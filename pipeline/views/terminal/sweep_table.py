@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.record.results import Result
-from pipeline.run.views import RunResult
-from pipeline.views.terminal.estimate import planned_rows
-from pipeline.views.terminal.explained import explained_line
-from pipeline.views.terminal.points import numbers_of, shared_and_own
-from pipeline.views.terminal.predict import outlook_lines, predicted_rows
-from pipeline.views.terminal.profile import profile_line
-from pipeline.views.terminal.result import STATUS_COLOURS
-from pipeline.views.terminal.verdict import mark_texts
+from pipeline.run.views import Ahead, RunResult
+from pipeline.views.terminal.console import Fitted, Lines, texts
+from pipeline.views.terminal.estimate_text import planned_rows
+from pipeline.views.terminal.prediction_text import outlook_lines, predicted_rows
+from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_line
+from pipeline.views.terminal.verdict_text import mark_texts
 from pipeline.views.terminal.words import (
     bare_times,
     brackets,
     clean,
     columns,
+    duration,
     figure,
-    fitted,
     lines_of,
     listed,
+    marks,
     number,
     percent,
     plural,
@@ -37,7 +37,8 @@ from pipeline.views.terminal.words import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
+    from rich.text import Text
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
 RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
@@ -52,62 +53,34 @@ NUMBERED = re.compile(r" *\d+  ")
 
 def sweep_table(points: Sequence[RunResult]) -> RenderableType:
     """The points under each other, and under them what a reader has to know to compare them."""
-    from rich.text import Text
-
     if not points:
-        return Text("No points.")
+        return Lines(["No points."])
     results = [point.result for point in points]
     if any(result.ending.status == "PLANNED" for result in results):
         header, *planned = planned_rows(points)
-        return Lines([(header, "bold"), *((line, "") for line in [*planned, "", *_reasons(points)])])
+        return Lines([*planned, "", *_reasons(points)], header)
     if any(result.ending.status == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
-        below = [*predicted, "", *outlook_lines(points), *_reasons(points)]
-        return Lines([(header, "bold"), *((line, "") for line in below)])
-    return Rows(points)
+        return Lines([*predicted, "", *outlook_lines(points), *_reasons(points)], header)
+    return Fitted(partial(_result_texts, points))
 
 
-class Lines:
-    """Lines with a style each, which are broken between words where the console is narrow."""
-
-    def __init__(self, lines: Sequence[tuple[str, str]]) -> None:
-        self._lines = lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What Rich prints."""
-        from rich.text import Text
-
-        for line, style in self._lines:
-            indent = len(line) - len(line.lstrip())
-            for part in fitted(line, options.max_width, indent):
-                yield Text(part, style=style, no_wrap=True, overflow="ignore")
-
-
-class Rows:
+def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
     """The points in rows, or, where the console is too narrow for these, in a few lines each; then what to know."""
-
-    def __init__(self, points: Sequence[RunResult]) -> None:
-        self._points = points
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What Rich prints."""
-        from rich.text import Text
-
-        header, *rows = sweep_rows(self._points)
-        stacked = max(map(len, (header, *filter(NUMBERED.match, rows)))) > options.max_width
-        if stacked:
-            rows = stacked_rows(self._points)
-        else:
-            yield Text(header, style="bold")
-        for row in rows:
-            indent = len(row) - len(row.lstrip())
-            for part in fitted(row, options.max_width, indent):
-                text = Text(part, no_wrap=True, overflow="ignore")
-                status = part.rpartition(" ")[2]
-                if status.isupper():
-                    text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
-                yield text
-        yield Lines([("", ""), *((line, "") for line in sweep_notes(self._points, stacked))])
+    header, *rows = sweep_rows(points)
+    stacked = max(map(len, (header, *filter(NUMBERED.match, rows)))) > width
+    if stacked:
+        rows = stacked_rows(points)
+    else:
+        yield from texts(header, width, style="bold")
+    for row in rows:
+        for text in texts(row, width):
+            status = text.plain.rpartition(" ")[2]
+            if status.isupper():
+                text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
+            yield text
+    for line in ["", *sweep_notes(points, stacked)]:
+        yield from texts(line, width)
 
 
 def sweep_rows(points: Sequence[RunResult]) -> list[str]:
@@ -128,8 +101,10 @@ def sweep_rows(points: Sequence[RunResult]) -> list[str]:
         result, intervals = results[place], lines[count + place]
         doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
-        said = (profile_line(result.profile), explained_line(result.explained))
-        rows += [text for text in (below, *(f"{left}{line}" for line in said), left + " ".join(own)) if text.strip()]
+        lines_below = (profile_line(result.profile), explained_line(result.explained))
+        rows += [
+            text for text in (below, *(f"{left}{line}" for line in lines_below), left + " ".join(own)) if text.strip()
+        ]
     return rows
 
 
@@ -144,8 +119,8 @@ def stacked_rows(points: Sequence[RunResult]) -> list[str]:
         what = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
         rows.append(f"{numbers[place]:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
         doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
-        said = (doubts, profile_line(result.profile), explained_line(result.explained), " ".join(owns[place]))
-        rows += [left + line for line in (*_figures(result, metric), *said) if line]
+        lines_below = (doubts, profile_line(result.profile), explained_line(result.explained), " ".join(owns[place]))
+        rows += [left + line for line in (*_figures(result, metric), *lines_below) if line]
     return rows
 
 
@@ -164,7 +139,7 @@ def _figures(result: Result, metric: str) -> list[str]:
 
 
 def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]:
-    """What was typed for all, what the numbers mean, why points have none, what runs noted, and what differs."""
+    """Returns shared overrides, meanings of the numbers, reasons for missing ones, notes, and differences."""
     results, runs, numbers = [point.result for point in points], _runs(points), numbers_of(points)
     shared = shared_and_own(points)[0]
     return [
@@ -175,6 +150,64 @@ def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]
         *_of_engines(runs, numbers),
         *_differences(runs, numbers),
     ]
+
+
+def numbers_of(points: Sequence[RunResult]) -> list[int]:
+    """The number of each point: its own, or its place where it has none."""
+    return [place if point.number is None else point.number for place, point in enumerate(points)]
+
+
+def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
+    """Returns the overrides of all points, and for each point those that not all share.
+
+    >>> typed = (("data=digits", "workers=1"), ("data=digits", "workers=2"))
+    >>> shared_and_own([RunResult(Result(), overrides=overrides) for overrides in typed])
+    (['data=digits'], [['workers=1'], ['workers=2']])
+    """
+    typed = [list(map(clean, point.overrides)) for point in points]
+    typed_of_any = [overrides for overrides in typed if overrides]
+    shared = (
+        [line for line in typed_of_any[0] if all(line in other for other in typed_of_any)]
+        if len(typed_of_any) > 1
+        else []
+    )
+    return shared, [[line for line in overrides if line not in shared] for overrides in typed]
+
+
+def begins_line(ahead: Ahead) -> str:
+    """Returns a line for a point that begins: its own overrides, and how far the sweep is.
+
+    >>> points = tuple(RunResult(Result(), number=place, overrides=(f"workers={place + 1}",)) for place in range(3))
+    >>> begins_line(Ahead(1, points, 65.0))
+    '-- point 1: workers=2 (0 of 3 done, about 1 min 05 s left)'
+    """
+    numbers = numbers_of(ahead.points)
+    own = shared_and_own(ahead.points)[1][numbers.index(ahead.number)]
+    left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
+    far = listed(f"{ahead.done} of {len(ahead.points)} done", left)
+    return f"-- point {ahead.number}: {' '.join(own) or 'as all'} ({far})"
+
+
+def ended_line(point: RunResult, seconds: float | None = None) -> str:
+    """Returns a point's result in a line.
+
+    >>> from pipeline.record.results import Choices, Ending, Layout, Speed
+    >>> done = Result(Ending("FINISHED"), layout=Layout(workers=2), speed=Speed(2145.0, 1575.0, 2222.0, speedup=1.916))
+    >>> ended_line(RunResult(done, number=3), 19.0)
+    'point 3: FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
+    """
+    result, speed = point.result, point.result.speed
+    within = brackets(span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to "))
+    marked, share = marks(result.layout), comparable.efficiency_of(result)
+    values = listed(
+        clean(result.ending.status) or "UNKNOWN",
+        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{within}{marked}",
+        "" if speed.speedup is None else times(speed.speedup),
+        "" if share is None else f"efficiency {percent(share)}",
+        *(f"val_{clean(name)} {figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
+        "" if seconds is None else duration(seconds),
+    )
+    return f"point {point.number}: {values}"
 
 
 def _runs(points: Iterable[RunResult]) -> list[history.Run]:
@@ -208,7 +241,7 @@ def _intervals(result: Result) -> tuple[str, ...]:
 
 
 def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
-    """What the short names stand for, as far as the table has such numbers; stacked rows have few."""
+    """Returns the meanings of short names, as far as the table has such numbers; stacked rows have few."""
     measured = [result for result in results if _measured(result)]
     metric = _metric(results)
     lines = []
@@ -228,25 +261,31 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
         )
     if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
-    found = [(*comparable.doubts(result.layout), *comparable.disturbed(result)) for result in measured]
-    doubts, explained = {doubt for of_one in found for doubt in of_one}, comparable.DOUBTS | comparable.DISTURBED
+    doubts_of_each = [(*comparable.doubts(result.layout), *comparable.disturbed(result)) for result in measured]
+    doubts, explained = (
+        {doubt for of_one in doubts_of_each for doubt in of_one},
+        comparable.DOUBTS | comparable.DISTURBED,
+    )
     return [*lines, *(f"{doubt}: {why}" for doubt, why in explained.items() if doubt in doubts)]
 
 
 def _reasons(points: Sequence[RunResult]) -> list[str]:
-    """Why points did not finish; those with the same reason share a line."""
+    """Returns the reasons why points did not finish; those with the same reason share a line."""
     places: dict[tuple[str, str], list[int]] = {}
     for place, point in zip(numbers_of(points), points, strict=True):
         result = point.result
         status = clean(result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
-            said = lines_of(result.ending.error) or list(map(clean, result.notes))
-            places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
-    return [f"{points_text(of).capitalize()} {status.lower()}: {reason}" for (status, reason), of in places.items()]
+            texts = lines_of(result.ending.error) or list(map(clean, result.notes))
+            places.setdefault((status, " ".join(texts) or "no reason was given"), []).append(place)
+    return [
+        f"{points_text(numbers).capitalize()} {status.lower()}: {reason}"
+        for (status, reason), numbers in places.items()
+    ]
 
 
 def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) -> list[str]:
-    """What runs that finished noted, by their places, beside what plans say before they start.
+    """Returns the notes of finished runs by their places, but for those that plans have before they start.
 
     Notes that begin with any of `but` are left out.
     """
@@ -261,30 +300,30 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
 
 
 def engines_text(runs: Iterable[tuple[int, history.Run]]) -> str:
-    """Which measured runs are of which engine, by their places; "" where all are of one."""
+    """Returns the measured runs of each engine, by their places; "" where all are of one."""
     measured = {place: run for place, run in runs if _measured(run.result)}
-    found, places = comparable.engines(list(measured.values())), list(measured)
-    return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in found.items())
+    engines, places = comparable.engines(list(measured.values())), list(measured)
+    return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in engines.items())
 
 
 def _of_engines(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
-    told = engines_text(zip(numbers, runs, strict=True))
-    return [f"Of different engines ({told}): {OWN_BASELINE}."] if told else []
+    engines = engines_text(zip(numbers, runs, strict=True))
+    return [f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []
 
 
 def _differences(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
-    """Which measured points cannot be compared, and in what they differ."""
+    """Returns the measured points that cannot be compared, and in what they differ."""
     measured = [place for place, run in enumerate(runs) if _measured(run.result)]
     lines = []
     for name, places in comparable.differences([runs[place] for place in measured]):
         having = {clean(value): [numbers[measured[at]] for at in where] for value, where in places.items()}
-        told = "; ".join(f"{value}: {points_text(of)}" for value, of in having.items())
-        lines.append(f"Not comparable, since {name} differs ({told}).")
+        groups = "; ".join(f"{value}: {points_text(points_of_value)}" for value, points_of_value in having.items())
+        lines.append(f"Not comparable, since {name} differs ({groups}).")
     return lines
 
 
 def _marks(of_points: Sequence[RunResult]) -> list[str]:
-    """What is written beside the speed of each point; "" beside none."""
+    """Returns the marks beside the speed of each point; "" beside none."""
     measured = [place for place, point in enumerate(of_points) if _measured(point.result)]
     marks = comparable.marks(_runs(of_points[place] for place in measured))
     marked = {place: listed(*mark_texts(mark)) for place, mark in zip(measured, marks, strict=True)}

@@ -32,7 +32,7 @@ def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
 
 
 def _headline(plan: Plan) -> str:
-    """What trains on what, and how far its speed can be believed."""
+    """Returns a plan's model, data, strategy and layout, with the doubts about its speed."""
     model, data, strategy, hardware = (
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
@@ -51,7 +51,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> str:
-    """How many there are, on how many hosts, and what each of them holds."""
+    """Returns the number of processes and hosts, and what each of them holds."""
     roles = Counter(process.role for process in plan.processes)
     count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
     training = [process for process in plan.processes if process.replicas]
@@ -80,7 +80,7 @@ def _batch(plan: Plan) -> str:
 
 
 def _length(plan: Plan) -> str:
-    """How long it trains; in steps too where the number of training examples is known."""
+    """Returns the length of training; in steps too where the number of training examples is known."""
     length = plural(plan.training.steps, "step") or plural(plan.training.epochs, "epoch")
     why = " (the default; train.epochs=10 for more)" if plan.training.usual_length else ""
     if plan.data.train_examples is None:
@@ -92,7 +92,7 @@ def _length(plan: Plan) -> str:
 
 
 def _data(plan: Plan) -> str:
-    """How processes divide the files of the training data, and why so."""
+    """Returns how processes divide the files of the training data, and why."""
     if plan.data.divided is None:
         return ""
     files, readers = plural(plan.data.train_files, "file"), len(plan.leaders)
@@ -107,7 +107,7 @@ def _data(plan: Plan) -> str:
 
 
 def _served(plan: Plan) -> str:
-    """Who makes the batches, where those that train do not."""
+    """Returns the processes that make the batches, where those that train do not."""
     if plan.data.service:
         return f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
     return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
@@ -170,7 +170,7 @@ def _process_rows(plan: Plan) -> list[str]:
 
 
 def _address(address: str | None) -> str:
-    """Where the process listens; port 0 stands for one that is chosen at the start."""
+    """Returns the address of a process; port 0 stands for one that is chosen at the start."""
     if address is None:
         return "-"
     host, _, port = address.rpartition(":")

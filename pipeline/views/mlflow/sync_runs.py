@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 
+from pipeline.errors import UserError
 from pipeline.record import kept, log
 from pipeline.record.events import Attached, Resumed, Run
 from pipeline.record.tracking import LOG, STATE, Store, recall
-from pipeline.views.mlflow.copies import Copy, Deleted, TrackError
+from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.stores import reason, sqlite_path, unreachable, without_password
 
 # Between the first two attempts at a store that fails; twice that before the last.
@@ -22,11 +23,11 @@ RETRY_SECONDS = 1.0
 
 
 def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callable[[str], None]) -> bool:
-    """Sends what the store of each run below `folders`, or `uri`, does not hold yet. Was everything sent?"""
+    """Sends what the store of each run below `folders`, or `uri`, does not hold yet; True if everything was sent."""
     counts = {True: 0, None: 0, False: 0}
     failed: dict[str, str] = {}
     untracked: list[Path] = []
-    for folder in (found for root in folders or [output_dir] for found in run_folders(root)):
+    for folder in (run_folder for root in folders or [output_dir] for run_folder in run_folders(root)):
         store = _store_of(folder, uri)
         if store is None:
             untracked.append(folder)
@@ -43,12 +44,32 @@ def run_folders(root: Path) -> list[Path]:
     """The folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
     if (root / LOG).exists():
         return [root]
-    found = sorted(log.parent for log in root.rglob(LOG))
-    return [folder for folder in found if (folder / STATE).exists() or _home(folder) == folder.name]
+    folders = sorted(log.parent for log in root.rglob(LOG))
+    return [folder for folder in folders if (folder / STATE).exists() or _home(folder) == folder.name]
 
 
-def conductor_lives(run: Run | Resumed | Attached) -> bool | None:
-    """Does the process that writes the log still run? None where that cannot be seen from here."""
+def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) -> str:
+    """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what a person is told of that.
+
+    The driver with the process number `gone` writes no more. A killed run ends at `time_ms`, or with its last event.
+    """
+    _patiently(lambda: _catch_up(copy))
+    driver = copy.state.driver
+    if driver is None or copy.closed or copy.state.ended:
+        return ""
+    lives = False if gone is not None and driver.pid == gone else driver_lives(driver)
+    if lives is None:
+        return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
+    if lives:
+        return " It still runs."
+    if kept.trains_on(copy.folder, time.time()):
+        return f" It trains on without a conductor: python -m pipeline attach {copy.folder} takes its place."
+    _patiently(lambda: copy.kill(time_ms))
+    return " It has no end and its process is gone: set to KILLED."
+
+
+def driver_lives(run: Run | Resumed | Attached) -> bool | None:
+    """True if the process that writes the log still runs; None where that cannot be seen from here."""
     if run.host != os.uname().nodename or run.pid is None:
         return None
     try:
@@ -74,11 +95,14 @@ def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str],
         if _complete(copy, uri, failed):
             return None
         if uri in failed:
-            raise TrackError(failed[uri])
+            raise UserError(failed[uri])
         path = sqlite_path(uri)
         if path and not path.parent.is_dir():
-            raise TrackError(f"a folder {path.parent} for the store", "none", "uri=..")
-        return _bring_up(copy, say)
+            raise UserError(f"a folder {path.parent} for the store", "none", "uri=..")
+        about = bring_up(copy)
+        if copy.sent or about:
+            say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.run_id}.{about}")
+        return True if copy.sent else None
     except Deleted as error:
         say(f"{copy.folder}: left alone. {error}")
         return None
@@ -93,34 +117,19 @@ def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str],
 
 
 def _complete(copy: Copy, uri: str, failed: dict[str, str]) -> bool:
-    """Is all sent? A store that was thrown away is to be filled again; one that cannot be asked is believed."""
-    if copy.closed and not copy.missing() and uri not in failed:
+    """True if all is sent. A store that was thrown away is filled again; one that cannot be asked is believed."""
+    if copy.closed and not copy.behind() and uri not in failed:
         try:
             copy.verify()
         except Exception as error:
             if unreachable(error):
                 failed[uri] = reason(error, uri)
-    return copy.closed and not copy.missing()
+    return copy.closed and not copy.behind()
 
 
-def _bring_up(copy: Copy, say: Callable[[str], None]) -> bool | None:
-    _patiently(lambda: copy.catch_up(lambda: False))
-    run, about = copy.seen.conductor, ""
-    if run is None:
-        return None
-    if not copy.closed and not copy.seen.ended:
-        lives = conductor_lives(run)
-        about = " It still runs."
-        if lives is None:
-            about = f" It has no end, and only {run.host} knows whether it still runs: sync there."
-        elif not lives and kept.trains_on(copy.folder, time.time()):
-            about = f" It trains on without a conductor: python -m pipeline attach {copy.folder} takes its place."
-        elif not lives:
-            _patiently(copy.kill)
-            about = " It has no end and its process is gone: set to KILLED."
-    if copy.sent or about:
-        say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.run_id}.{about}")
-    return True if copy.sent else None
+def _catch_up(copy: Copy) -> None:
+    while copy.advance():
+        pass
 
 
 def _patiently(do: Callable[[], None]) -> None:
@@ -130,7 +139,7 @@ def _patiently(do: Callable[[], None]) -> None:
             do()
             return
         except Exception as error:
-            if attempt == 2 or isinstance(error, TrackError) or unreachable(error):
+            if attempt == 2 or isinstance(error, UserError) or unreachable(error):
                 raise
             time.sleep(RETRY_SECONDS * 2**attempt)
 
@@ -142,8 +151,8 @@ def _home(folder: Path) -> str | None:
 
 
 def _store_of(folder: Path, uri: str | None) -> Store | None:
-    kept = recall(folder).store or Store()
-    if uri is None or without_password(uri) == kept.uri:
-        return replace(kept, uri=uri or kept.uri) if kept.uri else None
+    store = recall(folder).store or Store()
+    if uri is None or without_password(uri) == store.uri:
+        return replace(store, uri=uri or store.uri) if store.uri else None
     path = sqlite_path(uri)
-    return replace(kept, uri=uri, artifacts=(path.parent / "mlartifacts").as_uri() if path else None)
+    return replace(store, uri=uri, artifacts=(path.parent / "mlartifacts").as_uri() if path else None)

@@ -1,21 +1,22 @@
-"""Shows a run while it goes on: live bars on a terminal, and elsewhere a plain line now and then."""
+"""Shows a run or a sweep while it goes on: live on a terminal, and elsewhere a plain line now and then."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
-from pipeline.run.views import Ahead
-from pipeline.views.terminal.points import filling_table
+from pipeline.record.results import Result
+from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.run_state import RunState
-from pipeline.views.terminal.training_state import View
-from pipeline.views.terminal.words import duration, fitted, listed, number, time_of_day
+from pipeline.views.terminal.sweep_table import numbers_of, shared_and_own, sweep_rows
+from pipeline.views.terminal.training_state import Doing
+from pipeline.views.terminal.words import clean, duration, fitted, listed, number, rate, time_of_day, times
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,6 +28,13 @@ LINE_SECONDS = 10.0  # between two plain lines
 INDENT, OTHER_LINES, NARROW = 4, 8, 60
 LATEST = 2**33  # seconds since 1970 that a clock may say
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, DEC VT510 manual
+# Of keys that differ between points, as columns of the table that fills, and the letters of a value.
+MOST_KEYS, MOST_LETTERS = 3, 16
+# What a point that is under way, or still to come, has for a speed.
+RUNNING, TO_COME = "running", "-"
+REFRESH_PER_SECOND = 2.0  # of the table of points that run at once
+
+Key = tuple[int, int]
 
 
 class Progress:
@@ -63,15 +71,15 @@ class Progress:
             self._waiting = []
 
     def recall(self, events: Iterable[Event], now: float) -> None:
-        """Takes what an earlier command was told, and shows nothing of it."""
+        """Takes an earlier command's events, and shows nothing of them."""
         for event in events:
             self._seen.take(event, now)
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""
         self._now = max(self._now, now)
-        said = number(event.time)
-        self._clock = said if said is not None and 0 < said < LATEST else self._clock
+        seconds = number(event.time)
+        self._clock = seconds if seconds is not None and 0 < seconds < LATEST else self._clock
         lines = self._seen.take(event, self._now)
         if self._open:
             # Of a sweep it is the points that stay.
@@ -161,8 +169,55 @@ class Progress:
                 self._console.file.flush()
 
 
-def _bars(view: View, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
-    """What is happening, a bar, how far it is and for how long, and its figures under it.
+class Board:
+    """The points of a sweep, by their keys, as far as they have come; those that have not begun too."""
+
+    def __init__(self, console: Console, points: Mapping[Key, RunResult]) -> None:
+        self._console, self._points = console, dict(points)
+        self._done = sum(point.result.finished for point in points.values())
+        self._live: Live | None = None
+
+    def __enter__(self) -> Board:
+        if self._console.is_interactive:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=REFRESH_PER_SECOND, transient=True
+            )
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def begun(self, key: Key, point: RunResult) -> None:
+        """Shows that a point is under way."""
+        self._points[key] = point
+        beside = sum(other.result.ending.status == "RUNNING" for other in self._points.values()) - 1
+        if self._live is None:
+            self._say(listed(f"-- {_named(point)} begins", f"beside {beside} other{'s' * (beside > 1)}" * (beside > 0)))
+
+    def ended(self, key: Key, point: RunResult, seconds: float) -> None:
+        """Shows what became of a point, and how long it took."""
+        self._points[key] = point
+        self._done += 1
+        if self._live is None:
+            self._say(f"-- {_named(point)}: {_came_to(point, seconds)} ({self._done} of {len(self._points)} points)")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _table(self) -> RenderableType:
+        from rich.text import Text
+
+        return Text("\n".join(sweep_rows([self._points[key] for key in sorted(self._points)])), no_wrap=True)
+
+
+def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
+    """Draws a bar with what is happening, how far it is and for how long, and its figures under it.
 
     Of a sweep that it is a point of, above it the table so far, and below it how far that is.
     """
@@ -192,5 +247,64 @@ def _bars(view: View, elapsed: float, ahead: Ahead | None = None, width: int = 8
     figures = listed(view.where * narrow, view.figures)
     indent = 2 if narrow else 12
     below = [Text(" " * indent + line, no_wrap=True) for line in fitted(figures, width - indent)] if figures else []
-    table = [] if ahead is None else [filling_table(ahead, height - OTHER_LINES, narrow)]
+    table = [] if ahead is None else [_filling_table(ahead, height - OTHER_LINES, narrow)]
     return Group(*table, row, *below)
+
+
+def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
+    """The points of a sweep in a row each: what they differ in, and their speeds as far as they have ended.
+
+    Of more points than fit, those around the one that is under way.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers, values = numbers_of(ahead.points), _values(ahead.points)
+    table = Table.grid(padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
+    names, speeds = list(values), ("ex/s" if narrow else "examples/s", "speedup")
+    for name in ("", *names, *speeds):
+        table.add_column(no_wrap=True, justify="left" if name in names else "right")
+    table.add_row(*(Text(name, style="bold") for name in ("", *names, *speeds)))
+    shown = max(1, height)
+    current = numbers.index(ahead.number)
+    first = max(0, min(current - shown // 2, len(numbers) - shown))
+    for place in range(first, min(first + shown, len(numbers))):
+        point = ahead.points[place]
+        speed, speedup = _speeds(point.result, numbers[place] == ahead.number)
+        style = "bold" if place == current else ""
+        cells = [str(numbers[place]), *(values[name][place] for name in names), speed, speedup]
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    return table
+
+
+def _speeds(result: Result, current: bool) -> tuple[str, str]:
+    """Throughput and speedup, or in place of the first how it stands."""
+    status, speed = clean(result.ending.status), result.speed
+    if speed.examples_per_second is None:
+        return (RUNNING if current else status or TO_COME), ""
+    return rate(speed.examples_per_second), TO_COME if speed.speedup is None else times(speed.speedup)
+
+
+def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
+    """By the last name of each key that differs between points, the value that each of them has."""
+    columns: dict[str, list[str]] = {}
+    for place, own in enumerate(shared_and_own(points)[1]):
+        for line in own:
+            key, _, value = line.lstrip("+").partition("=")
+            short = value if len(value) <= MOST_LETTERS else f"{value[: MOST_LETTERS - 2]}.."
+            columns.setdefault(key.rpartition(".")[2], [TO_COME] * len(points))[place] = short
+    return dict([*columns.items()][:MOST_KEYS])
+
+
+def _named(point: RunResult) -> str:
+    return " ".join(map(clean, point.overrides)) or "defaults"
+
+
+def _came_to(point: RunResult, seconds: float) -> str:
+    speed = point.result.speed
+    return listed(
+        clean(point.result.ending.status),
+        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s",
+        "" if speed.speedup is None else times(speed.speedup),
+        duration(seconds),
+    )
