@@ -37,7 +37,7 @@ from turns import Claim, Contestant, Make, run_suite
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.local import LocalCluster
 from pipeline.worker.collective import BUILT
-from pipeline.worker.tensorflow import rendezvous
+from pipeline.worker.tensorflow import horovod
 
 SUITE = "cnn"
 CLAIMS = (
@@ -102,7 +102,7 @@ def field(workers: int, cluster: LocalCluster, folder: Path, serving: contextlib
     def rival(name: str, spec: Spec, pace: str | None = None) -> Make:
         def make(running: Mapping[str, Contestant]) -> Contestant:
             per_call = running[pace].steps_per_call if pace in running else 1
-            met = ("127.0.0.1", serving.enter_context(rendezvous.served("127.0.0.1"))) if name in OF_HOROVOD else None
+            met = ("127.0.0.1", serving.enter_context(horovod.served("127.0.0.1"))) if name in OF_HOROVOD else None
             chosen = dataclasses.replace(spec, steps_per_call=per_call, rendezvous=met)
             return Rival(chosen, f"{SUITE}-{name}", folder)
 

@@ -29,12 +29,12 @@ from jax.sharding import Mesh
 
 from pipeline import models
 from pipeline.models.transformer import SIZES
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.artifacts import save
 from pipeline.worker.jax import layouts
 from pipeline.worker.jax.data import Data
 from pipeline.worker.jax.devices import BATCH, MODEL, seed_all
 from pipeline.worker.jax.loop import JaxLoop
-from pipeline.worker.saving import save
+from pipeline.worker.layout import Layout
 
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 VOCABULARY, CLASSES = 256, 1000

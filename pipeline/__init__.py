@@ -4,7 +4,7 @@ become a result that can be compared."""
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.worker.keras_fit.fitting import fit
+    from pipeline.worker.fit.fitting import fit
 
 __all__ = ["fit"]
 
@@ -12,7 +12,7 @@ __all__ = ["fit"]
 def __getattr__(name: str) -> Any:
     # Only where it is asked for: it imports TensorFlow, which the conductor never does.
     if name == "fit":
-        from pipeline.worker.keras_fit.fitting import fit
+        from pipeline.worker.fit.fitting import fit
 
         return fit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

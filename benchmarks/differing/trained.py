@@ -17,12 +17,13 @@ from differing.case import Case, script
 
 from pipeline import strategies
 from pipeline.record.events import Epoch, Event, Steps
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import Layout
+from pipeline.worker.model_error import told
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.errors import explain
-from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.saving import replica_digests
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.state import replica_digests
 from pipeline.worker.training import Training
 
 
@@ -38,7 +39,7 @@ def main(asked: Connection, place: Place, addresses: tuple[str, ...], log: str) 
         try:
             answer = Answer(trained(wanted, strategy, place.rank, len(addresses)))
         except Exception as error:
-            answer = Answer(error=explain(error), trace=traceback.format_exc())
+            answer = Answer(error=told(error), trace=traceback.format_exc())
         asked.send(answer)
 
 

@@ -29,7 +29,7 @@ F_SETSIG = 10
 def main(
     plan: str, rank: int, group: str, events: Connection, commands: Connection, lifeline: Connection, log: str
 ) -> None:
-    """Runs `pipeline.worker.worker` as process `rank` of a plan. Never returns: ends with 0, or 1 after telling why."""
+    """Runs process `rank` of a plan by `pipeline.worker.main`; it ends with 0, or 1 after telling why."""
     # A Ctrl-C at the terminal is the conductor's to handle.
     os.setpgid(0, 0)
     # Before any else: the conductor, which does the same, may have come to its end before it could.
@@ -48,9 +48,9 @@ def main(
         threading.Thread(target=_beat, args=(line,), daemon=True).start()
         threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
         inbox = Inbox(commands)
-        from pipeline.worker import worker
+        from pipeline.worker.main import main as live
 
-        worker.main(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
+        live(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
     except BaseException as error:
         # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()

@@ -308,7 +308,7 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
     """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
-    from pipeline.worker.input import reading
+    from pipeline.worker.data import reading
 
     as_it_is = tf.autograph.experimental.do_not_convert
     if part.in_files:

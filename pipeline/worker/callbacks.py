@@ -1,27 +1,111 @@
-"""Runs Keras callbacks once, in the first process, and lets every process obey what they decide.
+"""Runs Keras callbacks once, in the first process, and has every process follow what they decide.
 
 A callback may end training, set the learning rate or change any variable that training goes on with. After each hook
-the first two are sent from the first process to the others in one reduction, and then the variables that were changed;
-with one process nothing is sent.
+the first process sends the first two to the others in one reduction, and then the variables that were changed; with one
+process nothing is sent. Callbacks that evaluate or predict are answered by a copy of the model, outside the strategy:
+Keras's own `evaluate` would have all replicas compute, which those of other processes know nothing about. The copy has
+the weights of the moment and leaves the metrics of training as they are.
 """
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import partial
 
 import keras
 import numpy as np
 
-from pipeline.worker.alone import Alone, weights_of
-from pipeline.worker.held import PLAIN, Plain, Variable, plain_values
-from pipeline.worker.loop import TrainingError
+from pipeline.private_keras import keras_variables
+from pipeline.worker.loop import TrainingLoop
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import of_random_state, put_back_random_state, sent
+from pipeline.worker.variables import PLAIN, Plain, Variable, held, kept_by_metrics, plain_values
 
-# What every process calls with arrays of equal types and shapes; each gets the first one's.
-Agree: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+ANSWERED = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+REFUSED = ("fit", "train_on_batch")
 
-# Sent from the first process in pieces of so many 8-byte numbers.
-PIECE = 1 << 22
+
+def weights_of(model: keras.Model) -> list[np.ndarray]:
+    """The values of a model's weights."""
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in model.weights]
+
+
+class ModelCopy:
+    """Answers what callbacks ask of a model with a copy, which `make` makes when it is first needed."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        make: Callable[[], keras.Model],
+        weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
+        value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
+    ) -> None:
+        """`weights` are the values of a model's variables, in the order that the copy has them, and `value` that of any
+        other.
+        """
+        self._model, self._make, self._weights, self._value = model, make, weights, value
+        self._copy: keras.Model | None = None
+        # Variables of losses and the like, and the copy's.
+        self._pairs: list[tuple[Variable, Variable]] = []
+
+    @contextlib.contextmanager
+    def answers(self) -> Iterator[None]:
+        """Inside, the model's methods are answered here, and `int` and `float` of a variable are those of its value."""
+        base = keras_variables.Variable
+        originals = {name: getattr(base, name) for name in ("__int__", "__float__")}
+        answered: dict[str, Callable[..., object]] = {name: partial(self._answer, name) for name in ANSWERED}
+        answered |= {name: partial(self._refuse, name) for name in REFUSED}
+        # Past Keras's own setter, which looks for weights in everything.
+        vars(self._model).update(answered)
+        for name, kind in (("__int__", int), ("__float__", float)):
+            # TensorFlow's variable of several copies is no number to Python.
+            setattr(base, name, lambda variable, kind=kind: kind(keras.ops.convert_to_numpy(variable)))
+        try:
+            yield
+        finally:
+            for name, method in originals.items():
+                setattr(base, name, method)
+            for name in answered:
+                vars(self._model).pop(name, None)
+
+    def _answer(self, name: str, *arguments: object, **named: object) -> object:
+        answer = getattr(self._up_to_date(), name)(*arguments, **named)
+        for variable, its in self._pairs:
+            # A loss may change its own, wherever it is computed.
+            if not np.array_equal(self._value(variable), value := keras.ops.convert_to_numpy(its)):
+                variable.assign(value)
+        return answer
+
+    def _refuse(self, name: str, *arguments: object, **named: object) -> None:
+        raise TrainingError(
+            "callbacks to leave training to the run",
+            f"a call of model.{name} in one",
+            "a training of its own, or model.evaluate and model.predict, which are answered",
+        )
+
+    def _up_to_date(self) -> keras.Model:
+        if self._copy is None:
+            # A model that is made draws from the random state that training goes on with.
+            state = of_random_state()
+            try:
+                self._copy = self._make()
+            finally:
+                put_back_random_state(state)
+            pairs = list(zip(_beside(self._model), _beside(self._copy), strict=False))
+            self._pairs = [(own, its) for own, its in pairs if own is not its and tuple(own.shape) == tuple(its.shape)]
+        for own, its in self._pairs:
+            its.assign(self._value(own))
+        for value, variable in zip(self._weights(self._model), self._copy.weights, strict=True):
+            variable.assign(value)
+        return self._copy
+
+
+def _beside(model: keras.Model) -> list[Variable]:
+    """The variables that a model's loss and metrics go by and that are no weights."""
+    listed = [*model.variables, *model.metrics_variables, model.optimizer]
+    return [*kept_by_metrics(model.metrics), *held([model], listed)]
+
+
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
@@ -53,43 +137,27 @@ class Callbacks:
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
-        model: keras.Model,
-        send: Agree,
-        chief: bool,
-        alone: bool,
+        loop: TrainingLoop,
         epochs: int,
         steps: int | None,
         verbose: int | str = 0,
         plain: Callable[[], keras.Model] | None = None,
         weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
-        optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]] = tuple,
-        variables: Callable[[], Sequence[Variable]] = tuple,
-        value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
-        metrics: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
-        that there is no other process.
-
-        `verbose` is that of Keras's own fit, whose progress bar the first process then shows. `plain` makes the model
-        once more, outside the strategy, for callbacks that evaluate, with the `weights` of the other one. The
-        learning rates are those of the `optimizers`. All agree on the `variables`, of which `value` gives the values.
-        Inside `metrics` the first process may read and change what metrics count; all enter it together.
-        """
-        self.model, self.chief = model, chief
-        self.own = list(callbacks)
-        self._alone = Alone(model, plain or keras.Model, weights, value)
-        self._optimizers, self._variables, self._value, self._metrics = optimizers, variables, value, metrics
-        self._shares = bool(callbacks) and not alone
+        """`verbose` is Keras's. `plain` makes the model again, outside the strategy, for callbacks that evaluate."""
+        self.loop, self.own = loop, list(callbacks)
+        self.model = model = loop.model
+        self._answering = ModelCopy(model, plain or keras.Model, weights, loop.value)
+        self._shares = bool(callbacks) and not loop.alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
-        # What a step that is not yet traced reads, and code of a person's own may change.
+        # What a step that is not yet traced reads, and code of a user's own may change.
         self._plain = plain_values([model]) if self._shares and any(map(is_own, callbacks)) else {}
         self._is_traced = False
-        self._send = send
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
-            list(callbacks) if chief else [],
+            list(callbacks) if loop.chief else [],
             add_history=True,
-            add_progbar=chief and verbose != 0,
+            add_progbar=loop.chief and verbose != 0,
             model=model,
             verbose=verbose,
             epochs=epochs,
@@ -116,19 +184,19 @@ class Callbacks:
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
         self._is_traced |= hook == "on_train_batch_end"
-        watched = self._shares and self.chief and (self._batches_matter or "batch" not in hook)
+        watched = self._shares and self.loop.chief and (self._batches_matter or "batch" not in hook)
         before = self._values() if watched else []
         words = {name: place.get() for name, place in self._plain.items()} if watched else {}
-        with self._metrics() if self._is_of_own(hook) else contextlib.nullcontext():
-            if self.chief:
-                with self._alone.answers():
+        with self.loop.metrics_at_hand() if self._is_of_own(hook) else contextlib.nullcontext():
+            if self.loop.chief:
+                with self._answering.answers():
                     getattr(self._list, hook)(*arguments)
         if self._shares:
             after = self._values() if before else []
             self._obey([not _is_same(old, new) for old, new in zip(before, after, strict=True)], self._changed(words))
 
     def _is_of_own(self, hook: str) -> bool:
-        """True if code of a person's own runs in a hook."""
+        """True if code of a user's own runs in a hook."""
         hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
         return any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
 
@@ -147,46 +215,44 @@ class Callbacks:
         return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
 
     def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:
-        """Has all processes stop, take the first one's learning rates, and take its values of what was changed."""
+        """Stops all processes, gives them the first one's learning rates, and its values of what was changed."""
         text = json.dumps(words).encode() if words else b""
-        rates = [optimizer._learning_rate for optimizer in self._optimizers()]
+        rates = [optimizer._learning_rate for optimizer in self.loop.optimizers()]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
         if changed:
-            told = {id(rate) for rate in fixed}
-            pairs = zip(self._variables(), changed, strict=True)
-            changed = [is_changed and id(variable) not in told for variable, is_changed in pairs]
-        mine = [self.model.stop_training, any(changed), len(text), *(_number(rate) for rate in fixed)]
-        (decided,) = self._send([np.array(mine, np.float64)])
+            rate_ids = {id(rate) for rate in fixed}
+            pairs = zip(self.loop.variables(), changed, strict=True)
+            changed = [is_changed and id(variable) not in rate_ids for variable, is_changed in pairs]
+        numbers = [self.model.stop_training, any(changed), len(text), *(_number(rate) for rate in fixed)]
+        (decided,) = self.loop.from_first([np.array(numbers, np.float64)])
         stop, changed_there, length, *learning_rates = np.asarray(decided)
         self.model.stop_training = bool(stop)
         for rate, learning_rate in zip(fixed, learning_rates, strict=True):
             if np.float32(learning_rate) != np.float32(_number(rate)):
                 rate.assign(learning_rate)
         if changed_there:
-            variables = self._variables()
-            (which,) = self._send([np.array(changed or [False] * len(variables), np.float64)])
+            variables = self.loop.variables()
+            (which,) = self.loop.from_first([np.array(changed or [False] * len(variables), np.float64)])
             self._send_values([one for one, is_changed in zip(variables, np.asarray(which), strict=True) if is_changed])
         if length:
-            found = json.loads(self._sent(text.ljust(int(length))))
-            for name in found if not self.chief else ():
-                self._plain[name].put(found[name])
+            values = json.loads(self._sent(text, int(length)))
+            for name in values if not self.loop.chief else ():
+                self._plain[name].put(values[name])
 
     def _send_values(self, variables: Sequence[Variable]) -> None:
         """Gives variables the first process's values, of any type, which travel as their bytes."""
-        values = [self._value(variable) for variable in variables]
-        data, start = self._sent(b"".join(value.tobytes() for value in values)), 0
+        values = [self.loop.value(variable) for variable in variables]
+        data, start = b"".join(value.tobytes() for value in values), 0
+        data = self._sent(data, len(data))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(np.frombuffer(data, value.dtype, value.size, start).reshape(value.shape))
             start += value.nbytes
 
-    def _sent(self, data: bytes) -> bytes:
-        """The first process's bytes, of which all have as many."""
-        words = np.frombuffer(data.ljust(-(-len(data) // 8) * 8, b"\0"), np.int64)
-        pieces = [words[start : start + PIECE] for start in range(0, len(words), PIECE)]
-        return b"".join(np.asarray(self._send([piece])[0]).tobytes() for piece in pieces)[: len(data)]
+    def _sent(self, data: bytes, size: int) -> bytes:
+        return sent(data, size, lambda words: np.asarray(self.loop.from_first([words])[0]))
 
     def _values(self) -> list[np.ndarray]:
-        return [self._value(variable) for variable in self._variables()]
+        return [self.loop.value(variable) for variable in self.loop.variables()]
 
 
 class Watched(list[keras.callbacks.Callback]):
@@ -216,7 +282,7 @@ def _is_same(old: np.ndarray, new: np.ndarray) -> bool:
 
 
 def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
-    """Has the callback one of these hooks, as a method or, as a `LambdaCallback`, as a function it was given?
+    """True if the callback has one of these hooks, as a method or, in a `LambdaCallback`, as a function.
 
     >>> overrides(keras.callbacks.LambdaCallback(on_train_batch_end=print), TRAIN_BATCH_HOOKS)
     True
@@ -228,11 +294,11 @@ def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
 
 
 def is_own(callback: keras.callbacks.Callback) -> bool:
-    """Does a person's code run in it, and not Keras's alone?"""
+    """True if a user's code runs in it, and not Keras's alone."""
     lambdas = isinstance(callback, keras.callbacks.LambdaCallback)
     return lambdas or not type(callback).__module__.startswith("keras.")
 
 
 def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
-    """A person's own hook between batches may do anything; Keras's own leave weights alone there."""
+    """A user's own hook between batches may do anything; Keras's own leave weights alone there."""
     return is_own(callback) and overrides(callback, TRAIN_BATCH_HOOKS)

@@ -16,15 +16,15 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pipeline.plan.plan import Checkpoints
+from pipeline.plan.plan import Checkpoints, Plan
 from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker import storage
-from pipeline.worker.engine import Tell
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.engine import Emit
+from pipeline.worker.model_error import TrainingError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -52,7 +52,7 @@ class State:
 
     @property
     def name(self) -> str:
-        """What its files are named by: later states come later in the alphabet."""
+        """The name of its files: later states come later in the alphabet."""
         return f"step-{self.values['step']:010d}-{self.values['epoch']:06d}"
 
 
@@ -65,9 +65,13 @@ def grouped(name: str, arrays: Sequence[np.ndarray | float]) -> dict[str, np.nda
     return {f"{name}/{number:05d}": np.asarray(array) for number, array in enumerate(arrays)}
 
 
+# Gives every process the first one's state; all of them call it together.
+OnAll: TypeAlias = Callable[[State | None], State | None]
+
+
 @dataclass
 class Written:
-    """What is known of a checkpoint's being written."""
+    """The progress of writing a checkpoint."""
 
     state: State
     gathered: float = 0.0
@@ -82,9 +86,9 @@ class Checkpointer:
     there.
     """
 
-    def __init__(self, kept: Checkpoints, tell: Tell) -> None:
-        assert kept.folder is not None, "the conductor names the folder"
-        self.kept, self._folder, self._tell = kept, kept.folder, tell
+    def __init__(self, checkpoints: Checkpoints, emit: Emit) -> None:
+        assert checkpoints.folder is not None, "the conductor names the folder"
+        self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
         # The one that waits to be written, and the last one that was asked for.
         self._waiting: Written | None = None
         self._last: Written | None = None
@@ -110,20 +114,21 @@ class Checkpointer:
             ) from error
 
     def write(self, state: State, wait: bool = False, gathered: float = 0.0) -> bool:
-        """Has `state` written, `gathered` in so many seconds; with `wait`, returns once it is, and whether that worked.
+        """Hands `state` to the writer, `gathered` in so many seconds; with `wait`, returns once it is written, and
+        whether that worked.
 
         One can be waiting while another is being written. A later one takes its place, unless it was the best so far,
         and the first time that is told.
         """
-        mine = Written(state, gathered)
+        writing = Written(state, gathered)
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, daemon=True)
                 self._thread.start()
             if self._waiting is not None and self._waiting.state.values["best"]:
                 self._changed.wait_for(lambda: self._waiting is None)
-            left_out, self._waiting = self._waiting, mine
-            self._last = mine
+            left_out, self._waiting = self._waiting, writing
+            self._last = writing
             self._changed.notify_all()
         if left_out is not None:
             left_out.done.set()
@@ -134,14 +139,11 @@ class Checkpointer:
                     f"{left_out.state.values['step']} was left out for a later one. Try fewer of them."
                 )
         if wait:
-            mine.done.wait()
-        return mine.problem is None
+            writing.done.wait()
+        return writing.problem is None
 
     def expected_seconds(self, size: int) -> float:
-        """Returns how long a state of `size` bytes takes to be gathered and written: as long as the last one did.
-
-        For ever while that one is being written.
-        """
+        """Returns seconds to write a state of `size` bytes: as the last one took; for ever while that is written."""
         if self._last is not None and not self._last.done.is_set():
             return math.inf
         return WRITE_SECONDS + size / WRITE_BYTES_PER_SECOND if self._seconds is None else self._seconds
@@ -170,11 +172,11 @@ class Checkpointer:
 
     def best(self) -> float | None:
         """The best value so far of the metric that decides which checkpoint is kept."""
-        found = [value for value in map(self._best_of, self._names()) if value is not None]
-        return None if not found else max(found) if self.kept.best_is == "max" else min(found)
+        values = [value for value in map(self._best_of, self._names()) if value is not None]
+        return None if not values else max(values) if self.kept.best_is == "max" else min(values)
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Is a value of that metric better than another?"""
+        """True if a value of that metric is better than another."""
         if not np.isfinite(value):
             return False
         return than is None or (value > than if self.kept.best_is == "max" else value < than)
@@ -234,7 +236,7 @@ class Checkpointer:
         self._tidy()
         path = self._path(f"{state.name}.json")
         seconds = time.perf_counter() - began
-        self._tell(Checkpoint(state.values["step"], path, seconds=seconds))
+        self._emit(Checkpoint(state.values["step"], path, seconds=seconds))
         return seconds
 
     def _tidy(self) -> None:
@@ -260,8 +262,8 @@ class Checkpointer:
 
     def _best_of(self, name: str) -> float | None:
         try:
-            found = (json.loads(storage.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
-            return None if found is None else float(found)
+            value = (json.loads(storage.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
+            return None if value is None else float(value)
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
@@ -276,7 +278,7 @@ class Checkpointer:
         return posixpath.join(self._folder, name)
 
     def _warn(self, text: str) -> None:
-        self._tell(Warned(text))
+        self._emit(Warned(text))
 
 
 class _Hashing(io.RawIOBase):
@@ -326,10 +328,36 @@ def _reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
+def is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns whether a checkpoint, by its values, is of a training that had not diverged."""
+
+    def good(values: Mapping[str, Any]) -> bool:
+        loss, first = values["loss"], values["first_loss"]
+        return bool(values["finite"]) and (
+            loss is None or loss <= plan.training.divergence_factor * max(1.0, abs(first))
+        )
+
+    return good
+
+
+def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses to go on with data that has changed under the same config; other shards are told by their count alone."""
+    comparable = then["shards"] == now["shards"]
+    if then["build"] != now["build"]:
+        # That was asked for.
+        return
+    if then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"]):
+        raise TrainingError(
+            f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})",
+            f"{now['examples']} ({now['digest']}): it has changed since",
+            "resume=never",
+        )
+
+
 @dataclass(frozen=True)
-class Survival:
-    """How a training is kept, and how it goes on: where checkpoints go, the state it begins with, and who is asked
-    whether to leave. A loss so many times the first one has exploded.
+class Checkpointing:
+    """How a training is checkpointed and resumed: where checkpoints go, the state it begins with, and whether to leave.
+    A loss so many times the first one has exploded.
     """
 
     checkpointer: Checkpointer

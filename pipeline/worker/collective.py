@@ -1,4 +1,4 @@
-"""How the replicas of all processes add up what they computed, found by name: ours, or what packages offer."""
+"""Collectives, which add up what the replicas of all processes computed, by name: ours, or what packages offer."""
 
 import sys
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,7 +22,7 @@ class Collective(Hashable, Protocol[Array]):
 
     @property
     def replicas(self) -> int:
-        """How many replicas add up."""
+        """The number of replicas that add up."""
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
         """The sums over all replicas of arrays in the same places, in the types and shapes of `arrays`.
@@ -64,12 +64,12 @@ class Pausable(Generic[Array]):
 
     @property
     def note(self) -> str:
-        """Why it adds in another's place; empty where it does not."""
+        """The reason why it adds in another's place; empty where it does not."""
         return getattr(self._collective, "note", "")
 
     @property
     def replicas(self) -> int:
-        """How many replicas add up."""
+        """The number of replicas that add up."""
         return 1 if self._is_paused else self._collective.replicas
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
@@ -105,9 +105,9 @@ def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `UserError`."""
     check_offer("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
     if name == HOROVOD and not _is_built():
-        there = Path(sys.prefix).parent / BUILT / "bin" / "python"
+        interpreter = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
-        then = typed if there.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
+        then = typed if interpreter.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
         raise UserError(
             "Horovod, built for this TensorFlow, for strategy.collective=horovod",
             "a Python without it",
@@ -122,7 +122,7 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     name = plan.collective
     make: Make[Array, Strategy] = load_offer("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     try:
-        made = make(plan, process, strategy)
+        collective = make(plan, process, strategy)
     except Exception as error:
         if name in COLLECTIVES:
             raise
@@ -130,19 +130,19 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
             f"strategy.collective={name} to work", f"{type(error).__name__}: {error}", f"{INSTEAD}"
         ) from error
     for part in ("replicas", "sum", "sent_bytes"):
-        if not hasattr(made, part):
+        if not hasattr(collective, part):
             raise UserError(f"strategy.collective={name} to have {part}", "one without", f"{INSTEAD}")
-    if made.replicas != plan.workers:
+    if collective.replicas != plan.workers:
         raise UserError(
             f"strategy.collective={name} to add over all {plan.workers} replicas",
-            f"one that adds over {made.replicas}",
+            f"one that adds over {collective.replicas}",
             f"{INSTEAD}",
         )
-    return made
+    return collective
 
 
 def _is_built() -> bool:
-    """Is Horovod installed, with what it compiles for TensorFlow?"""
-    found = find_spec(HOROVOD)
-    folders = () if found is None else found.submodule_search_locations or ()
+    """True if Horovod is installed with what it compiles for TensorFlow."""
+    module = find_spec(HOROVOD)
+    folders = () if module is None else module.submodule_search_locations or ()
     return any(True for folder in folders for _ in Path(folder, "tensorflow").glob("mpi_lib*.so"))

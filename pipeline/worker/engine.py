@@ -1,34 +1,35 @@
-"""What trains inside a process, found by name: TensorFlow's is ours, packages offer others."""
+"""Engines by name: TensorFlow's and JAX's are ours, packages offer others."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.shipped import check_offer, load_offer
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
-from pipeline.record.events import Event, EventBase, Failed
+from pipeline.record.events import Event, EventBase, Failed, Warned
 
-# Tells the conductor an event; when, and by whom, is added on the way.
-Tell = Callable[[Event], None]
+# Tells the driver an event; when, and by whom, is added on the way.
+Emit = Callable[[Event], None]
 
 
-class Engine(Protocol):
-    """One process's part of a training. Made with the plan, its process, `tell` and whether it was asked to leave."""
+@runtime_checkable
+class CommandHandler(Protocol):
+    """An engine of a package that carries out commands itself."""
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
 
     def obey(self, command: Command[EventBase]) -> None:
-        """Does what a command says, and tells the event that answers it."""
+        """Carries out a command and emits the event that answers it."""
 
     def failure(self, error: BaseException) -> Failed:
-        """What an error is told as."""
+        """Returns the event that reports an error."""
 
 
 # Ours; a package offers others as entry points of the group `pipeline.engines`.
 ENGINES = {
     "tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine",
-    "jax": "pipeline.worker.jax.start:engine",
+    "jax": "pipeline.worker.jax:engine",
 }
 INSTEAD = "backend=tensorflow"
 
@@ -38,9 +39,28 @@ def check_engine(name: str) -> None:
     check_offer("engines", name, "backend", ENGINES, INSTEAD)
 
 
-def engine_of(name: str) -> Callable[[Plan, Process, Tell, Callable[[], bool]], Engine]:
-    """What makes an engine. Raises `UserError`."""
-    made: Callable[[Plan, Process, Tell, Callable[[], bool]], Engine] = load_offer(
-        "engines", name, "backend", ENGINES, INSTEAD
-    )
-    return made
+def engine_of(name: str) -> Callable[[Plan, Process, Emit, Callable[[], bool]], Any]:
+    """Returns what makes a `CommandHandler` or a `pipeline.worker.loop.Engine`; the last argument is whether the
+    process was asked to leave. Raises `UserError`.
+    """
+    make: Callable[..., Any] = load_offer("engines", name, "backend", ENGINES, INSTEAD)
+    return make
+
+
+class Notes:
+    """Texts in the order in which they came; with no way to `emit`, another process tells them, and none are kept."""
+
+    def __init__(self, emit: Emit | None) -> None:
+        self._emit = emit
+        self.texts: list[str] = []
+
+    def keep(self, text: str) -> None:
+        """Keeps a text for the result alone: it is nothing to be warned of."""
+        if self._emit is not None and text not in self.texts:
+            self.texts.append(text)
+
+    def add(self, text: str) -> None:
+        """Tells a text, the first time that it comes."""
+        if self._emit is not None and text not in self.texts:
+            self.texts.append(text)
+            self._emit(Warned(text))

@@ -61,25 +61,22 @@ class Output:
 
     @property
     def sparse(self) -> bool:
-        """Are its labels class numbers?"""
+        """True if its labels are class numbers."""
         return self.kind == "sparse"
 
     @property
     def classes(self) -> int:
-        """How many classes there are, under a loss over classes."""
+        """The number of classes, under a loss over classes."""
         return self.shape[-1] or 0
 
     def labels(self, y: Nested[T]) -> T | None:
         """Its labels in y, or None where they are not at hand."""
-        found = y if self.key is None else _at(y, self.key)
-        return None if keras.tree.is_nested(found) else cast("T | None", found)
+        part = y if self.key is None else _at(y, self.key)
+        return None if keras.tree.is_nested(part) else cast("T | None", part)
 
 
 def check(model: keras.Model, batch: Batch) -> None:
-    """Refuses a compiled model whose losses cannot be those of such a batch, of which only shapes are looked at.
-
-    Variables of a model that is not built are made meanwhile, in the scope that this is called in. Raises `DataError`.
-    """
+    """Refuses, by shapes alone, a compiled model whose losses cannot be those of such a batch. Raises `DataError`."""
     _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if y is None:
         if model._compile_loss is not None and not _has_own(model):
@@ -119,9 +116,9 @@ def classes(found: Sequence[Output], y: Batch) -> int | None:
     return found[0].classes if labels is not None and labels.shape.rank in (1, 2) else None
 
 
-def check_values(found: Sequence[Output], y: Nested[np.ndarray], name: str) -> None:
+def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) -> None:
     """Refuses labels at hand that name no output; `name` is the part of the data. Raises `DataError`."""
-    for output in found:
+    for output in outputs:
         labels = output.labels(y) if output.sparse else None
         values = None if labels is None else np.asarray(labels)
         if values is None or values.dtype.kind not in "iuf":
@@ -134,22 +131,22 @@ def check_values(found: Sequence[Output], y: Nested[np.ndarray], name: str) -> N
 
 
 def wrong_in_step(message: str) -> str | None:
-    """What TensorFlow's cross-entropy says of a wrong label, in our words; None where it says something else.
+    """Returns what TensorFlow's cross-entropy says of a wrong label, in our words; None where it says something else.
 
     >>> wrong_in_step("Received a label value of -1 which is outside the valid range of [0, 10).").split(". ")[0]
     'Expected labels from 0 to 9, one for each output, received -1 in a batch'
     """
-    found = re.search(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)", message)
-    if found is None:
+    match = re.search(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)", message)
+    if match is None:
         return None
     return (
-        f"Expected labels from 0 to {int(found[2]) - 1}, one for each output, received {found[1]} in a batch. Try a "
+        f"Expected labels from 0 to {int(match[2]) - 1}, one for each output, received {match[1]} in a batch. Try a "
         f"model of as many outputs as there are classes, or putting the labels right in dataset.map."
     )
 
 
 def far_from_dense(labels: np.ndarray) -> str | None:
-    """What to say of class numbers with a gap among them that chance does not make; None where there is none.
+    """Returns a warning of class numbers with a gap that chance does not make; None where there is none.
 
     Samples of many classes have gaps, but short ones: a run that is never seen is told of where it is half as long as
     the number of classes that are.
@@ -162,20 +159,20 @@ from 99 on (1 example, the first is example 4). Try data.num_classes=3, which fi
 data.num_classes=100 data.on_error=skip if there are so many.
     """
     values = np.asarray(labels)
-    seen = np.unique(values)
+    present = np.unique(values)
     # Of the labels before each that are never seen; 0 is the first that can be.
-    gaps = np.diff(seen, prepend=-1) - 1
-    place = int(np.argmax(gaps)) if len(seen) else 0
-    if not len(seen) or gaps[place] < max(GAP, len(seen) / 2):
+    gaps = np.diff(present, prepend=-1) - 1
+    place = int(np.argmax(gaps)) if len(present) else 0
+    if not len(present) or gaps[place] < max(GAP, len(present) / 2):
         return None
-    top, after = int(seen[-1]) + 1, values >= seen[place]
-    below = f"labels up to {seen[place - 1]} ({_examples(int((~after).sum()))}), then " if place else "labels "
-    fewer = f"data.num_classes={seen[place - 1] + 1}, which finds those as wrong labels" if place else (
+    top, after = int(present[-1]) + 1, values >= present[place]
+    below = f"labels up to {present[place - 1]} ({_examples(int((~after).sum()))}), then " if place else "labels "
+    fewer = f"data.num_classes={present[place - 1] + 1}, which finds those as wrong labels" if place else (
         "labels that begin with 0"
     )  # fmt: skip
     return (
-        f"The labels were counted as {top:,} classes, {top - len(seen):,} of which have no training example: {below}"
-        f"from {seen[place]} on ({_examples(int(after.sum()))}, the first is example {int(np.argmax(after))}). "
+        f"The labels were counted as {top:,} classes, {top - len(present):,} of which have no training example: {below}"
+        f"from {present[place]} on ({_examples(int(after.sum()))}, the first is example {int(np.argmax(after))}). "
         f"Try {fewer}, or data.num_classes={top} data.on_error=skip if there are so many."
     )
 
@@ -225,7 +222,7 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
 
 
 def _are_compared(labels: Sequence[int | None], outputs: Sequence[int | None]) -> bool:
-    """Does Keras compare these shapes example by example? It takes a last axis of 1 away, and broadcasts the rest."""
+    """True if Keras compares these shapes example by example: it drops a last axis of 1, and broadcasts the rest."""
     shorter, longer = sorted((tuple(labels), tuple(outputs)), key=len)
     if len(longer) == len(shorter) + 1 and longer[-1] == 1:
         longer = longer[:-1]
@@ -236,7 +233,7 @@ def _are_compared(labels: Sequence[int | None], outputs: Sequence[int | None]) -
 
 
 def _of_an_example(shape: Sequence[int | None]) -> str:
-    """A shape without the batch's axis, as a person says it."""
+    """A shape without the batch's axis, as a user says it."""
     return "x".join("?" if size is None else str(size) for size in shape[1:]) or "one number"
 
 
@@ -255,7 +252,7 @@ def _outputs(
     for place, key in enumerate(keys):
         name = names[place] if names is not None and len(names) == len(keys) else str(key)
         its_loss = _at(loss, key, name, place) if keras.tree.is_nested(loss) else loss
-        its_key = next((known for known in (key, name, place) if _at(y, known) is not None), None)
+        its_key = next((candidate for candidate in (key, name, place) if _at(y, candidate) is not None), None)
         if its_key is not None and not keras.tree.is_nested(its_loss) and not keras.tree.is_nested(predicted[key]):
             yield from _output(name, its_key, its_loss, predicted[key])
 
@@ -270,7 +267,7 @@ def _output(name: str, key: Key | None, loss: Loss, predicted: keras.KerasTensor
 
 
 def _kind(loss: Loss) -> Kind | None:
-    """What a loss takes; None for one that is not known."""
+    """Returns what a loss takes; None for one that is not known."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -297,7 +294,7 @@ def predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
 
 
 def _has_own(model: keras.Model) -> bool:
-    """Does the model's class decide what its loss is given?"""
+    """True if the model's class decides what its loss is given."""
     names = ("compute_loss", "train_step", "test_step")
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
 

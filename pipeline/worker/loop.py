@@ -1,16 +1,25 @@
-"""What a training needs of an engine's loop, and what a call of the loop comes to, whichever engine makes it."""
+"""The protocols of an engine: the loop that trains a model on its data, and what a process needs around it."""
 
+import abc
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 import keras
 import numpy as np
 
-from pipeline.worker.engine import Tell
-from pipeline.worker.held import Variable
-from pipeline.worker.model_error import TrainingError as TrainingError
+from pipeline.record import commands, events
+from pipeline.record.findings import Check
+from pipeline.worker.checkpoint import OnAll, State
+from pipeline.worker.engine import Emit, Notes
+from pipeline.worker.layout import Layout, Position
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.variables import Variable
+
+if TYPE_CHECKING:
+    from pipeline.worker.callbacks import Callbacks
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -19,16 +28,8 @@ HAND_OVER_SECONDS = 0.0005
 Facts: TypeAlias = dict[str, float | list[int]]
 
 
-class Counts(TypedDict, total=False):
-    """What was counted of an asynchronous training: steps of each worker, examples, staleness in all and at most, and
-    updates of the variables.
-    """
-
-    steps_of: list[int]
-    examples: float
-    stale_sum: float
-    stale_most: int
-    updates: int
+# (layout of the training data, their digest, what gives all processes the first one's state) -> where training begins.
+Resume: TypeAlias = Callable[[Layout, str, OnAll], Position]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Totals:
         self._examples += float(sizes.sum())
 
     def state(self) -> list[np.ndarray]:
-        """What was added up so far, for `set_state`."""
+        """Returns what was added up so far, for `set_state`."""
         # A copy: it is written while training goes on.
         return [self._sums.copy(), np.array(self._examples)]
 
@@ -86,96 +87,201 @@ class Totals:
         return dict(zip(self._names, (self._sums / max(self._examples, 1.0)).tolist(), strict=True))
 
 
-class Loop(Protocol):
-    """A model and its data, joined by compiled functions: some steps of training, or one validation."""
+# Digests of each replica here -> those of each process, on all of them.
+Gather = Callable[[Sequence[str]], list[list[str]]]
 
-    @property
-    def model(self) -> keras.Model:
-        """The model that it trains, whose variables have the values of the moment between two calls."""
 
-    @property
-    def chief(self) -> bool:
-        """Is this the first process?"""
+class WeightComparison:
+    """Compares weights at the start, every so many steps, and at the end, where all replicas are between two calls."""
 
-    @property
-    def alone(self) -> bool:
-        """Is it the only one?"""
+    def __init__(self, every: int | None, digests: Callable[[], list[str]], gather: Gather, collective: str) -> None:
+        """`digests` are of the replicas here; `gather` gives all processes those of all. `every` None: never."""
+        self._every, self._digests, self._gather, self._collective = every, digests, gather, collective
+        self._last = 0
 
-    @property
-    def pending(self) -> int:
-        """Steps under way whose results are still to come."""
+    def compare(self, step: int) -> None:
+        """Raises `TrainingError`, on all processes, where a replica has other weights than the first."""
+        if self._every is None:
+            return
+        self._last = step
+        of_all = self._gather(self._digests())
+        for rank, digests in enumerate(of_all):
+            if any(digest != of_all[0][0] for digest in digests):
+                raise TrainingError(
+                    f"the same weights on all replicas after step {step}",
+                    f"others on rank {rank} than on rank 0, with strategy.collective={self._collective}",
+                    "strategy.collective=tensorflow, or train.check=strict",
+                )
+
+    def after(self, step: int) -> None:
+        """Compares where so many steps have been made since the last time."""
+        if self._every is not None and step // self._every > self._last // self._every:
+            self.compare(step)
+
+
+NO_COMPARISON = WeightComparison(None, list, lambda digests: [list(digests)], "")
+
+
+class TrainingLoop(abc.ABC):
+    """A model and its data, joined by compiled functions: some steps of training, or one validation.
+
+    Between two calls the variables of the `model` have the values of the moment. This process is the `chief` where it
+    is the first, and `alone` where there is no other.
+    """
+
+    model: keras.Model
+    chief: bool
+    alone: bool
+    # How the training data are laid out over steps, as far as that is known beforehand.
+    layout: Layout
+    # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
+    pending, concurrent_steps, warm = 0, 1, True
+    outputs: tuple[str, ...] = ()
+    _optimizers: tuple[keras.optimizers.Optimizer, ...]
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps in an epoch, as far as they are known beforehand."""
+        return self.layout.steps
 
-    @property
-    def global_batch(self) -> int:
-        """Examples that a step stands for."""
+    def begin_epoch(self, examples: int) -> int:
+        """Returns the steps to come of an epoch whose steps so far have trained so many examples.
 
-    def steps_ahead(self) -> int:
-        """Steps in the epoch that begins now."""
+        Where its data may end before, the call after the last step is empty.
+        """
+        return self.layout.steps_after(examples)
 
-    def steps_after(self, examples: int) -> int:
-        """Steps that are left of an epoch whose steps have trained so many examples."""
-
+    @abc.abstractmethod
     def call(self, count: int, wanted: int = 0) -> Call:
-        """Trains `count` steps on the batches that follow those of the call before."""
+        """Trains `count` steps on the batches that follow those of the call before, of `wanted` in all."""
 
     @property
+    @abc.abstractmethod
     def validates(self) -> bool:
         """True if there is data to `evaluate`, around which others are to call the hooks."""
 
-    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
-        """Loss and metrics over the whole validation part; empty where there is none."""
+    @abc.abstractmethod
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
+        """Returns loss and metrics over the whole validation part; nothing where there is none."""
 
+    @abc.abstractmethod
     def metrics(self) -> dict[str, float]:
-        """The metrics so far, without the losses."""
+        """Returns the metrics so far, without the losses."""
 
     def totals(self) -> Totals:
-        """What adds up the losses of this model."""
+        """Returns what adds up the losses of this model."""
+        return Totals(("loss", *self.outputs))
 
     def facts(self) -> Facts:
-        """What else there is to tell of the training so far."""
+        """Returns what else there is to report of the training so far."""
+        return {}
 
-    def counts(self) -> Counts:
-        """What was counted of the training so far, as plain values."""
-
-    def set_counts(self, counts: Counts) -> None:
-        """Goes on from what `counts` gave."""
-
+    @abc.abstractmethod
     def metrics_state(self) -> list[np.ndarray]:
-        """The values of the metrics' variables; all processes take part."""
+        """Returns the values of the metrics' variables over all replicas; all processes take part."""
 
+    @abc.abstractmethod
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
 
     def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the first process may read and change what metrics count, over all replicas; all enter together."""
+        return contextlib.nullcontext()
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
+        self.model.reset_metrics()
 
     def optimizers(self) -> Sequence[keras.optimizers.Optimizer]:
-        """Those that update the weights, the first of which is told of."""
+        """Returns those that update the weights, the first of which is reported on."""
+        return self._optimizers
 
+    @abc.abstractmethod
     def variables(self) -> Sequence[Variable]:
-        """All that training goes on with, of losses and metrics too, without what metrics count."""
+        """Returns all that training goes on with, of losses and metrics too, without what metrics count."""
 
+    @abc.abstractmethod
     def value(self, variable: Variable) -> np.ndarray:
-        """A variable's value in this process, which need not be a copy."""
+        """Returns a variable's value, whole; no copy of it where that can be."""
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The arrays of all that training goes on with, without what metrics count, by name."""
+    @abc.abstractmethod
+    def state(self) -> State:
+        """Returns the arrays that training goes on with, without what metrics count, and `counts` of async steps."""
 
-    def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what `state` gave, also on other devices. Raises `TrainingError` where it does not fit."""
+    @abc.abstractmethod
+    def set_state(self, state: State) -> None:
+        """Goes on from what `state` gave, on other devices too. Raises `TrainingError` where it does not fit."""
 
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Inside, steps are made for nothing but time; afterwards model and optimizer are what they were."""
+        state = self.state()
+        yield
+        self.set_state(state)
+        self.reset_metrics()
+
+    @abc.abstractmethod
     def added(self, values: Sequence[float]) -> list[float]:
-        """The sums of small numbers over all replicas; all processes call it together."""
+        """Returns the sums of small numbers over all replicas; all processes call it together."""
 
+    @abc.abstractmethod
     def from_first(self, values: Sequence[Any]) -> list[Any]:
-        """The first process's arrays on all, which call it together with arrays of equal types and shapes."""
+        """Returns the first process's arrays on all, which call it together with equal types and shapes."""
+
+
+class Engine(Protocol):
+    """An engine in a process of a training, as far as engines differ; `pipeline.worker.process` does the rest."""
+
+    @property
+    def notes(self) -> Notes:
+        """Notes on data and model for the result."""
+
+    def join(self) -> dict[str, str]:
+        """Takes the process's devices, or serves others; returns versions once every process has joined."""
+
+    def load(self, folder: str) -> events.Loaded:
+        """Makes the process's data and looks for broken examples; `folder` is the run's."""
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
+        """Leaves out the examples that any process has found broken."""
+
+    def build(
+        self, train_counts: list[int], validation_counts: list[int], resume: Resume
+    ) -> tuple[TrainingLoop, events.Built]:
+        """Makes the model and joins it to the data, of which each shard has so many examples.
+
+        `resume` takes the layout of the training data and their digest, and returns where training begins.
+        """
+
+    def begin(self) -> tuple[Callable[..., "Callbacks"], WeightComparison]:
+        """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
+
+    def digests(self) -> list[str]:
+        """A hash of the trained weights for each replica here: all of them must agree."""
+
+    def trained_model(self) -> keras.Model:
+        """The trained model, whole, to be saved."""
+
+    def write_sample(self, folder: Path) -> None:
+        """Writes text that the trained model makes, where it is a language model that is to."""
+
+    def size(self) -> events.Sized:
+        """Returns the size of the model, and of what a step of it holds."""
+
+    def check(self) -> Check:
+        """Compares what all replicas make of a few examples with what one device does."""
+
+    def profile(self, command: commands.Profile) -> events.Profiling:
+        """Times the input or the model alone."""
+
+    def explain(self, command: commands.Explain) -> events.Explaining:
+        """Times steps of which a part is left out, once training is over."""
+
+    def lost_a_peer(self, error: BaseException) -> bool:
+        """True for what is raised in a process whose peers have gone."""
+
+    def raise_cause(self, error: Exception) -> None:
+        """Raises what is broken in the data, where an error came of that."""
 
 
 def flat(results: Mapping[str, Any]) -> dict[str, float]:
@@ -184,19 +290,19 @@ def flat(results: Mapping[str, Any]) -> dict[str, float]:
     >>> flat({"accuracy": np.float32(0.5), "recall": np.array([0.0, 1.0]), "mine": {"least": 0.1, "most": 0.9}})
     {'accuracy': 0.5, 'recall_0': 0.0, 'recall_1': 1.0, 'least': 0.1, 'most': 0.9}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, result in results.items():
         if isinstance(result, Mapping):
-            found |= flat(result)
+            numbers |= flat(result)
             continue
         values = np.asarray(result)
         many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
-        found |= many if values.ndim else {name: float(values)}
-    return found
+        numbers |= many if values.ndim else {name: float(values)}
+    return numbers
 
 
 class Figures(TypedDict):
-    """What an epoch came to, in training and on held-out data."""
+    """The results of an epoch, in training and on held-out data."""
 
     loss: float | None
     metrics: dict[str, float]

@@ -1,4 +1,4 @@
-"""What is raised of a model, whichever file finds it out, and what an error of a person's own code says in one line."""
+"""Errors of a model or a training, and what an error of a user's own code says in one line."""
 
 import linecache
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pipeline.errors import UserError
 
-# Where functions are that are not a person's own.
+# Where functions are that are not a user's own.
 NOT_ONES_OWN = (
     *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
@@ -47,15 +47,17 @@ class TrainingError(UserError):
 
 
 def told(error: BaseException) -> str:
-    """Returns an error in one line for a person: our own messages as they stand, others as their reason."""
+    """Returns an error in one line for a user: our own messages as they stand, others as their reason."""
     error = _raised(error)
+    if "Could not start gRPC server" in str(error):
+        return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     first = next((line.strip() for line in _text(error).splitlines() if line.strip()), "")
     own = isinstance(error, ModelError | TrainingError | UserError) or first.startswith("Expected ")
     return first if own else reason(error)
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an error says in one line, the reason first, then where in a person's own files it came up.
+    """Returns what an error says in one line, the reason first, then where in a user's own files it came up.
 
     >>> said = "Exception encountered when calling Reshape.call().\\n\\n\\x1b[1mThe size must stay.\\x1b[0m\\n\\n"
     >>> reason(ValueError(f"{said}Arguments received by Reshape.call():\\n  • inputs=..."))
@@ -63,27 +65,27 @@ def reason(error: BaseException) -> str:
     """
     error = _raised(error)
     kind, text, place = type(error).__name__, _text(error), _place(error)
-    while found := TRACED.match(text) or ABOVE.match(text):
-        if found.re is TRACED:
-            kind, text = found["kind"].rpartition(".")[2], found["reason"]
-            place = _own(FRAME.findall(found["frames"])) or place
+    while match := TRACED.match(text) or ABOVE.match(text):
+        if match.re is TRACED:
+            kind, text = match["kind"].rpartition(".")[2], match["reason"]
+            place = _own(FRAME.findall(match["frames"])) or place
         else:
-            quotes = len(found["quotes"] or "")
-            text = text[found.end() :].strip()
+            quotes = len(match["quotes"] or "")
+            text = text[match.end() :].strip()
             text = text[:-quotes] if quotes else text
     lines = [line for line in BELOW.split(_above_graph(text), maxsplit=1)[0].splitlines() if line.strip()]
-    said = " ".join(AROUND.sub("", line.strip()) for line in lines)
-    if found := KIND.fullmatch(said):
+    text_of_error = " ".join(AROUND.sub("", line.strip()) for line in lines)
+    if match := KIND.fullmatch(text_of_error):
         # What a function of Python raised within a graph.
-        kind, said = found.groups()
+        kind, text_of_error = match.groups()
         if kind == TrainingError.__name__:
-            return said
-    if not said and place is not None:
-        said = linecache.getline(*place).strip()
+            return text_of_error
+    if not text_of_error and place is not None:
+        text_of_error = linecache.getline(*place).strip()
     cause = error.__cause__
     if cause is not None and type(cause).__name__ not in OF_JAX and _text(cause) and _text(cause) not in str(error):
-        return f"{kind}: {_shortened(said)}{_where(place)}, from {reason(cause)}"
-    return (f"{kind}: {_shortened(said)}" if said else kind) + _where(place)
+        return f"{kind}: {_shortened(text_of_error)}{_where(place)}, from {reason(cause)}"
+    return (f"{kind}: {_shortened(text_of_error)}" if text_of_error else kind) + _where(place)
 
 
 def _above_graph(text: str) -> str:
@@ -94,15 +96,15 @@ def _above_graph(text: str) -> str:
     return "\n".join(lines)
 
 
-def _shortened(said: str) -> str:
-    return said if len(said) <= MOST_LETTERS else f"{said[:MOST_LETTERS].rpartition(' ')[0]} ..."
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS].rpartition(' ')[0]} ..."
 
 
 def _where(place: tuple[str, int] | None) -> str:
     if place is None:
         return ""
-    here = place[0].startswith(os.getcwd() + os.sep)
-    return f" ({os.path.relpath(place[0]) if here else place[0]}:{place[1]})"
+    inside = place[0].startswith(os.getcwd() + os.sep)
+    return f" ({os.path.relpath(place[0]) if inside else place[0]}:{place[1]})"
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -121,7 +123,7 @@ def _text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """The file and line of a person's own code that an error came through last, or those that it came of."""
+    """The file and line of a user's own code that an error came through last, or those that it came of."""
     for one in _chain(error):
         frames = list[tuple[str, str]]()
         trace = one.__traceback__
@@ -129,13 +131,13 @@ def _place(error: BaseException) -> tuple[str, int] | None:
             frames.append((trace.tb_frame.f_code.co_filename, str(trace.tb_lineno)))
             trace = trace.tb_next
         # The text of a graph's error knows where the operation was made, the traceback where the graph was run.
-        if found := _own(FRAME.findall(str(one))) or _own(frames):
-            return found
+        if place := _own(FRAME.findall(str(one))) or _own(frames):
+            return place
     return None
 
 
 def _own(frames: list[tuple[str, str]]) -> tuple[str, int] | None:
-    """The last of frames that is in a file of a person's own."""
+    """The last of frames that is in a file of a user's own."""
     # XLA leaves out the first slash.
     absolute = [(file if file.startswith(("/", "<")) else f"/{file}", int(line)) for file, line in frames]
     own = [(file, line) for file, line in absolute if is_own(file) and os.path.exists(file)]

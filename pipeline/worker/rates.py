@@ -18,8 +18,8 @@ def within(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Opti
     ['inner', 'outer']
     """
     held = [one for one in keras.tree.flatten(list(vars(optimizer).values())) if _is_optimizer(one)]
-    found = {id(one): one for inner in held for one in within(inner)}
-    return (*found.values(), optimizer)
+    inner_ones = {id(one): one for inner in held for one in within(inner)}
+    return (*inner_ones.values(), optimizer)
 
 
 def updating(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Optimizer, ...]:
@@ -28,18 +28,15 @@ def updating(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Op
 
 
 def set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
-    """Gives an optimizer a fixed rate, also in place of a schedule, which Keras cannot assign over.
-
-    Raises `ModelError` where several optimizers update weights, each at a rate of its own.
-    """
-    found = updating(optimizer)
-    if len(found) != 1:
+    """Gives an optimizer a fixed rate, also in place of a schedule. Raises `ModelError` for several optimizers."""
+    optimizers = updating(optimizer)
+    if len(optimizers) != 1:
         raise ModelError(
             "a model with one optimizer for train.learning_rate",
             f"{type(optimizer).__name__}, whose optimizers have learning rates of their own",
             "these rates as arguments of model.build",
         )
-    (one,) = found
+    (one,) = optimizers
     if isinstance(one._learning_rate, keras.Variable):
         one._learning_rate.assign(learning_rate)
         return

@@ -1,8 +1,8 @@
-"""What of a training is no variable: random state and callbacks, as plain values and arrays, and states as bytes."""
+"""State of a training that is no variable: random state and callbacks, as plain values and arrays; states as bytes."""
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -10,11 +10,15 @@ import numpy as np
 
 from pipeline.private_keras import global_state
 from pipeline.worker.checkpoint import State, dtype_of, grouped
-from pipeline.worker.held import HELD, held
+from pipeline.worker.variables import HELD, held
 
 _ARRAY, _TUPLE = "__array__", "__tuple__"
 _MONITORS = "__monitors__"
 
+# Bytes travel from the first process in pieces of so many 8-byte numbers.
+PIECE = 1 << 22
+# Gives every process the first one's int64 array, all of equal length.
+Send: TypeAlias = Callable[[np.ndarray], np.ndarray]
 # What JSON holds.
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
@@ -44,23 +48,23 @@ def of_callbacks(
     """(class and plain values of each callback, arrays of all): what they remember in attributes that are numbers,
     words, arrays, or made of them, and in variables that they hold beside those that `others` do.
     """
-    kept, arrays = list[tuple[str, dict[str, Plain]]](), dict[str, np.ndarray]()
+    states, arrays = list[tuple[str, dict[str, Plain]]](), dict[str, np.ndarray]()
     for number, callback in enumerate(callbacks):
-        values, found = _of_callback(callback, f"callback/{number}")
+        values, arrays_of_one = _of_callback(callback, f"callback/{number}")
         variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
-        kept.append((type(callback).__name__, values))
-        arrays |= found | grouped(_held_by(number), variables)
-    return kept, arrays
+        states.append((type(callback).__name__, values))
+        arrays |= arrays_of_one | grouped(_held_by(number), variables)
+    return states, arrays
 
 
 def put_back_callbacks(
     callbacks: Sequence[keras.callbacks.Callback],
-    kept: Sequence[tuple[str, Mapping[str, Plain]]],
+    states: Sequence[tuple[str, Mapping[str, Plain]]],
     state: State,
     others: Sequence[object],
 ) -> None:
     """Gives those callbacks what `of_callbacks` took that are of the same class as then."""
-    for number, (callback, (name, values)) in enumerate(zip(callbacks, kept, strict=False)):
+    for number, (callback, (name, values)) in enumerate(zip(callbacks, states, strict=False)):
         if type(callback).__name__ != name:
             continue
         _put_back_callback(callback, values, state)
@@ -80,12 +84,12 @@ def _of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[st
     for key, value in vars(callback).items():
         if key == "monitor_op":
             continue
-        found: dict[str, np.ndarray] = {}
+        arrays_of_value: dict[str, np.ndarray] = {}
         try:
-            values[key] = _plain(value, f"{name}/{key}", found)
+            values[key] = _plain(value, f"{name}/{key}", arrays_of_value)
         except TypeError:
             continue
-        arrays |= found
+        arrays |= arrays_of_value
     return values, arrays
 
 
@@ -115,6 +119,26 @@ def unpacked(header: bytes, body: bytes) -> State:
         arrays[key] = np.frombuffer(body, dtype, count, start).reshape(shape)
         start += count * dtype.itemsize
     return State(values, arrays)
+
+
+def sent(data: bytes, size: int, send: Send) -> bytes:
+    """Returns the first process's `size` bytes on all processes, which call this together."""
+    words = np.zeros(-(-size // 8), np.int64)
+    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    for start in range(0, len(words), PIECE):
+        # Numbers without a sign of zero or a NaN of their own: what is sent is what arrives.
+        words[start : start + PIECE] = send(words[start : start + PIECE])
+    return words.view(np.uint8)[:size].tobytes()
+
+
+def on_all(state: State | None, send: Send) -> State | None:
+    """Returns the first process's state on all processes, which call this together."""
+    header, body = packed(state) if state is not None else (b"", b"")
+    first, second = (int(size) for size in send(np.array([len(header), len(body)], np.int64)))
+    if not first:
+        return None
+    data = sent(header + body, first + second, send)
+    return state or unpacked(data[:first], data[first:])
 
 
 def _keras_seed() -> Plain:

@@ -33,8 +33,8 @@ def names(folder: str) -> list[str]:
     if not _is_remote(folder):
         return os.listdir(folder)
     with _gfile() as gfile:
-        found: list[str] = gfile.listdir(folder)
-        return found
+        files: list[str] = gfile.listdir(folder)
+        return files
 
 
 def read(path: str) -> bytes:

@@ -13,10 +13,10 @@ import numpy as np
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.checkpoint import State, Survival, grouped
-from pipeline.worker.engine import Tell
-from pipeline.worker.loop import Call, Loop, TrainingError, figures
-from pipeline.worker.same import NEVER, SameWeights
+from pipeline.worker.checkpoint import Checkpointing, State, grouped
+from pipeline.worker.engine import Emit
+from pipeline.worker.loop import NO_COMPARISON, Call, TrainingLoop, WeightComparison, figures
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import of_callbacks, of_random_state, put_back_callbacks, put_back_random_state
 from pipeline.worker.variables import state_bytes
 
@@ -33,30 +33,27 @@ class Diverged(TrainingError):
 
 
 class Training:
-    """A training that goes on by as many steps as it is told to, so that others can be timed in between.
-
-    Its calls are the same however it is told, and the pauses between are in none of its timings.
-    """
+    """A training that advances by so many steps at a time; pauses between change nothing and are in no timing."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: TrainingLoop,
         epochs: int | None,
         last_step: int | None,
         callbacks: Sequence[keras.callbacks.Callback],
-        tell: Tell,
+        emit: Emit,
         clock: Callable[[], float] = time.perf_counter,
         hooks: Callable[..., Callbacks] = Callbacks,
         must_be_finite: bool = True,
-        survival: Survival | None = None,
-        same: SameWeights = NEVER,
+        checkpointing: Checkpointing | None = None,
+        same: WeightComparison = NO_COMPARISON,
     ) -> None:
         """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`.
 
         `hooks` makes what runs the callbacks. Where the loss `must_be_finite`, training ends with an error if not.
         """
-        self._loop, self._tell, self._clock = loop, tell, clock
-        self._must_be_finite, self._survival, self._same = must_be_finite, survival, same
+        self._loop, self._emit, self._clock = loop, emit, clock
+        self._must_be_finite, self._checkpointing, self._same = must_be_finite, checkpointing, same
         self._last_step = last_step
         self._epochs = 1 if epochs is None else epochs
         if last_step is not None:
@@ -71,12 +68,12 @@ class Training:
         self._totals, self._cut = loop.totals(), False  # Has the last epoch been ended before its last step?
         self._loss: float | None = None
         self._first_loss: float | None = None
-        # The last that was told, which a conductor that was killed may not have heard.
+        # The last that was told, which a driver that was killed may not have heard.
         self._recent: deque[Event] = deque(maxlen=RECENT)
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
-        self._best = None if survival is None or not loop.chief else survival.checkpointer.best()
+        self._best = None if checkpointing is None or not loop.chief else checkpointing.checkpointer.best()
         self._calls = self._run()
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
         self.result: dict[str, Any] = {}
@@ -102,11 +99,7 @@ class Training:
 
     def _run(self) -> Iterator[Call]:
         loop = self._loop
-        self._hooks = hooks = self._make_hooks(
-            self._callbacks, loop.model, loop.from_first, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch,
-            optimizers=loop.optimizers, variables=loop.variables, value=loop.value,
-            metrics=loop.metrics_at_hand,
-        )  # fmt: skip
+        self._hooks = hooks = self._make_hooks(self._callbacks, loop, self._epochs, loop.steps_per_epoch)
         hooks.call("on_train_begin")
         self._epoch = first = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
@@ -130,8 +123,8 @@ class Training:
         self._same.compare(self._done)
         hooks.call("on_train_end", logs)
         self.result = self.result | self._ending()
-        if self._survival is not None:
-            self._survival.checkpointer.wait()
+        if self._checkpointing is not None:
+            self._checkpointing.checkpointer.wait()
 
     def _is_complete(self) -> bool:
         return self._epoch >= self._epochs if self._last_step is None else self._done >= self._last_step
@@ -158,7 +151,7 @@ class Training:
         else:
             loop.reset_metrics()
             self._totals, logs = loop.totals(), {}
-        until = self._done + (loop.steps_after(self._examples) if self._examples else loop.steps_ahead())
+        until = self._done + loop.begin_epoch(self._examples)
         if self._last_step is not None:
             until = min(until, self._last_step)
         while True:
@@ -196,11 +189,11 @@ class Training:
                     )
                 )
             else:
-                self._tell(Beat(step=self._done))
+                self._emit(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
             self._same.after(self._done)
-            if self._survival is not None:
-                self._examples += call.steps * loop.global_batch
+            if self._checkpointing is not None:
+                self._examples += call.steps * loop.layout.global_batch
                 self._agree()
             yield call
 
@@ -215,86 +208,88 @@ class Training:
 
     def _evaluate(self) -> dict[str, float]:
         """The same. Who is asked to leave meanwhile leaves as if it had not begun."""
-        if self._survival is None:
-            return self._loop.evaluate(self._steps_per_call, self._tell)
+        if self._checkpointing is None:
+            return self._loop.evaluate(self._steps_per_call, self._emit)
         metrics = self._of_metrics()
 
-        def tell(event: Event) -> None:
-            self._tell(event)
+        def emit(event: Event) -> None:
+            self._emit(event)
             self._agree()
             if self._leaving:
                 self._checkpoint(metrics)
 
-        return self._loop.evaluate(self._steps_per_call, tell)
+        return self._loop.evaluate(self._steps_per_call, emit)
 
     def _after_epoch(self, logs: Mapping[str, float]) -> None:
         """Writes the checkpoints that come after an epoch: every so many, and where it is the best so far."""
-        if self._survival is None:
+        if self._checkpointing is None:
             return
-        kept = self._survival.checkpointer.kept
+        policy = self._checkpointing.checkpointer.kept
         best = False
-        if kept.best is not None and self._loop.chief:
-            if kept.best not in logs:
+        if policy.best is not None and self._loop.chief:
+            if policy.best not in logs:
                 raise TrainingError(
                     f"checkpoint.keep_best to be one of {', '.join(logs)}",
-                    kept.best,
+                    policy.best,
                     f"checkpoint.keep_best={next(iter(logs), 'loss')}",
                 )
-            best = self._survival.checkpointer.is_better(logs[kept.best], self._best)
-            self._best = logs[kept.best] if best else self._best
-        due = kept.every_epochs is not None and self._epoch % kept.every_epochs == 0
+            best = self._checkpointing.checkpointer.is_better(logs[policy.best], self._best)
+            self._best = logs[policy.best] if best else self._best
+        due = policy.every_epochs is not None and self._epoch % policy.every_epochs == 0
         # While steps are timed nothing else is done beside them.
-        if (share := self._survival.share) is not None and self._wanted is None and self._loop.chief:
+        if (share := self._checkpointing.share) is not None and self._wanted is None and self._loop.chief:
             size = state_bytes(self._loop.model, self._loop.optimizers())
-            due = self._survival.checkpointer.expected_seconds(size) < share * (self._clock() - self._saved_when)
+            due = self._checkpointing.checkpointer.expected_seconds(size) < share * (self._clock() - self._saved_when)
         # What other processes do not know is the first one's alone, and so is writing between two epochs.
         if due or best or self._saving:
-            self._checkpoint({}, {kept.best: logs[kept.best]} if best and kept.best else None)
+            self._checkpoint({}, {policy.best: logs[policy.best]} if best and policy.best else None)
 
     def _until_checkpoint(self) -> int:
         """Steps until the next checkpoint that is due by their number."""
-        every = None if self._survival is None else self._survival.checkpointer.kept.every_steps
+        every = None if self._checkpointing is None else self._checkpointing.checkpointer.kept.every_steps
         return sys.maxsize if every is None else every - self._done % every
 
     def _agree(self) -> None:
-        """Has all processes know what one of them knows: that time is up for a checkpoint, or that it must leave."""
-        assert self._survival is not None
-        kept, loop = self._survival.checkpointer.kept, self._loop
-        by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
-        asked = [float(by_time and loop.chief), float(self._survival.leave())]
+        """Tells all processes what one of them knows: that it is time for a checkpoint, or that it must leave."""
+        assert self._checkpointing is not None
+        policy, loop = self._checkpointing.checkpointer.kept, self._loop
+        by_time = policy.every_minutes is not None and self._clock() - self._saved_when >= 60 * policy.every_minutes
+        requests = [float(by_time and loop.chief), float(self._checkpointing.leave())]
         if not loop.alone:
-            asked = loop.added(asked)
-        by_steps = kept.every_steps is not None and self._done % kept.every_steps == 0 and self._saved_at != self._done
-        self._leaving = self._leaving or asked[1] > 0
-        self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
+            requests = loop.added(requests)
+        by_steps = (
+            policy.every_steps is not None and self._done % policy.every_steps == 0 and self._saved_at != self._done
+        )
+        self._leaving = self._leaving or requests[1] > 0
+        self._saving = self._saving or requests[0] > 0 or by_steps or self._leaving
 
     def _checkpoint(
         self, metrics: Mapping[str, np.ndarray] | None = None, best: Mapping[str, float] | None = None
     ) -> None:
-        """Has the first process write a checkpoint of this moment; raises `Preempted` where all are to leave.
+        """Writes a checkpoint of this moment in the first process; raises `Preempted` where all are to leave.
 
         `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
         """
-        assert self._survival is not None
+        assert self._checkpointing is not None
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
         arrays = self._of_metrics() if metrics is None else metrics
         if self._loop.chief:
             state = self._state(arrays, best)
             gathered = self._clock() - self._saved_when
-            written = self._survival.checkpointer.write(state, wait=self._leaving, gathered=gathered)
+            written = self._checkpointing.checkpointer.write(state, wait=self._leaving, gathered=gathered)
             if self._leaving:
-                self._tell(Left(self._done, written))
+                self._emit(Left(self._done, written))
         elif self._leaving:
-            self._tell(Left(self._done))
+            self._emit(Left(self._done))
         if self._leaving:
             raise Preempted
 
     def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
-        assert self._survival is not None
+        assert self._checkpointing is not None
         loop = self._loop
         callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
-            **self._survival.about,
+            **self._checkpointing.about,
             "time": time.time(),
             "step": self._done,
             "epoch": self._epoch,
@@ -307,23 +302,23 @@ class Training:
             "stop_training": bool(loop.model.stop_training),
             "stopped_by": self._hooks.watched.stopped_by,
             "cut": self._cut,
-            "rate_scale": self._survival.rate_scale,
+            "rate_scale": self._checkpointing.rate_scale,
             "callbacks": callbacks,
             "chance": of_random_state(),
-            "counts": loop.counts(),
             "told": [to_plain(event) for event in self._recent],
         }
-        return State(values, arrays | loop.state() | dict(metrics))
+        state = loop.state()
+        return State(values | state.values, arrays | state.arrays | dict(metrics))
 
     def _others(self) -> list[object]:
-        """What callbacks may refer to and is not theirs."""
+        """Returns what callbacks may refer to and is not theirs."""
         model = self._loop.model
         return [model, *model.metrics_variables, *self._loop.variables()]
 
     def _tell_and_keep(self, event: Event) -> None:
         """Tells an event, and keeps it for the next checkpoints."""
         self._recent.append(stamped(event, time.time()))
-        self._tell(event)
+        self._emit(event)
 
     def _of_metrics(self) -> dict[str, np.ndarray]:
         """The metrics of the epoch under way; all processes take part."""
@@ -331,25 +326,24 @@ class Training:
 
     def _restore(self) -> None:
         """Goes on where the state says, if there is one."""
-        state = None if self._survival is None else self._survival.state
-        if state is None or self._survival is None:
+        state = None if self._checkpointing is None else self._checkpointing.state
+        if state is None or self._checkpointing is None:
             return
         loop, values = self._loop, state.values
         rates = [optimizer._learning_rate for optimizer in loop.optimizers()]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
-        asked = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
-        loop.set_state(state.arrays)
-        for rate, value in zip(fixed, asked, strict=True):
-            if values["learning_rate"] != self._survival.about["learning_rate"]:
+        learning_rates = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
+        loop.set_state(state)
+        for rate, value in zip(fixed, learning_rates, strict=True):
+            if values["learning_rate"] != self._checkpointing.about["learning_rate"]:
                 rate.assign(value)
-            elif values["rate_scale"] != self._survival.rate_scale:
-                rate.assign(rate * (self._survival.rate_scale / values["rate_scale"]))
+            elif values["rate_scale"] != self._checkpointing.rate_scale:
+                rate.assign(rate * (self._checkpointing.rate_scale / values["rate_scale"]))
         self._done = self._saved_at = values["step"]
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
         self._loss, self._first_loss = values["loss"], values["first_loss"]
         self.result = values["result"]
         self._recent.extend(map(from_plain, values.get("told", ())))
-        loop.set_counts(values["counts"])
         if self._in_epoch:
             loop.reset_metrics()
             loop.set_metrics_state(state.group("metrics"))
@@ -366,7 +360,7 @@ class Training:
         if not self._must_be_finite:
             return
         self._first_loss = float(losses[0]) if self._first_loss is None else self._first_loss
-        factor = None if self._survival is None else self._survival.divergence_factor
+        factor = None if self._checkpointing is None else self._checkpointing.divergence_factor
         limit = math.inf if factor is None else factor * max(1.0, abs(self._first_loss))
         bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
         if bad.size:
@@ -381,9 +375,9 @@ class Training:
 
     def _finish_writing(self) -> None:
         """Returns, on all processes, once nothing is being written: the first that fails has all others killed."""
-        if self._survival is None:
+        if self._checkpointing is None:
             return
-        self._survival.checkpointer.wait()
+        self._checkpointing.checkpointer.wait()
         if not self._loop.alone:
             self._loop.added([0.0])
 

@@ -1,12 +1,22 @@
-"""What a built model holds whatever its batch: its variables, and what its optimizers keep beside each."""
+"""The variables of a training: those that a built model and its optimizers list, and those that nothing lists.
+
+A loss, a metric, a regularizer, an object of a user's own or a function may hold variables, which a step reads and a
+callback changes, and numbers, which are constants of the step once it is traced. They are found where Python finds
+them: in attributes, in lists and dictionaries, in what a function closes over and what its code names of its module.
+"""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 
-from pipeline.plan.size import ONLY_TABLES, Variable, bytes_each
+from pipeline.plan import size
+from pipeline.private_keras import keras_variables
 from pipeline.worker.rates import updating
 
 
@@ -14,18 +24,15 @@ def listed(
     model: keras.Model,
     optimizers: Sequence[keras.optimizers.Optimizer],
     cut: Mapping[str, tuple[int, ...]] | None = None,
-) -> tuple[tuple[Variable, ...], int]:
-    """(the variables of a built model, bytes of its optimizers that belong to none of them).
-
-    `cut` has, by their paths, numbers of devices over which variables are cut.
-    """
+) -> tuple[tuple[size.Variable, ...], int]:
+    """Returns (variables of a built model, other bytes of its optimizers); `cut` has parts of variables, by path."""
     embeddings = [
         layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.built
     ]
     tables = {id(variable): layer for layer in embeddings for variable in layer.weights}
-    slots = {of: sum(map(bytes_of, own)) for of, own in slots_of(optimizers).items()}
+    slots = {owner: sum(map(bytes_of, own)) for owner, own in slots_of(optimizers).items()}
     variables = tuple(
-        Variable(
+        size.Variable(
             path=variable.path,
             shape=tuple(variable.shape),
             dtype=keras.backend.standardize_dtype(variable.dtype),
@@ -42,22 +49,19 @@ def listed(
 
 
 def slots_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[int, list[keras.Variable]]:
-    """What optimizers keep beside each trainable variable, by its id.
-
-    Keras's optimizers hold slots in lists as long as that of the variables they train.
-    """
-    found = dict[int, list[keras.Variable]]()
+    """Returns what optimizers keep beside each trainable variable, by its id: lists as long as the variables'."""
+    slots_by_id = dict[int, list[keras.Variable]]()
     for optimizer in itertools.chain.from_iterable(map(updating, optimizers)):
         trained = optimizer._trainable_variables
         for variable in trained:
-            found.setdefault(id(variable), [])
+            slots_by_id.setdefault(id(variable), [])
         for name, slots in vars(optimizer).items():
             own = name in ("_trainable_variables", "_variables")
             if own or not isinstance(slots, list) or len(slots) != len(trained):
                 continue
             for variable, slot in zip(trained, slots, strict=True):
-                found[id(variable)] += [slot] if isinstance(slot, keras.Variable) else []
-    return found
+                slots_by_id[id(variable)] += [slot] if isinstance(slot, keras.Variable) else []
+    return slots_by_id
 
 
 def state_bytes(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]) -> int:
@@ -68,7 +72,7 @@ def state_bytes(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimi
 
 def bytes_of(variable: keras.Variable) -> int:
     """Bytes of a variable, as one device holds it."""
-    return int(math.prod(variable.shape)) * bytes_each(keras.backend.standardize_dtype(variable.dtype))
+    return int(math.prod(variable.shape)) * size.bytes_each(keras.backend.standardize_dtype(variable.dtype))
 
 
 def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
@@ -80,12 +84,12 @@ def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
         return None
     called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
     shapes = called or [(layer.get_build_config() or {}).get("input_shape") or (None,)]
-    return sum(math.prod(size or 1 for size in shape[1:]) for shape in shapes)
+    return sum(math.prod(length or 1 for length in shape[1:]) for shape in shapes)
 
 
 def _why_whole(layer: keras.layers.Layer | None) -> str | None:
     if layer is None:
-        return ONLY_TABLES
+        return size.ONLY_TABLES
     if not _is_plain(layer):
         return "its layer is not a plain Embedding"
     for name in ("embeddings_constraint", "embeddings_regularizer"):
@@ -96,3 +100,183 @@ def _why_whole(layer: keras.layers.Layer | None) -> str | None:
 
 def _is_plain(layer: keras.layers.Layer) -> bool:
     return type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
+
+
+# A variable of Keras's, or one of TensorFlow's that Keras does not know of.
+Variable: TypeAlias = Any
+# What is no variable and holds none.
+Plain: TypeAlias = "bool | int | float | str | None"
+PLAIN = (bool, int, float, str, type(None))
+# The group of values of variables in a checkpoint.
+HELD = "held"
+# Libraries whose objects hold no variable of a training's, or hold it in memory of their own.
+PASSED_OVER = sys.stdlib_module_names | {"tensorflow", "jax", "jaxlib", "numpy", "pandas", "scipy", "h5py", "pipeline"}
+# Which layers have called each other is no state, and is as deep as the model.
+NODES = ("_inbound_nodes", "_outbound_nodes")
+# What decorators have wrapped: properties, `functools.partial`, class methods, `tf.function`.
+WRAPPED = ("fget", "func", "args", "keywords", "__func__", "python_function", "__wrapped__")
+# Values of a list or a dictionary, from which on they are data.
+MANY = 100
+
+
+class Reference(NamedTuple):
+    """Where a value is: an attribute, a place in a list, a key of a dictionary, or what a function closes over."""
+
+    owner: Any
+    key: Any
+
+    def get(self) -> Any:
+        """Returns what is stored there, and not computed by code of the owner's own; None where nothing is."""
+        try:
+            if isinstance(self.owner, dict | list | tuple | deque):
+                return self.owner[self.key]
+            if isinstance(self.owner, type):
+                return vars(self.owner)[self.key]
+            return object.__getattribute__(self.owner, self.key)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            return None
+
+    def put(self, value: Plain) -> None:
+        """Puts another value there."""
+        if isinstance(self.owner, dict | list):
+            self.owner[self.key] = value
+        else:
+            setattr(self.owner, self.key, value)
+
+
+def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
+    """The variables that can be reached from `roots`, without what is `known` and what that alone reaches.
+
+    They are in the same order in every process that has made the same objects.
+
+    >>> class Blend(keras.losses.Loss):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.parts = [{"alpha": keras.Variable(0.5, name="alpha")}]
+    >>> [variable.name for variable in held([Blend()], known=[])]
+    ['alpha']
+    """
+    return [thing for _, thing in _reached(roots, known) if is_variable(thing)]
+
+
+def plain_values(roots: Sequence[object]) -> dict[str, Reference]:
+    """The places of numbers, words and truth values that can be reached from `roots`, by names.
+
+    They have the same names in every process that has made the same objects.
+
+    >>> from types import SimpleNamespace
+    >>> list(plain_values([SimpleNamespace(rate=0.5, inner=SimpleNamespace(on=True))]))
+    ['0/rate', '0/inner/on']
+    """
+    places: dict[str, Reference] = {}
+    for name, thing in _reached(roots, ()):
+        if isinstance(thing, tuple | deque | property) or (isinstance(thing, dict | list) and len(thing) > MANY):
+            continue
+        places |= {f"{name}/{place.key}": place for place in _inside(thing) if isinstance(place.get(), PLAIN)}
+    return places
+
+
+def is_variable(thing: object) -> bool:
+    """True if it is a variable of Keras's or of TensorFlow's."""
+    kind = type(thing)
+    return isinstance(thing, keras_variables.Variable) or (hasattr(kind, "assign_add") and hasattr(kind, "read_value"))
+
+
+def kept_by_metrics(metrics: Sequence[keras.metrics.Metric]) -> list[keras.Variable]:
+    """The metrics' variables that beginning anew leaves as they are, such as a threshold."""
+    kept_variables = []
+    for metric in metrics:
+        fresh = [(variable, keras.ops.zeros(variable.shape, variable.dtype)) for variable in metric.variables]
+        try:
+            with keras.StatelessScope(fresh) as scope:
+                before = [scope.get_current_value(variable) for variable, _ in fresh]
+                metric.reset_state()
+                after = [scope.get_current_value(variable) for variable, _ in fresh]
+        except Exception:  # whatever a metric of a user's own raises
+            continue
+        kept_variables += [variable for (variable, _), old, new in zip(fresh, before, after, strict=True) if old is new]
+    return list({id(variable): variable for variable in kept_variables}.values())
+
+
+def _reached(roots: Iterable[object], known: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """(name, thing) of all that is reached, once each, the nearest first."""
+    visited = {id(one) for one in known}
+    waiting = deque[tuple[str, object]]((f"{number}", root) for number, root in enumerate(roots))
+    # Held while it is looked through: what is made on asking, such as a bound method, would leave its number to others.
+    alive = []
+    while waiting:
+        name, thing = waiting.popleft()
+        if isinstance(thing, (*PLAIN, bytes, keras.KerasTensor)) or id(thing) in visited:
+            continue
+        visited.add(id(thing))
+        alive.append(thing)
+        yield name, thing
+        if not is_variable(thing):
+            waiting.extend((f"{name}/{place.key}", place.get()) for place in _inside(thing))
+
+
+def _inside(thing: Any) -> Iterator[Reference]:
+    """Yields where an object holds others, in an order that is the same wherever it was made in the same way."""
+    if isinstance(thing, dict):
+        yield from (Reference(thing, key) for key in list(thing))
+    elif isinstance(thing, list | tuple | deque):
+        yield from (Reference(thing, number) for number in range(len(thing)))
+    elif isinstance(thing, FunctionType):
+        yield from _of_function(thing)
+    elif isinstance(thing, MethodType):
+        yield from (Reference(thing, "__self__"), Reference(thing, "__func__"))
+    elif isinstance(thing, CellType):
+        yield Reference(thing, "cell_contents")
+    elif isinstance(thing, type):
+        yield from () if _is_passed_over(thing) else (Reference(thing, name) for name in list(vars(thing)))
+    elif not isinstance(thing, ModuleType):
+        yield from _of_object(thing)
+
+
+def _of_object(thing: Any) -> Iterator[Reference]:
+    kinds = [kind for kind in type(thing).__mro__ if not _is_passed_over(kind)]
+    if not kinds:
+        yield from (Reference(thing, name) for name in WRAPPED if hasattr(type(thing), name))
+    if not kinds and not isinstance(thing, SimpleNamespace):
+        return
+    yield from (Reference(thing, name) for name in list(getattr(thing, "__dict__", {})) if name not in NODES)
+    for kind in kinds:
+        slots = vars(kind).get("__slots__", ())
+        yield from (Reference(thing, name) for name in ((slots,) if isinstance(slots, str) else slots))
+        if not _is_of_keras(kind):
+            yield Reference({kind.__name__: kind}, kind.__name__)
+
+
+def _of_function(function: FunctionType) -> Iterator[Reference]:
+    """Yields what a function closes over, its defaults, and what its code names of its module and of others."""
+    yield from (Reference(function, name) for name in list(vars(function)))
+    if _is_passed_over(function) or _is_of_keras(function):
+        return
+    yield from (Reference(function, name) for name in ("__closure__", "__defaults__", "__kwdefaults__"))
+    names = list(dict.fromkeys(_names(function.__code__)))
+    for name in names:
+        # What a function imports itself is no name of its module.
+        value = function.__globals__.get(name, sys.modules.get(name))
+        if not isinstance(value, ModuleType):
+            yield from [Reference(function.__globals__, name)] if name in function.__globals__ else []
+        elif value.__name__.partition(".")[0] not in PASSED_OVER | {"keras"}:
+            yield from (Reference(vars(value), inner) for inner in names if inner in vars(value))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_passed_over(thing: type | FunctionType) -> bool:
+    return _root(thing) in PASSED_OVER
+
+
+def _is_of_keras(thing: type | FunctionType) -> bool:
+    return _root(thing) == "keras"
+
+
+def _root(thing: type | FunctionType) -> str:
+    return (thing.__module__ or "").partition(".")[0]

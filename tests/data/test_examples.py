@@ -14,13 +14,11 @@ from test_batches import LAYOUTS, ONE, labels, leaves
 
 from pipeline import data as sources
 from pipeline.data.examples import Examples, Segment, rows
-from pipeline.worker.input import cache, reading, service
-from pipeline.worker.input.batches import DEFAULT, count, spec, stream
-from pipeline.worker.input.layout import BEGINNING, Layout, Position
-from pipeline.worker.input.reading import Reading
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow import source
-from pipeline.worker.tensorflow.loop import Data
+from pipeline.worker.data import cache, reading, source
+from pipeline.worker.data.batches import DEFAULT, Data, count, spec, stream
+from pipeline.worker.data.reading import Reading
+from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.model_error import TrainingError
 
 SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
 
@@ -237,7 +235,7 @@ def test_examples_of_several_sizes_cannot_be_kept():
 def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
     part = own.serial_set(50)[0] if make is own.serial_set else make(tmp_path, 50)
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(3))
-    servers = [service.serve(address) for address in addresses]
+    servers = [reading.serve(address) for address in addresses]
     served = Reading(servers=addresses)
     for layout in (ONE, LAYOUTS["second of two processes"]):
         made, wanted = (

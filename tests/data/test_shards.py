@@ -18,10 +18,10 @@ from test_failure import wait_for
 from pipeline import data as sources
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.worker.input.batches import stream
-from pipeline.worker.input.broken import broken, refuse
-from pipeline.worker.input.layout import Layout
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.data.batches import stream
+from pipeline.worker.data.broken import broken, refuse
+from pipeline.worker.layout import Layout
+from pipeline.worker.model_error import TrainingError
 
 # (Examples in each file, workers.)
 LAYOUTS = (

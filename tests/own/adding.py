@@ -6,7 +6,7 @@ import sys
 import tensorflow as tf
 
 from pipeline.strategies import multi_worker
-from pipeline.worker.keras_fit import agree
+from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.shared_memory import SharedMemoryCollective, join
 
@@ -24,12 +24,12 @@ def main(devices, rank, *ports):
     own = over(strategy)
 
     def told(text):
-        return agree.texts(strategy, own, text, rank, 2, local)
+        return agreement.texts(strategy, own, text, rank, 2, local)
 
     collective = SharedMemoryCollective(2 * local, local, join(rank, 2, told, 1e-4))
     print(json.dumps([many(strategy, collective), alone(strategy, collective)]))
     # Nobody ends before all are done.
-    agree.over_replicas(strategy, own)([tf.zeros([])])
+    agreement.over_replicas(strategy, own)([tf.zeros([])])
 
 
 def replica(collective, step):

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import strategies
-from pipeline.worker.saving import save
+from pipeline.worker.artifacts import save
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import over
 

@@ -41,16 +41,17 @@ def made(name, input_shape, num_classes):
 
 def loop_of(backend, build, arrays, classes):
     """The engine's loop over the model that `build` names, as a config would, on one device."""
-    from pipeline.worker.input.layout import Layout
+    from pipeline.worker.layout import Layout
 
     layout = Layout(BATCH, 1, 0, 1, (len(arrays[1]),))
     if backend == "tensorflow":
         import tensorflow as tf
 
         from pipeline.config import targets
-        from pipeline.worker.input import batches
+        from pipeline.worker.data import batches
+        from pipeline.worker.data.batches import Data
         from pipeline.worker.tensorflow import build as building
-        from pipeline.worker.tensorflow.loop import Data, Loop
+        from pipeline.worker.tensorflow.loop import Loop
 
         strategy, given = tf.distribute.get_strategy(), {"input_shape": arrays[0].shape[1:], "num_classes": classes}
         model, _ = building.model(lambda: targets.call(build, "model.build", **given), strategy, batches.spec(arrays))
@@ -84,7 +85,7 @@ def trained(loop, steps):
 
 def train(backend, folder):
     """Trains each model from the same weights, and saves it as a run does."""
-    from pipeline.worker.saving import save
+    from pipeline.worker.artifacts import save
 
     found = {}
     for name in NAMES:

@@ -20,12 +20,12 @@ def trained(shape, dropout, remat):
     from jax.sharding import Mesh
 
     from pipeline.models import transformer
-    from pipeline.worker.input.layout import Layout
     from pipeline.worker.jax import layouts
+    from pipeline.worker.jax.build import forget
     from pipeline.worker.jax.data import Data
     from pipeline.worker.jax.devices import BATCH, MODEL, seed_all
     from pipeline.worker.jax.loop import JaxLoop
-    from pipeline.worker.jax.remat import forget
+    from pipeline.worker.layout import Layout
 
     keras.utils.clear_session()
     seed_all(0)

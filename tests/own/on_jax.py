@@ -82,12 +82,12 @@ def trained(name, shape, dropout, alike):
     import numpy as np
     from jax.sharding import Mesh
 
-    from pipeline.worker.input.layout import Layout
     from pipeline.worker.jax import layouts
     from pipeline.worker.jax.data import Data
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL, seed_all
     from pipeline.worker.jax.loop import JaxLoop
+    from pipeline.worker.layout import Layout
 
     keras.utils.clear_session()
     seed_all(0)
@@ -114,10 +114,10 @@ def trained(name, shape, dropout, alike):
         "digests": loop.replica_digests(),
     }
     if name == "mlp":
-        before = loop.state()
+        before = loop.state().arrays
         with loop.put_back():
             loop.call(3)
-        found["same"] = all(np.array_equal(array, before[key]) for key, array in loop.state().items())
+        found["same"] = all(np.array_equal(array, before[key]) for key, array in loop.state().arrays.items())
         found["validated"] = loop.evaluate(3, lambda event: None)
     if shape == MESHES["both"]:
         found["refused"] = refused(layouts, model, mesh)
@@ -150,11 +150,11 @@ def read():
     import numpy as np
     from jax.sharding import Mesh
 
-    from pipeline.worker.input.layout import Layout
     from pipeline.worker.jax.data import Data
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL
     from pipeline.worker.jax.reader import Reader
+    from pipeline.worker.layout import Layout
 
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (OVER, MODEL))
     found = {}

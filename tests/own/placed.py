@@ -13,12 +13,12 @@ from keras import layers
 from pipeline.models import cnn, resnet20, transformer
 from pipeline.private import context
 from pipeline.strategies import model_parallel
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.model_error import ModelError
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import Layout
+from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.placement import listing, micro_batches, place
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 

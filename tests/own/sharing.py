@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.worker.tensorflow import shared_memory
-from pipeline.worker.tensorflow.shared_memory import PeerLostError, join
+from pipeline.worker.tensorflow.collective import PeerLostError
+from pipeline.worker.tensorflow.shared_memory import join
 
 TYPES = ["float32", "float64", "float16", "int8", "int32", "int64", "uint16", "complex64", "complex128"]
 TYPES = [*map(np.dtype, TYPES), np.dtype(ml_dtypes.bfloat16)]

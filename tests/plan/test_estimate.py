@@ -17,11 +17,12 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, shipped
 from pipeline.record import codec
 from pipeline.views.terminal import estimate_lines
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import Layout
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 
 # model=cnn on 28x28 images: 1,199,882 numbers of 4 bytes, each with a gradient and two slots of Adam's.
 CNN = 4 * 1_199_882

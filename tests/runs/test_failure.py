@@ -235,7 +235,7 @@ def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_fram
     assert "Traceback" not in ran.out
     assert ran.err.splitlines()[-1].startswith("pipeline: RuntimeError: the moon is not full (")
     (log,) = ran.folder.glob("outputs/runs/*/point-0.log")
-    assert "pipeline/worker/worker.py" in log.read_text()
+    assert "pipeline/worker/process.py" in log.read_text()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from conftest import ROOT, Ran, environment, finish, left_behind
 from own import CONF
 from test_failure import LONG, wait_for
 
-from pipeline.worker.tensorflow import rendezvous
+from pipeline.worker.tensorflow import horovod
 
 PYTHON = ROOT / ".venv-horovod" / "bin" / "python"
 TWO = ("strategy=multi_worker", "strategy.collective=horovod", "workers=2", "hardware=2cpu")
@@ -103,8 +103,8 @@ os._exit(0)
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_its_wrapper_trains_each_rank_by_itself_in_silence():
-    with rendezvous.served("127.0.0.1") as (port, token):
-        given = [rendezvous.address("127.0.0.1", port, token), f"{port}"]
+    with horovod.served("127.0.0.1") as (port, token):
+        given = [horovod.address("127.0.0.1", port, token), f"{port}"]
         ranks = [
             subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", *given], stdout=subprocess.PIPE, text=True)
             for rank in range(2)

@@ -116,7 +116,7 @@ def test_workers_that_race_are_profiled_too(pipeline):
 
 
 def test_shuffles_and_files_of_a_data_set_are_left_out_of_what_is_timed_where_that_is_possible(tmp_path):
-    from pipeline.worker.input import profile
+    from pipeline.worker.tensorflow import profile
 
     def double(x):
         return x * 2

@@ -10,8 +10,8 @@ import own
 import pytest
 import tensorflow as tf
 
-from pipeline.worker.input.batches import stream
-from pipeline.worker.input.layout import Layout, Position
+from pipeline.worker.data.batches import stream
+from pipeline.worker.layout import Layout, Position
 
 EXAMPLES = 50
 ONE = Layout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))

@@ -16,14 +16,14 @@ from keras import layers, ops
 from pipeline import models, strategies
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
-from pipeline.worker.input.layout import Layout
-from pipeline.worker.input.passes import Place
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import Layout, Place
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.equality_check.comparison import check
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.step import optimizers
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.

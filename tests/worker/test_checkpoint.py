@@ -23,11 +23,12 @@ from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event
 from pipeline.record.log import to_plain
 from pipeline.worker import rates
-from pipeline.worker.checkpoint import Checkpointer, State, Survival, grouped
-from pipeline.worker.input.layout import BEGINNING, Layout, Position
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.training import Diverged, Preempted, Training
 
 EXAMPLES, BATCH = 70, 16
@@ -108,8 +109,10 @@ def training(
         position=position,
     )
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
-    survival = Survival(checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None}, share)
-    return model, Training(loop, epochs, steps, callbacks(), tell, clock, survival=survival)
+    checkpointing = Checkpointing(
+        checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None}, share
+    )
+    return model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointing=checkpointing)
 
 
 @pytest.fixture(autouse=True)
@@ -326,7 +329,7 @@ def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none
     model, under_way = training(
         tmp_path, told, kept=kept, epochs=4, callbacks=lambda: callbacks, clock=lambda: now[0], share=share
     )
-    made = under_way._survival.checkpointer
+    made = under_way._checkpointing.checkpointer
     if timed:
         assert sum(call.steps for call in under_way.advance(20, 2)) == 20
     ran((model, under_way))
@@ -504,7 +507,7 @@ def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_pa
         steps.append(step)
         if len(steps) == 3:
             over.set()
-    made._survival.checkpointer.wait()
+    made._checkpointing.checkpointer.wait()
     saved = sorted(tmp_path.glob("step-0000000002-*.npz"))[0]
     sums, examples = (np.load(saved)[name] for name in ("totals/00000", "totals/00001"))
     assert examples == sum(float(step.sizes.sum()) for step in steps[:2])

@@ -8,6 +8,8 @@ import tensorflow as tf
 from conftest import ROOT
 from tensorflow.python.ops import op_selector
 
+from pipeline.worker.loop import WeightComparison
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow.collective import over
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
@@ -54,7 +56,7 @@ from tensorflow.python.eager import context
 
 import pipeline
 from pipeline import strategies
-from pipeline.worker.input.passes import UserError
+from pipeline.worker.fit.passes import UserError
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -142,3 +144,21 @@ def test_strategies_of_one_process_train_one_after_another_also_after_an_error()
     assert first == second
     assert first.startswith("Expected labels from 0 to 2")
     assert spoilt.endswith("something failed. Try starting the process anew; in a notebook, restarting the kernel.")
+
+
+def test_weights_are_compared_at_the_start_after_so_many_steps_and_whenever_asked():
+    compared = []
+    same = WeightComparison(10, lambda: ["a"], lambda digests: compared.append(digests) or [digests, ["a"]], "sums")
+    same.compare(0)
+    for step in (4, 8, 12, 16, 19, 31, 32):
+        same.after(step)
+    same.compare(32)
+    # At 0, 12, 31 and 32: steps come in calls of several.
+    assert len(compared) == 4
+
+
+@pytest.mark.parametrize(("told", "rank"), [([["a"], ["b"]], 1), ([["a", "a"], ["a", "a"], ["a", "b"]], 2)])
+def test_who_differs_is_named(told, rank):
+    same = WeightComparison(10, list, lambda _: told, "sums")
+    with pytest.raises(TrainingError, match=f"after step 7, received others on rank {rank} than on rank 0, with strat"):
+        same.compare(7)

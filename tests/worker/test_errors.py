@@ -7,9 +7,8 @@ import mistaken
 import pytest
 import tensorflow as tf
 
-from pipeline.worker.model_error import reason
-from pipeline.worker.tensorflow.errors import explain, lost_a_peer
-from pipeline.worker.tensorflow.shared_memory import PeerLostError
+from pipeline.worker.model_error import reason, told
+from pipeline.worker.tensorflow.collective import PeerLostError, lost_a_peer
 
 OF_HOROVOD = (
     'Graph execution error:\n\nDetected at node sum defined at (most recent call last):\n  File "a.py", line 1\n\n'
@@ -34,7 +33,7 @@ def test_who_has_lost_a_peer_is_told_from_who_has_failed(error, lost):
 
 
 def test_the_reason_is_told_and_not_where_in_the_graph_it_came_up():
-    said = explain(tf.errors.UnknownError(None, None, OF_HOROVOD))
+    said = told(tf.errors.UnknownError(None, None, OF_HOROVOD))
     assert said == "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks."
 
 
@@ -103,4 +102,4 @@ def test_our_own_reason_is_told_as_it_stands_where_tensorflow_has_called_us():
     said = (
         "Graph execution error:\n\nTrainingError: Expected one, received two. Try three.\nTraceback (most recent call"
     )
-    assert explain(tf.errors.UnknownError(None, None, said)) == "Expected one, received two. Try three."
+    assert told(tf.errors.UnknownError(None, None, said)) == "Expected one, received two. Try three."

@@ -1,14 +1,18 @@
-"""What each process tells Horovod of its place, with nothing of Horovod there."""
+"""Horovod's places and the rendezvous of its processes, with nothing of Horovod there."""
 
+import http.client
 import os
+import socket
+import threading
 
+import psutil
 import pytest
 from test_plan import config, machine, with_ports
 
 from pipeline.config.schema import Kind
 from pipeline.plan.planning import make
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow import horovod, rendezvous
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import horovod
 
 
 def planned(**keys):
@@ -35,7 +39,7 @@ def test_processes_that_only_make_batches_are_none_of_its():
 
 def test_it_is_told_where_to_meet_by_the_environment_which_is_put_back(monkeypatch):
     plan = planned()
-    told = horovod.meeting(plan, plan.processes[1], rendezvous.address("127.0.0.1", 4000, "secret"), 4000)
+    told = horovod.meeting(plan, plan.processes[1], horovod.address("127.0.0.1", 4000, "secret"), 4000)
     assert told["HOROVOD_GLOO_IFACE"] == "lo"
     where = (told["HOROVOD_GLOO_RENDEZVOUS_ADDR"], told["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     assert where == ("127.0.0.1:4000/secret", "4000")
@@ -50,3 +54,64 @@ def test_an_address_of_no_interface_is_refused_in_words():
     plan = planned(cluster__host="192.0.2.1")
     with pytest.raises(TrainingError, match=r"Expected a network interface with the address 192\.0\.2\.1"):
         horovod.meeting(plan, plan.processes[0], "192.0.2.1", 4000)
+
+
+def asked(port, method, path, body=None):
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        line.request(method, path, body)
+        answer = line.getresponse()
+        return answer.status, answer.read()
+    finally:
+        line.close()
+
+
+def test_what_one_leaves_others_find_until_it_is_taken_back_or_the_rendezvous_is_over():
+    with horovod.served("127.0.0.1") as (port, token):
+        first, second, elsewhere = (f"/{token}:{port}/{key}" for key in ("global_/0", "global_/1", "local_host0/0"))
+        assert asked(port, "GET", first)[0] == 404
+        assert asked(port, "PUT", first, b"\0\1 bytes")[0] == 200
+        assert asked(port, "GET", first) == (200, b"\0\1 bytes")
+        # Of another scope.
+        assert asked(port, "GET", elsewhere)[0] == 404
+        assert asked(port, "DELETE", first)[0] == asked(port, "DELETE", second)[0] == 200
+        assert asked(port, "GET", first)[0] == 404
+        mine = [at.laddr for at in psutil.Process().net_connections("tcp") if at.laddr.port == port]
+        assert {at.ip for at in mine} == {"127.0.0.1"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_who_does_not_know_the_token_reads_and_leaves_nothing():
+    with horovod.served("127.0.0.1") as (port, token):
+        path = f"/{token}:{port}/global_/0"
+        assert asked(port, "PUT", path, b"here")[0] == 200
+        for other in (
+            "/global_/0",
+            f"/{'0' * len(token)}:{port}/global_/0",
+            f"/{token[:-1]}",
+            "/",
+            path[1:],
+            f"/a{path}",
+        ):
+            assert [asked(port, method, other, b"b")[0] for method in ("GET", "PUT", "DELETE")] == [403] * 3
+        assert asked(port, "GET", path) == (200, b"here")
+
+
+def test_many_ask_at_once_and_what_is_too_large_is_refused():
+    found = []
+    with horovod.served("127.0.0.1") as (port, token):
+        path = f"/{token}/global_/0"
+        asked(port, "PUT", path, b"here")
+        threads = [threading.Thread(target=lambda: found.append(asked(port, "GET", path))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        line.putrequest("PUT", f"/{token}/global_/1")
+        line.putheader("Content-Length", str(1 << 40))
+        line.endheaders()
+        assert line.getresponse().status == 413
+        line.close()
+    assert found == [(200, b"here")] * 16

@@ -14,12 +14,13 @@ from conftest import OWN, ROOT
 
 from pipeline.data import tfrecord
 from pipeline.data.errors import DataError
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
 from pipeline.worker.jax import data
-from pipeline.worker.jax.order import order
+from pipeline.worker.jax.data import order
+from pipeline.worker.layout import Layout
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 

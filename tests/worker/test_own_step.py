@@ -11,12 +11,12 @@ import tensorflow as tf
 from conftest import sampled
 
 from pipeline import strategies
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import Layout
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
-from pipeline.worker.tensorflow.loop import Data
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

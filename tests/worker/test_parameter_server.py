@@ -17,12 +17,11 @@ from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
-from pipeline.worker.input.layout import Layout, Position
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.model_error import ModelError
+from pipeline.worker.data.batches import Data
+from pipeline.worker.data.source import Source, source
+from pipeline.worker.layout import Layout, Position
+from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import tables
-from pipeline.worker.tensorflow.loop import Data
-from pipeline.worker.tensorflow.source import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")
 # (Rank, what it gets, what is said of it).
@@ -243,7 +242,7 @@ def test_what_python_generates_is_read_by_the_coordinator_and_trained_once_an_ep
 
 
 def test_what_python_generates_and_is_too_large_is_sent_to_files(monkeypatch):
-    monkeypatch.setattr("pipeline.worker.tensorflow.source.MOST_READ", 100)
+    monkeypatch.setattr("pipeline.worker.data.source.MOST_READ", 100)
     data = Data(own.generated_set()[0], Layout(4, 1, 0, 1, (50,)), False, 0)
     with pytest.raises(TrainingError, match=r"at most 100 bytes .* Try files: python -m pipeline prepare data.build"):
         source(data, [data.part], 2)

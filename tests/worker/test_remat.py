@@ -14,12 +14,13 @@ from conftest import OWN, ROOT
 
 from pipeline.models import cnn, transformer
 from pipeline.strategies import mirrored
-from pipeline.worker.input import batches
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
 from pipeline.worker.jax.devices import KEEPS_BARRIERS
+from pipeline.worker.layout import Layout
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build, remat
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 
 STEPS, BATCH = 4, 16
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
@@ -56,8 +57,8 @@ def test_blocks_that_compute_again_train_to_the_same_losses(devices, dropout):
     kept, forgot = (loop_over(strategy, forgets, dropout) for forgets in (False, True))
     losses = [loop.call(STEPS).losses[:, 0] for loop in (kept, forgot)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-6)
-    for name, array in kept.state().items():
-        np.testing.assert_allclose(forgot.state()[name], array, rtol=0, atol=1e-5, err_msg=name)
+    for name, array in kept.state().arrays.items():
+        np.testing.assert_allclose(forgot.state().arrays[name], array, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.data import text
-from pipeline.worker.sampling import Writing, continued, text_of, writing_of
+from pipeline.worker.artifacts import TextSample, continued, sample_of, text_of
 
 LENGTH, VOCABULARY = 8, 5
 NAMES = tuple("abcde")
@@ -25,7 +25,7 @@ def of(out: object, example: Any = TOKENS, names: tuple[str, ...] | None = NAMES
     """(what is to be written, the notes) of a model with such outputs."""
     notes: list[str] = []
     model: Any = SimpleNamespace(output_shape=out)
-    return writing_of(plan(**asked), model, names, lambda: example, notes.append), notes
+    return sample_of(plan(**asked), model, names, lambda: example, notes.append), notes
 
 
 def uniform(tokens: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_what_was_read_as_tokens_is_written_as_it_was(tmp_path, tokens):
 
 def test_the_file_says_what_was_given_what_was_made_of_it_and_how(tmp_path):
     told: list[object] = []
-    Writing(12, 0.0, 3, TOKENS[0][0], NAMES).write(
+    TextSample(12, 0.0, 3, TOKENS[0][0], NAMES).write(
         lambda tokens: np.eye(VOCABULARY)[(tokens + 1) % VOCABULARY], tmp_path, told.append
     )
     assert (tmp_path / "sample.txt").read_text() == (

@@ -21,10 +21,10 @@ from tensorflow.core.framework import device_attributes_pb2
 
 from pipeline.errors import UserError
 from pipeline.launch import reach
-from pipeline.worker.input.batches import spec, static_parts, stream
-from pipeline.worker.input.layout import Layout
+from pipeline.worker.data.batches import Data, spec, static_parts, stream
+from pipeline.worker.layout import Layout
 from pipeline.worker.tensorflow import build, static
-from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.loop import Loop
 
 TPU = ("strategy=tpu", "hardware=tpu_v5e_4")
 REHEARSED = (*TPU, "hardware.rehearse=true")

@@ -32,8 +32,9 @@ try:
     import pipeline.data
     import pipeline.models
     import pipeline.strategies
-    import pipeline.worker.tensorflow.engine
-    import pipeline.worker.worker  # noqa: F401
+    import pipeline.worker.main
+    import pipeline.worker.process
+    import pipeline.worker.tensorflow.engine  # noqa: F401
 finally:
     if _absent:
         del sys.modules["sklearn"]

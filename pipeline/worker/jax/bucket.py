@@ -56,14 +56,14 @@ def made_of(mesh: Mesh, model: keras.Model, variables: step.Variables, state: st
     by_part = jax.shard_map(
         of_part, mesh=mesh, in_specs=(whole, PartitionSpec(BATCH)), out_specs=whole, check_vma=False
     )
-    found = _unpacked(by_part(state, (x, y)), [(), *(one.shape for one in (*trainable, *metrics))])
-    loss, *gradients = (one / parts for one in found[: 1 + len(trainable)])
-    added = found[1 + len(trainable) :]
+    sums = _unpacked(by_part(state, (x, y)), [(), *(one.shape for one in (*trainable, *metrics))])
+    loss, *gradients = (one / parts for one in sums[: 1 + len(trainable)])
+    added = sums[1 + len(trainable) :]
     return loss, gradients, other, [old + new for old, new in zip(metrics, added, strict=True)]
 
 
 def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
-    """Do a model's gradients travel so, and is it then trained as it would be otherwise?"""
+    """True if a model's gradients can travel so, and it is then trained as it would be otherwise."""
     (trainable, other, _, counted), metrics = variables, model._compile_metrics
     return (
         on_cpu(mesh)
@@ -79,7 +79,7 @@ def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
 
 
 def _is_of_examples(layer: Any) -> bool:
-    """Does a layer, or a model of layers, make of an example what it would make of it alone?"""
+    """True if a layer, or a model of layers, makes of an example what it would make of it alone."""
     if isinstance(layer, keras.Model):
         inner = layer.layers if isinstance(layer, keras.Sequential) else getattr(layer, "operations", [None])
         return _is_of_keras(layer) and all(map(_is_of_examples, inner))
@@ -93,11 +93,11 @@ def _is_of_examples(layer: Any) -> bool:
 
 
 def _is_mean(model: keras.Model) -> bool:
-    """Is a model's loss the mean over the examples, none of which has a weight?"""
-    found = model._compile_loss and model._compile_loss._flat_losses
-    if not found or len(found) > 1 or len(model.outputs) > 1 or len(model.outputs[0].shape) < 2:
+    """True if a model's loss is the mean over the examples, none of which has a weight."""
+    losses_of_model = model._compile_loss and model._compile_loss._flat_losses
+    if not losses_of_model or len(losses_of_model) > 1 or len(model.outputs) > 1 or len(model.outputs[0].shape) < 2:
         return False
-    loss = found[0].loss
+    loss = losses_of_model[0].loss
     return (
         _is_of_keras(loss)
         and loss.reduction == "sum_over_batch_size"
@@ -107,7 +107,7 @@ def _is_mean(model: keras.Model) -> bool:
 
 
 def _is_added_up(metric: keras.metrics.Metric) -> bool:
-    """Is a metric a sum over examples, and their number?"""
+    """True if a metric is a sum over examples, and their number."""
     return (
         type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
         and _is_function_of_keras(metric._fn)
@@ -115,9 +115,9 @@ def _is_added_up(metric: keras.metrics.Metric) -> bool:
     )
 
 
-def _is_usual(given: Mapping[str, Any]) -> bool:
-    """Does a function, with what it is given beyond examples, look at each by itself, and count all alike?"""
-    return _is_along_last(given.get("axis", -1)) and given.get("ignore_class") is None
+def _is_usual(arguments: Mapping[str, Any]) -> bool:
+    """True if a function, with these arguments, looks at each example by itself and counts all alike."""
+    return _is_along_last(arguments.get("axis", -1)) and arguments.get("ignore_class") is None
 
 
 def _is_along_last(axis: Any) -> bool:

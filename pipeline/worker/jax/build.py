@@ -1,24 +1,27 @@
-"""Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do."""
+"""Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do.
 
+For `train.remat`, `jax.checkpoint` forgets what a block computes, and computes it again on the way back.
+"""
+
+import functools
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import keras
 import numpy as np
 
 from pipeline.config import targets
 from pipeline.plan.plan import Plan
-from pipeline.worker import building, labels, rates
+from pipeline.worker import compiling, labels, rates, remat
 from pipeline.worker.compiling import check_batches, check_made, compile_chosen
-from pipeline.worker.jax.data import PARTS, OwnData
+from pipeline.worker.jax.data import PARTS, ProcessData
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.variables import held
 
 
-def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> keras.Model:
-    """The plan's model, compiled and built, with its weights on this process's first device.
-
-    What it was compiled with and means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels
-    unlike its loss.
-    """
+def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) -> keras.Model:
+    """Returns the plan's model, compiled and built; what means nothing here goes to `note`. Raises `UserError`."""
     shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
     if targets.asks_for(plan.model.build, "model.build", "num_classes") and data.num_classes is None:
         raise ModelError(
@@ -26,12 +29,12 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
             "data whose labels do not tell",
             "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
         )
-    made = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
-    check_made(made)
-    _check(made, note)
-    check_batches(made)
+    model_built = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
+    check_made(model_built)
+    _check(model_built, note)
+    check_batches(model_built)
     compile_chosen(
-        made,
+        model_built,
         targets.value(plan.training.optimizer, "train.optimizer"),
         plan.training.learning_rate,
         targets.value(plan.training.loss, "train.loss"),
@@ -40,41 +43,76 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     sample = keras.tree.map_structure(
         lambda leaf: None if leaf is None else np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train
     )
-    with building.in_words(made, sample):
-        labels.check(made, sample)
-        made._symbolic_build(data_batch=sample)
-    _expect_loss(made)
-    if not made.trainable_variables:
+    with compiling.in_words(model_built, sample):
+        labels.check(model_built, sample)
+        model_built._symbolic_build(data_batch=sample)
+    _expect_loss(model_built)
+    if not model_built.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if plan.training.rate_scale != 1.0:
-        rates.scale(made.optimizer, plan.training.rate_scale)
-    if not made.optimizer.built:
-        made.optimizer.build(made.trainable_variables)
-    found = labels.outputs(made, sample)
+        rates.scale(model_built.optimizer, plan.training.rate_scale)
+    if not model_built.optimizer.built:
+        model_built.optimizer.build(model_built.trainable_variables)
+    outputs = labels.outputs(model_built, sample)
     for name, part in data.parts.items():
         if part is not None and len(part) > 1:
-            labels.check_values(found, part[1], PARTS[name])
-    return made
+            labels.check_values(outputs, part[1], PARTS[name])
+    return model_built
 
 
-def _check(made: keras.Model, note: Callable[[str], object]) -> None:
+def _check(model: keras.Model, note: Callable[[str], object]) -> None:
     base = keras.Model
     for name in ("train_step", "test_step", "compute_loss_and_updates"):
-        if getattr(type(made), name) is not getattr(base, name):
+        if getattr(type(model), name) is not getattr(base, name):
             raise ModelError(
                 f"a model with Keras's own {name} under backend=jax",
-                f"{type(made).__name__}, which has one of its own",
+                f"{type(model).__name__}, which has one of its own",
                 "backend=tensorflow",
             )
-    if made.compiled and made.jit_compile is False:
+    if model.compiled and model.jit_compile is False:
         note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
 
 
-def _expect_loss(made: keras.Model) -> None:
+def _expect_loss(model: keras.Model) -> None:
     """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
-    if made._compile_loss is None and not made.losses and type(made).compute_loss is keras.Model.compute_loss:
+    if model._compile_loss is None and not model.losses and type(model).compute_loss is keras.Model.compute_loss:
         raise ModelError(
             "a model that is compiled with a loss, or whose layers add one",
             "one of neither",
             "train.loss=sparse_categorical_crossentropy, or whatever fits its labels",
         )
+
+
+def forget(model: keras.Model) -> None:
+    """Makes all blocks of a built model compute again. Raises `ModelError` where that would save nothing."""
+    remat.forget(model, _forgetful, stateful=True)
+
+
+def _forgetful(block: keras.layers.Layer, call_of_block: remat.BlockCall) -> remat.BlockCall:
+    listed = [*block.non_trainable_variables, *block.metrics_variables]
+    changed = [*listed, *held([block], [*listed, *block.trainable_variables])]
+
+    @functools.wraps(call_of_block)
+    def call(*args: Any, **named: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, named))
+        traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+        def called(*arrays: Any) -> tuple[Any, list[Any]]:
+            own_args, own_given = structure.unflatten(_with(leaves, traced, arrays))
+            result = call_of_block(*own_args, **own_given)
+            return result, [variable.value for variable in changed]
+
+        outputs, values = jax.checkpoint(called)(*(leaves[place] for place in traced))
+        # What a block has changed, as the state of its random numbers, is to be known outside of what is forgotten.
+        for variable, value in zip(changed, values, strict=True):
+            variable.assign(value)
+        return outputs
+
+    return call
+
+
+def _with(leaves: list[Any], places: list[int], arrays: tuple[Any, ...]) -> list[Any]:
+    replaced = list(leaves)
+    for place, array in zip(places, arrays, strict=True):
+        replaced[place] = array
+    return replaced

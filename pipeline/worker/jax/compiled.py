@@ -28,10 +28,7 @@ class Steps:
     """A step, compiled for what comes, which takes the buffers of the state over."""
 
     def __init__(self, step: Step, mesh: Mesh, state: State, batch: Any, in_epoch: int, alike: bool = False) -> None:
-        """`batch` is an example of those that come, as shapes, so many in an epoch.
-
-        `alike`: is the same program to make every step?
-        """
+        """`batch` is an example of those that come, as shapes; with `alike` the same program makes every step."""
         self._step, self._mesh = jax.jit(step), mesh
         self._places = jax.tree.map(lambda value: value.sharding, state)
         self._compiled: dict[Any, Any] = {}
@@ -52,8 +49,8 @@ class Steps:
         losses, last = [], first + steps
         while first < last:
             size = next(loop for loop in LOOPS if first + loop <= last)
-            state, found = self._made(size, state, block.batches, np.int32(first))
-            losses.append(found)
+            state, of_loop = self._made(size, state, block.batches, np.int32(first))
+            losses.append(of_loop)
             first += size
         return state, losses
 
@@ -66,17 +63,19 @@ class Steps:
             function = partial(_loop, self._step, size) if first else self._step
             self._compiled[key] = lowered(function, self._mesh, self._places, state, batches, *first).compile()
             self.compiling += time.perf_counter() - began
-        made: tuple[State, Any] = self._compiled[key](state, batches, *first)
-        return made
+        result: tuple[State, Any] = self._compiled[key](state, batches, *first)
+        return result
 
 
-def lowered(function: Callable[..., tuple[State, Any]], mesh: Mesh, places: State, *given: Any) -> jax.stages.Lowered:
+def lowered(
+    function: Callable[..., tuple[State, Any]], mesh: Mesh, places: State, *arguments: Any
+) -> jax.stages.Lowered:
     """A step or loop, to be compiled for a state and batches of the shapes that are given; `places` are the state's."""
-    return jax.jit(function, donate_argnums=0, out_shardings=(places, everywhere(mesh))).lower(*given)
+    return jax.jit(function, donate_argnums=0, out_shardings=(places, everywhere(mesh))).lower(*arguments)
 
 
 def on_cpu(mesh: Mesh) -> bool:
-    """Are its devices those of CPUs?"""
+    """True if its devices are those of CPUs."""
     cpu: bool = mesh.devices.flat[0].platform == "cpu"
     return cpu
 
@@ -86,14 +85,14 @@ def _loop(step: Callable[[State, Any], tuple[State, Any]], size: int, state: Sta
 
     def body(carried: State, place: Any) -> tuple[State, Any]:
         batch = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False), batches)
-        made, loss = step(carried, batch)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), made, carried), loss.astype(jnp.float32)
+        stepped, loss = step(carried, batch)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), stepped, carried), loss.astype(jnp.float32)
 
     return jax.lax.scan(body, state, first + jnp.arange(size))
 
 
 def _has(jaxpr: Any, name: str) -> bool:
-    """Does a program use a primitive, anywhere within?"""
+    """True if a program uses a primitive, anywhere within."""
     return any(one.primitive.name == name for one in _equations(jaxpr))
 
 

@@ -1,4 +1,4 @@
-"""What a process has of the data, as NumPy arrays, and the order in which steps take their examples.
+"""A process's data as NumPy arrays, and the order in which steps take their examples, the same as under TensorFlow.
 
 Every process reads everything; of each global batch a device is given its rows alone.
 """
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import keras
+import msgspec
 import numpy as np
 
 from pipeline.config import targets
@@ -20,11 +21,10 @@ from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
-from pipeline.worker.engine import Tell
-from pipeline.worker.input import broken as looked
-from pipeline.worker.input.layout import BEGINNING, Layout, Position
-from pipeline.worker.jax.order import order
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.data import broken as looked
+from pipeline.worker.engine import Emit
+from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.model_error import TrainingError
 
 # (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
 Arrays: TypeAlias = tuple[Any, ...]
@@ -52,11 +52,11 @@ class Data:
             first = 0
 
 
-class OwnData:
+class ProcessData:
     """The data of a process, rid of what is broken."""
 
-    def __init__(self, plan: Plan, process: Process, tell: Tell) -> None:
-        self._plan, self._process, self._tell = plan, process, tell
+    def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
+        self._plan, self._process, self._emit = plan, process, emit
         self._made: dict[str, Any] = {}
         # "train" and "validation", None for one that is not there.
         self.parts: dict[str, Arrays | None] = {}
@@ -64,34 +64,33 @@ class OwnData:
         self.class_names: tuple[str, ...] | None = None
         self._digest: str | None = None
 
-    def load(self) -> None:
-        """Makes the data, looks through this process's share for what is broken, and tells what there is."""
+    def load(self) -> Loaded:
+        """Makes the data and looks through this process's share for what is broken; returns what there is."""
         plan, leaders = self._plan, self._plan.leaders
-        made = targets.call(plan.data.build, "data.build", shard=0, shards=1)
-        if not isinstance(made, tuple | list) or len(made) != 2:
-            raise DataError(f"Expected data.build to return (train, validation), received {type(made).__name__}.")
-        self._made = {name: _known(part, name) for name, part in zip(PARTS, made, strict=True)}
-        number, classes = leaders.index(self._process.rank), plan.data.num_classes
-        skip = plan.data.on_error == "skip"
-        found = {name: looked.broken(part, classes, number, len(leaders), skip) for name, part in self._made.items()}
-        flaws = looked.flaws(self._made["train"], classes)
-        if not skip:
-            looked.refuse([flaw for flaws_of in found.values() for flaw in flaws_of], flaws)
-        for text in looked.notes(self._made["train"], flaws) if number == 0 else ():
-            self._tell(Warned(text))
-        self._tell_loaded(found)
+        parts = targets.call(plan.data.build, "data.build", shard=0, shards=1)
+        if not isinstance(parts, tuple | list) or len(parts) != 2:
+            raise DataError(f"Expected data.build to return (train, validation), received {type(parts).__name__}.")
+        self._made = {name: _known(part, name) for name, part in zip(PARTS, parts, strict=True)}
+        number, skip = leaders.index(self._process.rank), plan.data.on_error == "skip"
+        broken, warnings = looked.look_through(self._made, plan.data.num_classes, number, len(leaders), skip)
+        for text in warnings if number == 0 else ():
+            self._emit(Warned(text))
+        return self._loaded(broken)
 
-    def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> None:
+    def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken."""
         for name, part in self._made.items():
-            lost = [Broken(**vars(one)) for of_process in broken.values() for one in of_process.get(name, ())]
+            lost = [
+                Broken(**msgspec.structs.asdict(one))
+                for of_process in broken.values()
+                for one in of_process.get(name, ())
+            ]
             self._made[name] = looked.without(part, lost)
-        self._tell_loaded({})
+        return self._loaded({})
 
-    def _tell_loaded(self, found: Mapping[str, Sequence[Broken]]) -> None:
+    def _loaded(self, broken_of_parts: Mapping[str, Sequence[Broken]]) -> Loaded:
         counts = {name: 0 if part is None else _count(part) for name, part in self._made.items()}
-        lost = {name: [Lost(**vars(one)) for one in broken] for name, broken in found.items()}
-        self._tell(Loaded(dict.fromkeys(self._made, False), counts, lost))
+        return looked.loaded(dict.fromkeys(self._made, False), counts, broken_of_parts)
 
     def finish(self) -> None:
         """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
@@ -106,8 +105,10 @@ class OwnData:
                     _check_range(leaf, PARTS[name])
         if self.num_classes is None:
             self.num_classes = looked.num_classes(self.parts["train"])
-        if (given := self._plan.training.class_weight) is not None and (arrays := self.parts["train"]) is not None:
-            self.parts["train"] = _weighed(arrays, {int(label): weight for label, weight in given.items()})
+        if (class_weight := self._plan.training.class_weight) is not None and (
+            arrays := self.parts["train"]
+        ) is not None:
+            self.parts["train"] = _weighed(arrays, {int(label): weight for label, weight in class_weight.items()})
 
     @property
     def train(self) -> Arrays:
@@ -126,7 +127,7 @@ class OwnData:
         return digest.hexdigest()[:16]
 
     def layout(self, counts: list[int]) -> Layout:
-        """How steps take their examples of so many."""
+        """Returns how steps take their examples from so many."""
         process = self._process
         return Layout(
             self._plan.training.global_batch, self._plan.workers, process.replicas[0], len(process.replicas),
@@ -146,24 +147,28 @@ def _known(part: Any, name: str) -> Any:
             kind,
             "backend=tensorflow, or numpy.array",
         )
-    given = tuple(part)
-    while given and given[-1] is None:
-        given = given[:-1]
-    if not 1 <= len(given) <= 3:
-        raise DataError(f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), received {len(given)} of them.")
-    made: Arrays = tuple(keras.tree.map_structure(_array, one) if not _is_list(one) else _array(one) for one in given)
-    lengths = {len(leaf) for leaf in leaves(made) if leaf is not None}
+    arrays = tuple(part)
+    while arrays and arrays[-1] is None:
+        arrays = arrays[:-1]
+    if not 1 <= len(arrays) <= 3:
+        raise DataError(
+            f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), received {len(arrays)} of them."
+        )
+    converted: Arrays = tuple(
+        keras.tree.map_structure(_array, one) if not _is_list(one) else _array(one) for one in arrays
+    )
+    lengths = {len(leaf) for leaf in leaves(converted) if leaf is not None}
     if len(lengths) > 1:
         raise DataError(
             f"as many examples in each array of the {PARTS[name]} data",
             " and ".join(f"{length:,}" for length in sorted(lengths)),
             f"cutting all to {min(lengths):,}",
         )
-    return made
+    return converted
 
 
 def _is_list(values: object) -> bool:
-    """Is it one array, written as lists of numbers?"""
+    """True for one array, written as lists of numbers."""
     while isinstance(values, list) and values:
         values = values[0]
     return np.isscalar(values)
@@ -191,8 +196,8 @@ def _count(part: Any) -> int:
 
 def _arrays(part: Any) -> Arrays:
     if not isinstance(part, Examples):
-        made: Arrays = part
-        return made
+        arrays: Arrays = part
+        return arrays
     if not part.in_files:
         return tuple(part.raw)
     if part.decode is not None or part.augment is not None:
@@ -211,20 +216,20 @@ def _of_records(part: Examples) -> Arrays:
     for segment in part.raw:
         with opened(segment.path) as file:
             file.seek(segment.offset)
-            wanted = range(segment.first - segment.at, segment.first - segment.at + segment.records)
-            for frame in itertools.islice(records.frames(file), wanted.start, wanted.stop):
+            records_of_segment = range(segment.first - segment.at, segment.first - segment.at + segment.records)
+            for frame in itertools.islice(records.frames(file), records_of_segment.start, records_of_segment.stop):
                 if frame.data is None:
                     raise TrainingError(
                         f"records that can be read in {segment.path}",
                         f"record {frame.number}, which {frame.broken}",
                         "data.on_error=skip, or preparing the data anew",
                     )
-                found = records.parsed(frame.data)
+                values_of_record = records.parsed(frame.data)
                 for name, leaf in spec.items():
-                    values[name].append(_of_feature(found[name], leaf.dtype, leaf.shape))
+                    values[name].append(_of_feature(values_of_record[name], leaf.dtype, leaf.shape))
     stacked: dict[str, Any] = {name: np.stack(arrays) for name, arrays in values.items()}
-    made: Any = manifest.nested(stacked)
-    return tuple(made)
+    parts: Any = manifest.nested(stacked)
+    return tuple(parts)
 
 
 def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarray:
@@ -258,6 +263,60 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
     numbers = np.rint(labels).astype(np.int64)
     table = np.array([class_weight.get(number, 1.0) for number in range(max(class_weight) + 1)], np.float32)
-    known = (numbers >= 0) & (numbers < len(table))
-    found = np.where(known, table[np.where(known, numbers, 0)], np.float32(1))
-    return x, y, found if weight is None else found * np.asarray(weight, np.float32)
+    weighted = (numbers >= 0) & (numbers < len(table))
+    weights = np.where(weighted, table[np.where(weighted, numbers, 0)], np.float32(1))
+    return x, y, weights if weight is None else weights * np.asarray(weight, np.float32)
+
+
+# Philox of four 32-bit words and ten rounds (Salmon et al., 2011).
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+# The key that scrambles a stateless seed (tensorflow/core/kernels/stateless_random_ops.cc).
+_SCRAMBLING = (0x3EC8F720, 0x02461E29)
+_WORD = np.uint64(0xFFFFFFFF)
+
+
+def order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    """The places of an epoch's examples in their order, int64 [examples]; drawn from `seed` and `epoch` alone.
+
+    That of `tf.random.experimental.stateless_shuffle`: a Fisher-Yates shuffle whose draws are Philox's words.
+
+    >>> order(5, seed=0, epoch=1).tolist()
+    [4, 3, 1, 0, 2]
+    """
+    counter = np.array([_words(seed), _words(epoch)], np.uint64).reshape(1, 4)
+    mixed = _philox(counter, _SCRAMBLING)[0]
+    key, offset = (int(mixed[0]), int(mixed[1])), int(mixed[2]) | int(mixed[3]) << 32
+    draws = max(0, examples - 1)
+    blocks = np.arange(-(-draws // 4), dtype=np.uint64)
+    counters = np.zeros((len(blocks), 4), np.uint64)
+    counters[:, 0], counters[:, 1] = blocks & _WORD, blocks >> np.uint64(32)
+    counters[:, 2], counters[:, 3] = offset & 0xFFFFFFFF, offset >> 32
+    words = _philox(counters, key).ravel()[:draws]
+    jumps = (words % np.arange(examples, examples - draws, -1, dtype=np.uint64)).tolist()
+    places = list(range(examples))
+    for place, jump in enumerate(jumps):
+        other = place + jump
+        places[place], places[other] = places[other], places[place]
+    return np.array(places, np.int64)
+
+
+def _words(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF
+
+
+def _philox(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Random words, uint64 [count, 4] below 2**32, of counters of the same shape and type."""
+    first, second, third, fourth = counters.T
+    low, high = key
+    for _ in range(_ROUNDS):
+        one, two = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
+        first, second, third, fourth = (
+            (two >> np.uint64(32)) ^ second ^ np.uint64(low),
+            two & _WORD,
+            (one >> np.uint64(32)) ^ fourth ^ np.uint64(high),
+            one & _WORD,
+        )
+        low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
+    return np.stack([first, second, third, fourth], axis=1)

@@ -17,14 +17,14 @@ from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.private_jax import _jax, distributed, xla_bridge
 from pipeline.private_keras import global_state
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import TrainingError
 
 # The axes of the mesh: over which a batch is cut, and over which large variables are.
 BATCH, MODEL = "batch", "model"
 # XLA merges what is computed twice on a CPU, where it takes the barriers away that `jax.checkpoint` puts between, so
 # that nothing is forgotten, in silence. Its pass of that name is left out where blocks are to be computed again.
 KEEPS_BARRIERS = "--xla_disable_hlo_passes=cse_barrier_expander"
-# Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
+# Of the driver's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8
 
 
@@ -64,18 +64,18 @@ def seed_all(seed: int) -> None:
 
 def mesh_of(plan: Plan, process: Process) -> Mesh:
     """All devices of the run, [replica, device of a replica], as the axes `BATCH` and `MODEL`."""
-    here = jax.local_devices()
+    local = jax.local_devices()
     gpu = plan.hardware.kind == "gpu"
-    if gpu and (here[0].platform != "gpu" or len(plan.leaders) == 1):
-        wanted = [int(name.split(":")[1]) for name in process.devices]
-        if here[0].platform != "gpu" or max(wanted) >= len(here):
-            there = len(here) if here[0].platform == "gpu" else 0
+    if gpu and (local[0].platform != "gpu" or len(plan.leaders) == 1):
+        indices = [int(name.split(":")[1]) for name in process.devices]
+        if local[0].platform != "gpu" or max(indices) >= len(local):
+            gpus = len(local) if local[0].platform == "gpu" else 0
             raise TrainingError(
                 f"{plan.hardware.name} to have {', '.join(process.devices)}",
-                f"{there} GPUs from JAX",
+                f"{gpus} GPUs from JAX",
                 "installing jax[cuda12], or hardware.rehearse=true",
             )
-        devices = [here[index] for index in wanted]
+        devices = [local[index] for index in indices]
     else:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(devices).reshape(plan.workers, -1), (BATCH, MODEL))
@@ -93,7 +93,7 @@ def _tell_xla(flag: str) -> None:
 
 
 def _is_own(host: str) -> bool:
-    """Does this host have that address itself, or is it reached at one that is translated?"""
+    """True if this host has that address itself; False where it is reached at one that is translated."""
     try:
         with socket.socket() as tried:
             tried.bind((host, 0))
@@ -104,9 +104,9 @@ def _is_own(host: str) -> bool:
 
 def _join(plan: Plan, process: Process) -> None:
     """Joins the others, of which the first coordinates; on one machine nobody listens beyond it."""
-    first, mine = str(plan.processes[plan.leaders[0]].address), str(process.address)
+    first, own = str(plan.processes[plan.leaders[0]].address), str(process.address)
     gpus = [int(name.split(":")[1]) for name in process.devices] if plan.hardware.kind == "gpu" else None
-    # A scheduler's signals are the conductor's to handle.
+    # A scheduler's signals are the driver's to handle.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=first,
@@ -119,8 +119,8 @@ def _join(plan: Plan, process: Process) -> None:
     )
     if gpus is None:
         # Else at the address of this host's own name, at which others need not reach it.
-        host = mine.rpartition(":")[0]
-        given = {"hostname": host} if _is_own(host) else {}
-        collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, **given)
+        host = own.rpartition(":")[0]
+        hostname = {"hostname": host} if _is_own(host) else {}
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, **hostname)
         client = partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)

@@ -1,4 +1,4 @@
-"""Which axis of which variable is cut over the devices of a replica: derived from the layers, or as written patterns.
+"""The axes by which variables are cut over the devices of a replica: derived from the layers, or as written patterns.
 
 Large kernels are cut by column and the one that follows by row, so that nothing is exchanged between the two; attention
 by heads; embeddings by rows. What does not divide evenly is left whole, which costs memory and nothing else.
@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.plan.patterns import matched
 from pipeline.worker.jax.devices import MODEL
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import TrainingError
 
 # Numbers of a variable from which on it is cut: smaller ones cost more to exchange than they take.
 LARGE = 1024
@@ -25,7 +25,7 @@ Axes = tuple[str | None, ...]
 
 def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
     """The axes of each variable that is cut over `parts` devices, by its path."""
-    found: dict[str, Axes] = {}
+    axes: dict[str, Axes] = {}
     heads = _heads(model)
     # By the layer that has them, in the order in which they were made.
     layers: dict[int, tuple[keras.layers.Layer, dict[str, keras.Variable]]] = {}
@@ -34,24 +34,23 @@ def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
         if (layer := owners.get(id(variable))) is not None:
             layers.setdefault(id(layer), (layer, {}))[1][variable.name] = variable
     # How many numbers the last kernel that was cut by column gives.
-    given: int | None = None
+    width: int | None = None
     for number, (layer, own) in layers.items():
         if (table := own.get("embeddings")) is not None and len(table.shape) == 2:
-            _cut(found, table, 0, parts)
+            _cut(axes, table, 0, parts)
         if (kernel := own.get("kernel")) is None or len(kernel.shape) < 2:
             continue
         if number in heads and layer.name in (*BY_HEAD, *FROM_HEADS):
             if heads[number] % parts == 0:
-                _cut_attention(found, layer.name, kernel, own.get("bias"), parts)
+                _cut_attention(axes, layer.name, kernel, own.get("bias"), parts)
             continue
-        given = _cut_kernel(found, kernel, own.get("bias"), parts, given)
-    return found
+        width = _cut_kernel(axes, kernel, own.get("bias"), parts, width)
+    return axes
 
 
 def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
-    """The axes of each variable that a pattern matches whole, by its path. Raises `UserError` or `TrainingError`.
-
-    A pattern that matches nothing is refused, and so is a variable that two match.
+    """Returns the axes of variables that patterns match, by path; refuses a pattern without a match and a path with
+    two.
     """
     paths = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
     by = matched(patterns, list(paths), "a variable's whole path")
@@ -59,12 +58,12 @@ def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], me
 
 
 def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dict[int, NamedSharding]:
-    """Where each variable of a model and its optimizer is, by its id; the slots of one are where it is."""
+    """Returns where each variable of a model and its optimizer is, by its id; the slots of one are where it is."""
     whole = NamedSharding(mesh, PartitionSpec())
-    made = {id(variable): whole for variable in (*model.variables, *model.optimizer.variables)}
+    placed = {id(variable): whole for variable in (*model.variables, *model.optimizer.variables)}
     by_path = {variable.path: variable for variable in model.trainable_variables if variable.path in layout}
     for path, variable in by_path.items():
-        made[id(variable)] = NamedSharding(mesh, PartitionSpec(*layout[path]))
+        placed[id(variable)] = NamedSharding(mesh, PartitionSpec(*layout[path]))
     for slot in model.optimizer.variables:
         of = [
             variable
@@ -72,12 +71,12 @@ def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dic
             if tuple(variable.shape) == tuple(slot.shape) and _is_slot_of(slot.path, path)
         ]
         if of:
-            made[id(slot)] = made[id(max(of, key=lambda variable: len(variable.path)))]
-    return made
+            placed[id(slot)] = placed[id(max(of, key=lambda variable: len(variable.path)))]
+    return placed
 
 
 def _is_slot_of(slot: str, path: str) -> bool:
-    """Is a variable of an optimizer the slot of the weight with that path, as Keras names it?
+    """True if a variable of an optimizer is the slot of the weight with that path, as Keras names it.
 
     >>> _is_slot_of("adam/dense_kernel_momentum", "dense/kernel")
     True
@@ -88,43 +87,42 @@ def _is_slot_of(slot: str, path: str) -> bool:
 
 
 def _heads(model: keras.Model) -> dict[int, int]:
-    """How many heads the attention has that a layer belongs to, by the layer's id."""
-    found: dict[int, int] = {}
+    """Returns the heads of the attention that a layer belongs to, by the layer's id."""
+    heads_of: dict[int, int] = {}
     for layer in model._flatten_layers():
         heads = next((value for name in HEADS if isinstance(value := getattr(layer, name, None), int)), None)
         if heads is not None:
-            found |= {id(inner): heads for inner in layer._flatten_layers(include_self=False)}
-    return found
+            heads_of |= {id(inner): heads for inner in layer._flatten_layers(include_self=False)}
+    return heads_of
 
 
 def _cut_attention(
-    found: dict[str, Axes], name: str, kernel: keras.Variable, bias: keras.Variable | None, parts: int
+    axes_of: dict[str, Axes], name: str, kernel: keras.Variable, bias: keras.Variable | None, parts: int
 ) -> None:
     """Cuts a kernel of attention by its heads: [width, width], or Keras's [width, heads, width of a head]."""
     leaves = name in BY_HEAD
     axis = 1 if leaves else 0
-    if _cut(found, kernel, axis, parts) and leaves and bias is not None:
-        _cut(found, bias, 0, parts, least=1)
+    if _cut(axes_of, kernel, axis, parts) and leaves and bias is not None:
+        _cut(axes_of, bias, 0, parts, least=1)
 
 
 def _cut_kernel(
-    found: dict[str, Axes], kernel: keras.Variable, bias: keras.Variable | None, parts: int, given: int | None
+    axes_of: dict[str, Axes], kernel: keras.Variable, bias: keras.Variable | None, parts: int, width: int | None
 ) -> int | None:
-    """Cuts a kernel by row where the one before was cut by column and gives what it takes, else by column.
-
-    Returns how many numbers it gives where it was cut by column.
+    """Cuts a kernel by row after one that was cut by column, else by column; returns its width where it is cut by
+    column.
     """
     takes, gives = len(kernel.shape) - 2, len(kernel.shape) - 1
-    if given == kernel.shape[takes] and _cut(found, kernel, takes, parts):
+    if width == kernel.shape[takes] and _cut(axes_of, kernel, takes, parts):
         return None
-    if not _cut(found, kernel, gives, parts):
+    if not _cut(axes_of, kernel, gives, parts):
         return None
     if bias is not None:
-        _cut(found, bias, len(bias.shape) - 1, parts, least=1)
+        _cut(axes_of, bias, len(bias.shape) - 1, parts, least=1)
     return int(kernel.shape[gives])
 
 
-def _cut(found: dict[str, Axes], variable: keras.Variable, axis: int, parts: int, least: int = LARGE) -> bool:
+def _cut(axes_of: dict[str, Axes], variable: keras.Variable, axis: int, parts: int, least: int = LARGE) -> bool:
     """Notes that a variable is cut at an axis, where it is large and divides evenly."""
     shape = tuple(variable.shape)
     size = 1
@@ -132,7 +130,7 @@ def _cut(found: dict[str, Axes], variable: keras.Variable, axis: int, parts: int
         size *= length
     if size < least or shape[axis] % parts:
         return False
-    found[variable.path] = tuple(MODEL if place == axis else None for place in range(len(shape)))
+    axes_of[variable.path] = tuple(MODEL if place == axis else None for place in range(len(shape)))
     return True
 
 

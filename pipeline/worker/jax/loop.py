@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,30 +16,25 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from pipeline.record.events import Beat
-from pipeline.worker.checkpoint import grouped
-from pipeline.worker.engine import Tell
-from pipeline.worker.held import HELD, Variable, held, kept_by_metrics
-from pipeline.worker.input.layout import BEGINNING, Position
+from pipeline.worker.checkpoint import State, grouped
+from pipeline.worker.engine import Emit
 from pipeline.worker.jax import bucket, step
 from pipeline.worker.jax.compiled import Steps
 from pipeline.worker.jax.data import Data
 from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
-from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
+from pipeline.worker.layout import BEGINNING, Position
+from pipeline.worker.loop import Call, TrainingLoop, flat
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.rates import updating
+from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics
 
 # Bytes of a variable from which on what its copies have left is given back at once.
 LARGE = 2**20
 
 
-class JaxLoop:
-    """What a training is made of, on this process; see `pipeline.worker.loop.Loop`.
-
-    Between two calls the variables of the model have the values of the moment.
-    """
-
-    # Each call is over when it returns.
-    pending, concurrent_steps, warm = 0, 1, True
+class JaxLoop(TrainingLoop):
+    """A training on this process, over a mesh of devices; each call is over when it returns."""
 
     def __init__(
         self,
@@ -60,7 +55,7 @@ class JaxLoop:
         `alike`: is the same program to make every step?
         """
         self.model, self.chief, self.alone, self._optimizers = model, chief, alone, updating(model.optimizer)
-        self.train_data, self.validation_data = train, validation
+        self.train_data, self.validation_data, self.layout = train, validation, train.layout
         self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
         listed = [one for group in step.variables_of(model) for one in group]
         beside = held([model, model.optimizer], [*listed, *model.variables])
@@ -81,24 +76,6 @@ class JaxLoop:
         self._results = step.results(model)
         self._reader = Reader(train, mesh, self._train.room, position)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-        return self.train_data.layout.steps
-
-    @property
-    def global_batch(self) -> int:
-        """Examples that a step stands for."""
-        return self.train_data.layout.global_batch
-
-    def steps_ahead(self) -> int:
-        """Steps in the epoch that begins now."""
-        return self.steps_per_epoch
-
-    def steps_after(self, examples: int) -> int:
-        """Steps that are left of an epoch whose steps have trained so many examples."""
-        return self.train_data.layout.steps_after(examples)
-
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
         if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
@@ -118,7 +95,7 @@ class JaxLoop:
         """True if there is data to `evaluate`."""
         return self.validation_data is not None and bool(self.validation_data.layout.examples)
 
-    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
         data = self.validation_data
         if data is None or not self.validates:
@@ -132,28 +109,13 @@ class JaxLoop:
                 losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
                 totals.add(losses[:, None], sizes)
                 done += len(sizes)
-                tell(Beat(validated=done))
+                emit(Beat(validated=done))
         return totals.means() | self.metrics()
 
     def metrics(self) -> dict[str, float]:
         """The metrics so far, without the loss."""
         results = self._results([variable.value for variable in self.groups[3]])
         return flat({name: result for name, result in results.items() if name != "loss"})
-
-    def totals(self) -> Totals:
-        """What adds up the loss."""
-        return Totals(("loss",))
-
-    def facts(self) -> Facts:
-        """Nothing: what devices exchange is XLA's to decide."""
-        return {}
-
-    def counts(self) -> Counts:
-        """Nothing: all replicas make each step together."""
-        return {}
-
-    def set_counts(self, counts: Counts) -> None:
-        """Goes on from what `counts` gave."""
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables."""
@@ -164,18 +126,6 @@ class JaxLoop:
         for variable, value in zip(self.groups[3], state, strict=True):
             self._put(variable, value)
 
-    def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
-        """What is there anyhow: all processes have what metrics count."""
-        return contextlib.nullcontext()
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self.model.reset_metrics()
-
-    def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
-        """Returns those that update the weights."""
-        return self._optimizers
-
     def variables(self) -> list[Variable]:
         """All that training goes on with; all processes have what metrics count, too."""
         return [variable for group in self.groups for variable in group]
@@ -185,34 +135,35 @@ class JaxLoop:
         value = variable.value
         return np.asarray(value) if value.is_fully_addressable else whole(value)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The arrays that training goes on with, without its metrics, whole wherever their parts are."""
-        return {
+    def state(self) -> State:
+        """Returns what training goes on with, without its metrics, whole wherever its parts are."""
+        arrays = {
             key: array
             for name, variables in self._kept().items()
             for key, array in grouped(name, [whole(variable.value) for variable in variables]).items()
         }
+        return State({"counts": {}}, arrays)
 
-    def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def set_state(self, state: State) -> None:
         """Goes on from what `state` gave, on this mesh or another. Raises `TrainingError` where it does not fit."""
         for name, variables in self._kept().items():
-            found = [array for key, array in arrays.items() if key.startswith(f"{name}/")]
-            if name == HELD and not found:
+            arrays = state.group(name)
+            if name == HELD and not arrays:
                 # Those of earlier versions have none.
                 continue
             shapes = [tuple(variable.shape) for variable in variables]
-            if [array.shape for array in found] != shapes:
+            if [array.shape for array in arrays] != shapes:
                 raise TrainingError(
                     f"a checkpoint of this model under backend=jax, with {len(variables)} {name} variables "
                     "of these shapes",
-                    f"{len(found)} others",
+                    f"{len(arrays)} others",
                     "resume=never",
                 )
-            for variable, array in zip(variables, found, strict=True):
+            for variable, array in zip(variables, arrays, strict=True):
                 self._put(variable, array)
 
     def _kept(self) -> dict[str, Sequence[Variable]]:
-        """What a checkpoint holds, by the names of its groups."""
+        """Returns the variables that a checkpoint holds, by the names of its groups."""
         trained, _, optimizer, _ = self.groups
         other = self.model.non_trainable_variables
         return {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
@@ -222,22 +173,14 @@ class JaxLoop:
         if self.alone:
             return list(values)
         gathered = multihost_utils.process_allgather(np.array(values, np.float32))
-        made: list[float] = np.asarray(gathered).reshape(-1, len(values)).sum(axis=0).tolist()
-        return made
+        sums: list[float] = np.asarray(gathered).reshape(-1, len(values)).sum(axis=0).tolist()
+        return sums
 
     def from_first(self, values: Sequence[Any]) -> list[Any]:
         """The first process's arrays on all, which call it together with arrays of equal types and shapes."""
         if self.alone:
             return [np.asarray(value) for value in values]
         return [told_by_first(np.asarray(value)) for value in values]
-
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
-        kept = self.state()
-        yield
-        self.set_state(kept)
-        self.reset_metrics()
 
     def held_bytes(self) -> int:
         """Bytes of weights and of the optimizer's state that a device holds."""
@@ -246,41 +189,38 @@ class JaxLoop:
 
     def whole_model(self) -> keras.Model:
         """The model with its variables whole on one device of this process, to be saved; training is over."""
-        here = jax.local_devices()[0]
+        device = jax.local_devices()[0]
         for group in self.groups:
             for variable in group:
-                variable.assign(jax.device_put(whole(variable.value), here))
+                variable.assign(jax.device_put(whole(variable.value), device))
         return self.model
 
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica that this process holds: all of them must agree."""
         rows = [row for row in self.mesh.devices if row[0].process_index == jax.process_index()]
-        found = []
+        digests = []
         for row in rows:
-            digest, mine = hashlib.sha256(), set(row)
+            digest, devices = hashlib.sha256(), set(row)
             for variable in self.groups[0]:
-                digest.update(np.ascontiguousarray(whole(variable.value, mine)).tobytes())
-            found.append(digest.hexdigest()[:16])
-        return found
+                digest.update(np.ascontiguousarray(whole(variable.value, devices)).tobytes())
+            digests.append(digest.hexdigest()[:16])
+        return digests
 
-    def _steps(self, made: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
-        step_of = partial(made, self.model, self.groups)
+    def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
+        step_of = partial(step_function, self.model, self.groups)
         return Steps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
 
     def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """(losses [steps], examples [steps], seconds that reading took, seconds that compiling took) of `count` steps.
-
-        Batches of another size are compiled for the first time that they come.
-        """
+        """Returns (losses [steps], examples [steps], seconds of reading, seconds of compiling) of `count` steps."""
         state, losses, sizes = self.values(), list[Any](), list[np.ndarray]()
         waited, compiling = reader.waited, function.compiling
         for block, first, steps in reader.take(count):
-            state, found = function(state, block, first, steps)
-            losses += found
+            state, of_block = function(state, block, first, steps)
+            losses += of_block
             sizes.append(np.full(steps, block.examples, np.float32))
         self._keep(state)
-        told = np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in jax.device_get(losses)])
-        return told, np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
+        values = np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in jax.device_get(losses)])
+        return values, np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
 
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
@@ -299,8 +239,8 @@ class JaxLoop:
     def _lay(self, variable: keras.Variable) -> None:
         """Puts what a variable has where it is to be, without a copy where it is there already."""
         value, place = variable.value, self._place(variable)
-        there = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
-        self._assign(variable, there)
+        placed = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
+        self._assign(variable, placed)
         if value.nbytes >= LARGE:
             del value
             _give_back()
@@ -308,17 +248,16 @@ class JaxLoop:
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
         array, place = np.asarray(value, variable.value.dtype), self._place(variable)
         # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
-        here = place.is_fully_addressable
+        local = place.is_fully_addressable
         # `may_alias=False` would share NumPy's memory all the same.
-        self._assign(variable, jax.device_put(jnp.array(array), place) if here else step.over(array, place))
+        self._assign(variable, jax.device_put(jnp.array(array), place) if local else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
     def _there(self, variable: Variable) -> Any:
-        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device.
-
-        It may be another variable's value, too, which a step must not take over.
+        """Returns the value where it is to be: callbacks put it on one device, or assign another variable's, which
+        stays.
         """
         value, sharding = variable.value, self._place(variable)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
@@ -330,11 +269,11 @@ def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarr
     """An array as one, put together of the parts that this process has, or that these devices of it have."""
     if not isinstance(value, jax.Array) or (devices is None and value.is_fully_addressable):
         return np.array(value)
-    made = np.empty(value.shape, value.dtype)
+    array = np.empty(value.shape, value.dtype)
     for shard in value.addressable_shards:
         if devices is None or shard.device in devices:
-            made[shard.index] = np.asarray(shard.data)
-    return made
+            array[shard.index] = np.asarray(shard.data)
+    return array
 
 
 def _give_back() -> None:
@@ -347,5 +286,5 @@ def told_by_first(value: np.ndarray) -> np.ndarray:
     """The first process's array on all, which call this together with arrays of one type and shape, as its bytes."""
     # Not as they are: JAX would make 32 bits of 64.
     sent = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(sent))
-    return told.view(value.dtype).reshape(value.shape)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(sent))
+    return received.view(value.dtype).reshape(value.shape)

@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.data.examples import rows
-from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax.data import Data
 from pipeline.worker.jax.devices import BATCH
 from pipeline.worker.jax.step import over
+from pipeline.worker.layout import BEGINNING, Position
 
 # Blocks that lie ready, and seconds between two looks whether they are wanted still.
 READY, LOOK_SECONDS = 2, 0.5
@@ -60,7 +60,7 @@ class Reader:
             self._next, count = self._next + steps, count - steps
 
     def close(self) -> None:
-        """Has the thread end."""
+        """Ends the thread."""
         self._closed.set()
 
     def _following(self) -> Block:
@@ -105,7 +105,7 @@ class Reader:
         """The batches of some steps, whose rows are `chosen`, with as much room as others have."""
         cut = BATCH if size % self._mesh.shape[BATCH] == 0 else None
         sharding = NamedSharding(self._mesh, PartitionSpec(None, cut) if room else PartitionSpec(cut))
-        made = rows(self._data.arrays, np.concatenate(chosen))
+        batch = rows(self._data.arrays, np.concatenate(chosen))
 
         def placed(leaf: np.ndarray | None) -> Any:
             if leaf is None or room is None:
@@ -115,7 +115,7 @@ class Reader:
             padded[: len(chosen)] = leaf.reshape(len(chosen), size, *leaf.shape[1:])
             return over(padded, sharding)
 
-        return Block(keras.tree.map_structure(placed, made), len(chosen), size, room is not None)
+        return Block(keras.tree.map_structure(placed, batch), len(chosen), size, room is not None)
 
 
 def of_batch(data: Data) -> Any:

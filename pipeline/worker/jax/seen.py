@@ -12,7 +12,7 @@ PLUGINS = {"jax-cuda12-plugin": ("12", "9"), "jax-cuda13-plugin": ("13", "9")}
 
 
 def main() -> None:
-    """Has each device compute something, and prints what there is. What goes wrong is a traceback."""
+    """Computes something on each device, and prints what there is. What goes wrong is a traceback."""
     began = time.monotonic()
     import jax
 
@@ -23,8 +23,8 @@ def main() -> None:
     names = [device.device_kind for device in devices if device.platform == "gpu"]
     cuda, cudnn = next((PLUGINS[name] for name in PLUGINS if _is_installed(name)), (None, None))
     seconds = time.monotonic() - began
-    told = {"seconds": seconds, "version": jax.__version__, "gpus": names, "cuda": cuda, "cudnn": cudnn}
-    print("\n" + json.dumps(told))
+    facts = {"seconds": seconds, "version": jax.__version__, "gpus": names, "cuda": cuda, "cudnn": cudnn}
+    print("\n" + json.dumps(facts))
 
 
 def _is_installed(package: str) -> bool:

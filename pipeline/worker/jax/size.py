@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import variables
-from pipeline.worker.jax import layouts, remat, step
+from pipeline.worker.jax import build, layouts, step
 from pipeline.worker.jax.compiled import lowered, on_cpu
 from pipeline.worker.jax.devices import BATCH, MODEL
 from pipeline.worker.jax.loop import JaxLoop
@@ -28,11 +28,11 @@ PARTS = (2, 4, 8)
 def of(loop: JaxLoop, plan: Plan, forgetful: bool = False) -> Size:
     """The size of a loop's model; with `forgetful` also what a step holds whose blocks compute again, for good."""
     model, arrays = loop.model, loop.train_data.arrays
-    here = loop.mesh.shape[MODEL]
+    parts_of_replica = loop.mesh.shape[MODEL]
     cut: dict[str, tuple[int, ...]] = {}
-    for parts in sorted({here, *PARTS} - {1}):
-        found = loop.cut if parts == here else layouts.derived(model, parts)
-        cut |= {path: (*cut.get(path, ()), parts) for path in found}
+    for parts in sorted({parts_of_replica, *PARTS} - {1}):
+        layout = loop.cut if parts == parts_of_replica else layouts.derived(model, parts)
+        cut |= {path: (*cut.get(path, ()), parts) for path in layout}
     listed, apart = variables.listed(model, (model.optimizer,), cut)
     leaves = [leaf for leaf in jax.tree.leaves(arrays) if leaf is not None]
     per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
@@ -40,7 +40,7 @@ def of(loop: JaxLoop, plan: Plan, forgetful: bool = False) -> Size:
     again: tuple[Moment, ...] | None = None
     if forgetful and not plan.training.remat:
         try:
-            remat.forget(model)
+            build.forget(model)
             again = (_step(loop)[0],)
         except ModelError:
             # A model without blocks has nothing to forget.
@@ -54,9 +54,9 @@ def _step(loop: JaxLoop) -> tuple[Moment, int]:
     # Traced anew: the model may be called otherwise by now.
     trained = partial(step.train, loop.model, loop.groups)
     for examples in (FEW, MANY):
-        made = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
-        operations, told = made.as_text().count("\n"), made.compile().memory_analysis()
-        held.append(told.temp_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes)
+        program = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
+        operations, memory = program.as_text().count("\n"), program.compile().memory_analysis()
+        held.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     growing = max(0, held[1] - held[0]) // (MANY - FEW)
     fixed = max(0, held[0] - FEW * growing)
     if on_cpu(loop.mesh):
@@ -72,9 +72,9 @@ def _patches(layer: keras.layers.Layer) -> int:
     kernel = getattr(layer, "kernel", None)
     if kernel is None or len(kernel.shape) < 3 or not isinstance(layer, CONVOLUTIONS):
         return 0
-    given = layer.compute_output_shape(layer._build_shapes_dict["input_shape"])
+    output = layer.compute_output_shape(layer._build_shapes_dict["input_shape"])
     channels_first = layer.data_format == "channels_first"
-    places = math.prod(size or 1 for size in (given[2:] if channels_first else given[1:-1]))
+    places = math.prod(size or 1 for size in (output[2:] if channels_first else output[1:-1]))
     width = np.dtype(layer.compute_dtype).itemsize if layer.compute_dtype != "bfloat16" else 4
     return int(places * (math.prod(kernel.shape[:-1]) + kernel.shape[-1]) * width)
 
@@ -95,6 +95,6 @@ def _shapes(loop: JaxLoop, examples: int) -> tuple[Any, Any]:
 
 
 def _narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What JAX makes of a type: 32 bits of 64."""
+    """Returns what JAX makes of a type: 32 bits of 64."""
     narrow: np.dtype[Any] = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return narrow

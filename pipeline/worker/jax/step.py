@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipeline.worker.held import Variable
+from pipeline.worker.variables import Variable
 
 # A model's trainable variables, all others that a step may read, the optimizer's and the metrics'.
 Variables: TypeAlias = tuple[list[Variable], list[Variable], list[Variable], list[Variable]]
@@ -27,7 +27,7 @@ MadeOf: TypeAlias = Callable[[keras.Model, Variables, State, Any], Made]
 
 
 def made_of(model: keras.Model, variables: Variables, state: State, batch: Any) -> Made:
-    """What a batch makes of a model, before its weights are updated."""
+    """Returns what a batch makes of a model, before its weights are updated."""
 
     def scaled(trainable: list[Any]) -> tuple[Any, tuple[Any, Any, State]]:
         before = (trainable, *state[1:])
@@ -74,11 +74,11 @@ def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, traini
     or a loss does to any other variable would be lost, and what it reads of one be a constant.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    given = {"training": training} if model._call_has_training_arg else {}
+    arguments = {"training": training} if model._call_has_training_arg else {}
     call = model.call if model.dtype_policy.quantization_mode is None else model.quantized_call
     if model._remat_mode is not None:
-        call = model.rematerialized_call(call, x, **given)
-    y_pred = call(x, **given)
+        call = model.rematerialized_call(call, x, **arguments)
+    y_pred = call(x, **arguments)
     added, scope.collect_losses = model.losses, False
     vars(model)["_losses_override"] = added
     try:
@@ -107,12 +107,12 @@ def _values(variables: Variables, scope: keras.StatelessScope) -> State:
 
 
 def results(model: keras.Model) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """What the metrics come to, of the values of their variables."""
+    """Returns a function from the values of the metrics' variables to the metrics."""
 
     def made(values: Sequence[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, values, strict=True))):
-            found: dict[str, Any] = model.get_metrics_result()
-        return found
+            result: dict[str, Any] = model.get_metrics_result()
+        return result
 
     compiled: Callable[[Sequence[Any]], dict[str, Any]] = jax.jit(made)
     return compiled

@@ -16,7 +16,7 @@ import tensorflow as tf
 from pipeline.worker.tensorflow.collective import Addend
 
 # Where scalars are known: in which graph, on which device, in which type, for which learning rate.
-Place: TypeAlias = tuple[int, str, tf.DType, int]
+ScalarKey: TypeAlias = tuple[int, str, tf.DType, int]
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def traced_briefly(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _OfStep:
-    """What all variables of a device are updated with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon."""
+    """Scalars to update all variables of a device with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon."""
 
     rate: tf.Tensor
     rest_1: tf.Tensor
@@ -50,7 +50,7 @@ class _Scalars:
 
     optimizer: keras.optimizers.Optimizer
     # With the graph and the learning rate, which are kept so that their identities stay theirs.
-    known: dict[Place, tuple[object, object, _OfStep]] = field(default_factory=dict)
+    known: dict[ScalarKey, tuple[object, object, _OfStep]] = field(default_factory=dict)
 
     def on(self, variable: tf.Variable, learning_rate: tf.Tensor) -> _OfStep:
         """Those for a variable, on the device of the scope."""

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
-from pipeline.worker import building, labels, rates
+from pipeline.worker import compiling, labels, rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
@@ -54,28 +54,28 @@ def model(
     data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
     with strategy.scope(), global_batch.asking_nobody():
-        made = make()
-        check_made(made)
+        built = make()
+        check_made(built)
         _check_distribution()
-        if custom_step.has_own(made):
-            _check_own(made, strategy)
-        for text in _unheeded(made):
+        if custom_step.has_own(built):
+            _check_own(built, strategy)
+        for text in _unheeded(built):
             note(text)
-        check_batches(made)
-        _compile(made, optimizer, learning_rate, loss, metrics)
-        with building.in_words(made, batch):
-            labels.check(made, batch)
-        if made.optimizer is not None:
-            _check_optimizer(made.optimizer, strategy)
+        check_batches(built)
+        _compile(built, optimizer, learning_rate, loss, metrics)
+        with compiling.in_words(built, batch):
+            labels.check(built, batch)
+        if built.optimizer is not None:
+            _check_optimizer(built.optimizer, strategy)
         joined = collective or over(strategy)
-        outputs = ready(made, strategy, batch, joined, note, gather, batch_statistics, arrays)
+        outputs = ready(built, strategy, batch, joined, note, gather, batch_statistics, arrays)
         if optimizer is not None or learning_rate is not None:
-            _check_applied(made)
-        for applied in step.optimizers(made):
+            _check_applied(built)
+        for applied in step.optimizers(built):
             if rate_scale != 1.0:
                 rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
-        return made, outputs
+        return built, outputs
 
 
 def _check_distribution() -> None:
@@ -89,32 +89,32 @@ def _check_distribution() -> None:
         )
 
 
-def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
+def _check_own(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses a model with steps of its own where they cannot be made."""
-    name = "train_step" if reduction.is_own(made, "train_step") else "test_step"
+    name = "train_step" if reduction.is_own(model, "train_step") else "test_step"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ModelError(
             f"a model without a {name} of its own, since asynchronous workers make Keras's step between the "
             "updates of others",
-            f"{type(made).__name__}, which has one",
+            f"{type(model).__name__}, which has one",
             "strategy=mirrored or strategy=multi_worker",
         )
 
 
-def _check_applied(made: keras.Model) -> None:
-    if made.optimizer not in step.optimizers(made):
+def _check_applied(model: keras.Model) -> None:
+    if model.optimizer not in step.optimizers(model):
         raise ModelError(
             "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with",
-            f"{type(made).__name__}, which applies others",
+            f"{type(model).__name__}, which applies others",
             "arguments of model.build",
         )
 
 
-def _unheeded(made: keras.Model) -> list[str]:
-    """What becomes of settings that a model was compiled with, in its strategy's scope, and that mean nothing here."""
+def _unheeded(model: keras.Model) -> list[str]:
+    """Returns notes on settings that a model was compiled with, in its strategy's scope, and that mean nothing here."""
     # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
-    asked = tf.distribute.has_strategy() or not tf.config.list_physical_devices("GPU")
-    if not made.compiled or not made.jit_compile or not asked:
+    was_asked = tf.distribute.has_strategy() or not tf.config.list_physical_devices("GPU")
+    if not model.compiled or not model.jit_compile or not was_asked:
         return []
     return [
         "The model was compiled with jit_compile=True, which is left out: steps are graphs of TensorFlow, several in "
@@ -123,7 +123,7 @@ def _unheeded(made: keras.Model) -> list[str]:
 
 
 def ready(
-    made: keras.Model,
+    model: keras.Model,
     strategy: tf.distribute.Strategy,
     batch: Nested[tf.Tensor],
     collective: Collective[Addend],
@@ -132,55 +132,54 @@ def ready(
     batch_statistics: str = "global",
     arrays: bool = True,
 ) -> list[str]:
-    """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output.
-
-    What cannot be made so goes to `note`; with `gather` losses are computed on the whole global batch.
+    """Builds a compiled model in the strategy's scope and makes it exact; returns its losses' names. Notes what is not
+    exact.
     """
-    own = custom_step.has_own(made)
+    own = custom_step.has_own(model)
     if own:
-        custom_build.build(made, batch, arrays)
+        custom_build.build(model, batch, arrays)
     else:
-        with building.in_words(made, batch):
-            _build_compiled(made, batch)
-            made._symbolic_build(data_batch=batch)
-    if not made.trainable_variables:
+        with compiling.in_words(model, batch):
+            _build_compiled(model, batch)
+            model._symbolic_build(data_batch=batch)
+    if not model.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
-        here = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
-        everywhere = here.replicas == strategy.num_replicas_in_sync
-        normalization.synchronize(made, collective if everywhere else here, everywhere)
+        statistics = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
+        everywhere = statistics.replicas == strategy.num_replicas_in_sync
+        normalization.synchronize(model, collective if everywhere else statistics, everywhere)
     if own:
-        return _ready_own(made, strategy, batch, note, gather)
-    outputs = losses.make_exact(made, collective)
+        return _ready_own(model, strategy, batch, note, gather)
+    outputs = losses.make_exact(model, collective)
     if strategy.num_replicas_in_sync > 1:
-        for text in probing.find(made, batch, gather):
+        for text in probing.find(model, batch, gather):
             note(text)
-        metrics.count_on_global_batch(made, batch)
+        metrics.count_on_global_batch(model, batch)
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        _check_metrics(made, batch)
+        _check_metrics(model, batch)
     return outputs
 
 
-def _build_compiled(made: keras.Model, batch: Batch) -> None:
+def _build_compiled(model: keras.Model, batch: Batch) -> None:
     """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names.
 
     Keras would call the model for them once more, which takes a deep one as long as it took to make.
     """
     x, y, weights = keras.tree.map_structure(_symbol, keras.utils.unpack_x_y_sample_weight(batch))
-    if not _is_known_on(made, x):
+    if not _is_known_on(model, x):
         return
-    y_pred = labels.predicted(made, x)
-    if made._compile_metrics is not None and not made._compile_metrics.built:
-        compute_output_spec(made.compute_metrics, x, y, y_pred, sample_weight=weights)
-    if made._compile_loss is not None and not made._compile_loss.built:
-        compute_output_spec(made._compute_loss, x, y, y_pred, sample_weight=weights, training=False)
+    y_pred = labels.predicted(model, x)
+    if model._compile_metrics is not None and not model._compile_metrics.built:
+        compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+    if model._compile_loss is not None and not model._compile_loss.built:
+        compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=weights, training=False)
 
 
-def _is_known_on(made: keras.Model, x: Batch) -> bool:
-    """Does a call of the model on such an input give the outputs that it names, and build nothing?"""
-    if type(made).__module__.partition(".")[0] != "keras" or not all(layer.built for layer in made._flatten_layers()):
+def _is_known_on(model: keras.Model, x: Batch) -> bool:
+    """True if a call of the model on such an input gives the outputs that it names, and builds nothing."""
+    if type(model).__module__.partition(".")[0] != "keras" or not all(layer.built for layer in model._flatten_layers()):
         return False
-    made_for, *others = made.inputs
+    made_for, *others = model.inputs
     return isinstance(x, keras.KerasTensor) and not others and made_for.shape[1:] == x.shape[1:]
 
 
@@ -189,26 +188,26 @@ def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
 
 
 def _ready_own(
-    made: keras.Model,
+    model: keras.Model,
     strategy: tf.distribute.Strategy,
     batch: Batch,
     note: Callable[[str], object],
     gather: bool,
 ) -> list[str]:
     """The same for a model with steps of its own, whose losses are weighed where they are."""
-    losses.apart(made)
+    losses.apart(model)
     if gather:
         note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
     if strategy.num_replicas_in_sync > 1:
-        if (text := custom_build.sums_over_examples(made, batch)) is not None:
+        if (text := custom_build.sums_over_examples(model, batch)) is not None:
             note(text)
-        if custom_step.can_be_called(made):
-            metrics.count_on_global_batch(made, batch)
+        if custom_step.can_be_called(model):
+            metrics.count_on_global_batch(model, batch)
     return []
 
 
-def _check_metrics(made: keras.Model, batch: Batch) -> None:
-    for metric in metrics.not_added(made, batch):
+def _check_metrics(model: keras.Model, batch: Batch) -> None:
+    for metric in metrics.not_added(model, batch):
         raise ModelError(
             "metrics that count and add up, since the states of asynchronous workers are added",
             f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches",
@@ -218,62 +217,66 @@ def _check_metrics(made: keras.Model, batch: Batch) -> None:
 
 @contextlib.contextmanager
 def lent(
-    made: keras.Model,
+    model: keras.Model,
     strategy: tf.distribute.Strategy,
     batch: Batch,
     collective: Collective[Addend],
     note: Callable[[str], object] = str,
     gather: bool = False,
 ) -> Iterator[list[str]]:
-    """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
-    kept: list[tuple[object, str, object]] = []
+    """Inside, a user's compiled model is `ready`; afterwards all but what it learnt is as it was."""
+    before: list[tuple[object, str, object]] = []
     try:
-        with strategy.scope(), global_batch.asking_nobody(made):
+        with strategy.scope(), global_batch.asking_nobody(model):
             _check_distribution()
-            _check_optimizer(made.optimizer, strategy)
-            check_batches(made)
-            with building.in_words(made, batch):
-                labels.check(made, batch)
-                made._symbolic_build(data_batch=batch)
-            kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
-            kept += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(made)]
-            if made._compile_loss is not None:
-                kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
-            outputs = ready(made, strategy, batch, collective, note, gather)
-        step.all_reduce_once(made.optimizer)
+            _check_optimizer(model.optimizer, strategy)
+            check_batches(model)
+            with compiling.in_words(model, batch):
+                labels.check(model, batch)
+                model._symbolic_build(data_batch=batch)
+            before += [(layer, "_losses", layer._losses) for layer in model._flatten_layers()]
+            before += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(model)]
+            if model._compile_loss is not None:
+                before.append((model._compile_loss, "_flat_losses", model._compile_loss._flat_losses))
+            outputs = ready(model, strategy, batch, collective, note, gather)
+        step.all_reduce_once(model.optimizer)
         yield outputs
     finally:
-        for owner, name, value in kept:
+        for owner, name, value in before:
             # Past Keras's own setter, which would track the value a second time.
             vars(owner)[name] = value
-        for layer in normalization.layers(made):
+        for layer in normalization.layers(model):
             vars(layer).pop("_moments", None)
-        metrics.given_back(made)
-        step.sum_as_keras_does(made.optimizer)
+        metrics.given_back(model)
+        step.sum_as_keras_does(model.optimizer)
 
 
 def _compile(
-    made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
+    model: keras.Model,
+    optimizer: OptimizerChoice,
+    learning_rate: float | None,
+    loss: LossChoice,
+    metrics: MetricsChoice,
 ) -> None:
-    if reduction.is_own(made, "compile"):
-        asked = [
+    if reduction.is_own(model, "compile"):
+        keys = [
             f"train.{key}"
             for key, value in zip(CHOSEN, (optimizer, learning_rate, loss, metrics), strict=True)
             if value is not None
         ]
-        if made.compiled and not asked:
+        if model.compiled and not keys:
             return
-        if custom_step.has_own(made) or not _takes_what_keras_does(made.compile):
+        if custom_step.has_own(model) or not _takes_what_keras_does(model.compile):
             raise ModelError(
-                f"{type(made).__name__}, whose compile is its own, to be compiled in model.build",
-                " and ".join(asked) or "one that is not compiled",
+                f"{type(model).__name__}, whose compile is its own, to be compiled in model.build",
+                " and ".join(keys) or "one that is not compiled",
                 "arguments of model.build for what compile takes",
             )
-    compile_chosen(made, optimizer, learning_rate, loss, metrics, custom_step.has_own(made))
+    compile_chosen(model, optimizer, learning_rate, loss, metrics, custom_step.has_own(model))
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
-    """Does a model's own `compile` take an optimizer, a loss and metrics under Keras's names?"""
+    """True if a model's own `compile` takes an optimizer, a loss and metrics under Keras's names."""
     try:
         inspect.signature(compiling).bind(optimizer=None, loss=None, metrics=None)
     except TypeError:

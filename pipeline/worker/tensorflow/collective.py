@@ -1,17 +1,25 @@
-"""TensorFlow's own sums over replicas: by its rings, by NCCL, or on one device, as the strategy was made."""
+"""TensorFlow's own sums over replicas: by its rings, by NCCL, or on one device, as the strategy was made.
 
+Gradients of tables are rows, which travel in pieces of a few fixed sizes. TensorFlow would gather them in one piece of
+as many rows as a step has, but its collectives take one shape for all calls in a loop, and another number of rows, as
+of a last batch that is shorter, aborts them for the process's life.
+"""
+
+import itertools
+import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
-from pipeline.worker.tensorflow import rows
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -19,7 +27,7 @@ Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 @dataclass(frozen=True)
 class TensorFlowCollective:
-    """What the replicas of a `tf.distribute.Strategy` add by `all_reduce`."""
+    """Adds over the replicas of a `tf.distribute.Strategy` by `all_reduce`."""
 
     replicas: int
     # Why it adds in another's place.
@@ -45,7 +53,7 @@ class TensorFlowCollective:
 
 @dataclass(frozen=True)
 class OfProcess:
-    """What the replicas of this process add, whatever others do."""
+    """Adds over the replicas of this process, whatever others do."""
 
     replicas: int
 
@@ -83,6 +91,27 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 ALONE: Collective[Addend] = Alone()
 
 
+class PeerLostError(ConnectionError):
+    """A process of this host has gone while others wait for it."""
+
+
+# What Horovod's operations and ours fail with once a process is gone, which TensorFlow has no kind of error for.
+_LEFT = re.compile(rf"Horovod has been shut down|gloo/transport/\w+/pair|{PeerLostError.__name__}:")
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """True for what TensorFlow raises in a process whose peers have gone."""
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        PeerLostError,
+    )
+    left = isinstance(error, tf.errors.UnknownError) and _LEFT.search(error.message) is not None
+    return isinstance(error, kinds) or left
+
+
 def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
     """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients.
 
@@ -93,8 +122,8 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
         return _with_rows(context, arrays)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
-        summed = rows.reduced(context, list(here))
+    def total(*local: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
+        summed = reduced(context, list(local))
         return summed, lambda *gradients: _added(context, list(gradients))
 
     with of_no_variables():
@@ -110,13 +139,13 @@ def _with_rows(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> l
         if not places:
             continue
         alike = [arrays[place] for place in places]
-        summed = rows.added(context, alike) if are_rows else rows.reduced(context, alike)
+        summed = added(context, alike) if are_rows else reduced(context, alike)
         sums |= zip(places, summed, strict=True)
     return [sums[place] for place in range(len(arrays))]
 
 
 class _Thread(threading.local):
-    """What is known in this thread; each replica is traced in one of its own."""
+    """State of this thread; each replica is traced in one of its own."""
 
     of_no_variables = False
 
@@ -127,14 +156,14 @@ _thread = _Thread()
 @contextmanager
 def of_no_variables() -> Iterator[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
-    kept = _thread.of_no_variables
+    before = _thread.of_no_variables
     if not isinstance(custom_gradients._get_dependent_variables, _Search):
         custom_gradients._get_dependent_variables = _Search(custom_gradients._get_dependent_variables)
     _thread.of_no_variables = True
     try:
         yield
     finally:
-        _thread.of_no_variables = kept
+        _thread.of_no_variables = before
 
 
 @dataclass(frozen=True)
@@ -145,3 +174,132 @@ class _Search:
 
     def __call__(self, input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
         return [] if _thread.of_no_variables else self.kept(input_ops, output_ops)
+
+
+# Bytes of a replica's rows in a piece, the largest first: few pieces for many rows, and little padding for few.
+PIECE_BYTES = (1 << 20, 1 << 16, 1 << 12)
+# A larger piece is taken where so many of the next size would be needed in its place.
+FULL_ENOUGH = 4
+
+# A tensor, or a list of such.
+Arrays = TypeVar("Arrays")
+# What each replica of this process has.
+_Local: TypeAlias = list[tf.Tensor]
+
+
+def added(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    """The sums over replicas of rows of one type: for each table those of the first replica, of the second, and so on,
+    as one device has them for the global batch. Tables of the same width travel together.
+    """
+    if not _in_several_processes(context.strategy):
+        return context.merge_call(_on_one_device, args=(slices,))  # type: ignore[no-any-return]
+    widths = [math.prod(one.values.shape[1:]) for one in slices]
+    lengths = tf.stack([tf.shape(one.indices, tf.int64)[0] for one in slices])
+    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
+    counts = reduced(context, mine[:, None] * lengths)
+    sums = dict[int, tf.IndexedSlices]()
+    for width in dict.fromkeys(widths):
+        places = [place for place, other in enumerate(widths) if other == width]
+        alike = [slices[place] for place in places]
+        sums |= zip(places, _together(context, alike, width, tf.gather(counts, places, axis=1)), strict=True)
+    return [sums[place] for place in range(len(slices))]
+
+
+def _in_several_processes(strategy: tf.distribute.Strategy) -> bool:
+    local = len(strategy.extended.worker_devices)
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and local < strategy.num_replicas_in_sync
+
+
+def _on_one_device(strategy: tf.distribute.Strategy, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    """Rows of replicas that are all in this process."""
+    pairs = [(one, one) for one in slices]
+    return tf.distribute.ReductionToOneDevice().batch_reduce(tf.distribute.ReduceOp.SUM, pairs)  # type: ignore[no-any-return]
+
+
+def _together(
+    context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices], width: int, counts: tf.Tensor
+) -> list[tf.IndexedSlices]:
+    """The rows of tables of one width; `counts` [replicas, tables] says how many each replica has of each."""
+    values = tf.concat([tf.reshape(one.values, [-1, width]) for one in slices], axis=0)
+    indices = tf.concat([tf.cast(one.indices, tf.int64) for one in slices], axis=0)
+    longest = tf.reduce_max(tf.reduce_sum(counts, axis=1))
+    number = context.replica_id_in_sync_group
+    of_all, indices_of_all = context.merge_call(_gathered, args=(number, values, indices, longest))
+    ends = tf.cumsum(counts, axis=1)
+    sums = []
+    for table, one in enumerate(slices):
+        rows = [
+            (replica, slice(ends[replica, table] - counts[replica, table], ends[replica, table]))
+            for replica in range(context.num_replicas_in_sync)
+        ]
+        summed = tf.concat([of_all[replica, rows_of_one] for replica, rows_of_one in rows], axis=0)
+        where = tf.concat([indices_of_all[replica, rows_of_one] for replica, rows_of_one in rows], axis=0)
+        shape = [-1, *one.values.shape[1:]]
+        sums.append(tf.IndexedSlices(tf.reshape(summed, shape), tf.cast(where, one.indices.dtype), one.dense_shape))
+    return sums
+
+
+def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
+    """The sums over replicas as TensorFlow makes them, whatever answers others who ask for such; see `whole.py`."""
+    reduce = type(context).all_reduce
+    summed: Arrays = getattr(reduce, "answers_for", reduce)(context, tf.distribute.ReduceOp.SUM, arrays)
+    return summed
+
+
+def _gathered(
+    strategy: tf.distribute.Strategy, number: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, longest: tf.Tensor
+) -> list[tf.distribute.DistributedValues]:
+    """Values [replicas, rows, width], indices [replicas, rows] of all replicas, none of more than `longest`.
+
+    Called for all replicas of this process together, since those of a loop in each could not meet.
+    """
+    numbers, longest = _local(strategy, number), _local(strategy, longest)[0]
+    return [_pieces(strategy, numbers, _local(strategy, rows), longest) for rows in (values, indices)]
+
+
+def _pieces(
+    strategy: tf.distribute.Strategy, numbers: _Local, rows: _Local, longest: tf.Tensor
+) -> tf.distribute.DistributedValues:
+    """[replicas, rows, ...]: the rows of all replicas, from those [rows, ...] of the replicas here."""
+    replicas, shape = strategy.num_replicas_in_sync, rows[0].shape[1:]
+    row_bytes = math.prod(shape) * rows[0].dtype.size
+    sizes = sorted({max(1, size // row_bytes) for size in PIECE_BYTES}, reverse=True)
+    gathered = [tf.zeros([replicas, 0, *shape], local.dtype) for local in rows]
+    done = tf.zeros([], tf.int64)
+    for size, smaller in itertools.zip_longest(sizes, sizes[1:], fillvalue=0):
+        # A larger piece for the rest too, where many of the next size would be needed in its place.
+        until = longest - FULL_ENOUGH * smaller
+        done, gathered = tf.while_loop(
+            lambda done, _, until=until: done < until,
+            partial(_piece, strategy, numbers, rows, size),
+            (done, gathered),
+            shape_invariants=(tf.TensorShape([]), [tf.TensorShape([replicas, None, *shape])] * len(rows)),
+            parallel_iterations=1,
+        )
+    return _distributed(strategy, gathered)
+
+
+def _piece(
+    strategy: tf.distribute.Strategy, numbers: _Local, rows: _Local, size: int, done: tf.Tensor, gathered: _Local
+) -> tuple[tf.Tensor, _Local]:
+    """Returns `gathered` and the next rows of each replica, sent as a sum; a replica that has no more sends zeros."""
+    sent = []
+    for number, all_rows in zip(numbers, rows, strict=True):
+        local = all_rows[done : done + size]
+        local = tf.pad(local, [[0, size - tf.shape(local)[0]]] + [[0, 0]] * (local.shape.rank - 1))
+        local = tf.ensure_shape(local, [size, *all_rows.shape[1:]])
+        position = tf.one_hot(number, strategy.num_replicas_in_sync, dtype=local.dtype)
+        sent.append(tf.reshape(position, [-1] + [1] * local.shape.rank) * local)
+    together = _distributed(strategy, sent)
+    summed = _local(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together))
+    return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, summed, strict=True)]
+
+
+def _local(strategy: tf.distribute.Strategy, value: tf.Tensor) -> _Local:
+    return list(strategy.experimental_local_results(value))
+
+
+def _distributed(strategy: tf.distribute.Strategy, local: _Local) -> tf.distribute.DistributedValues:
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: local[context.replica_id_in_sync_group % len(local)]
+    )

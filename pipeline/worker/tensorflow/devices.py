@@ -14,12 +14,12 @@ from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.private import context, coordination_config_pb2
 from pipeline.record.events import Warned
 from pipeline.strategies.parameter_server import serve
-from pipeline.worker.engine import Tell
-from pipeline.worker.input import service
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.data import reading
+from pipeline.worker.engine import Emit
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import loopback
 
-# Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
+# Of the driver's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8
 
 
@@ -39,15 +39,15 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
     gpus = tf.config.list_physical_devices("GPU")
     if plan.hardware.kind == "gpu" and process.devices:
-        wanted = [int(name.split(":")[1]) for name in process.devices]
-        if max(wanted) >= len(gpus):
+        indices = [int(name.split(":")[1]) for name in process.devices]
+        if max(indices) >= len(gpus):
             raise TrainingError(
                 f"{plan.hardware.name} to have {', '.join(process.devices)}",
                 f"{len(gpus)} GPUs from TensorFlow",
                 "installing tensorflow[and-cuda], or hardware.rehearse=true",
             )
-        tf.config.set_visible_devices([gpus[index] for index in wanted], "GPU")
-        for index in wanted:
+        tf.config.set_visible_devices([gpus[index] for index in indices], "GPU")
+        for index in indices:
             # The baseline has its turn on the same GPU.
             tf.config.experimental.set_memory_growth(gpus[index], True)
     elif plan.hardware.kind == "tpu":
@@ -86,9 +86,9 @@ def set_policy(plan: Plan) -> None:
     keras.config.set_dtype_policy(plan.training.precision)
 
 
-def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
+def make_strategy(plan: Plan, process: Process, emit: Emit) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
-    _stay_on_loopback(plan, process, tell)
+    _stay_on_loopback(plan, process, emit)
     _outlast_cuts(plan)
     return targets.call(
         plan.strategy.build,
@@ -107,13 +107,13 @@ def devices_by_replica(plan: Plan, process: Process) -> list[tuple[str, ...]]:
     return [tuple(names[first : first + each]) for first in range(0, len(names), each)]
 
 
-def start_server(plan: Plan, process: Process, tell: Tell) -> object:
+def start_server(plan: Plan, process: Process, emit: Emit) -> object:
     """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
     makes batches.
     """
-    _stay_on_loopback(plan, process, tell)
+    _stay_on_loopback(plan, process, emit)
     if process.role == DATA_SERVER:
-        return service.serve(str(process.address))
+        return reading.serve(str(process.address))
     on_gpu = plan.hardware.kind == "gpu" and process.devices
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=process.intra_op_threads,
@@ -140,7 +140,7 @@ def addresses_by_role(plan: Plan) -> Addresses:
 
 
 def _outlast_cuts(plan: Plan) -> None:
-    """Has processes on several hosts go on after a cut of their link that is shorter than the conductor's patience.
+    """Lets processes on several hosts go on after a cut of their link that the driver is patient with.
 
     Left to itself TensorFlow ends them after some seconds. It takes what is configured before the strategy is made.
     """
@@ -155,10 +155,10 @@ def _outlast_cuts(plan: Plan) -> None:
     )
 
 
-def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
+def _stay_on_loopback(plan: Plan, process: Process, emit: Emit) -> None:
     addresses = [process.address for process in plan.processes if process.address]
     if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
-        tell(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))
+        emit(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))
 
 
 def versions() -> dict[str, str]:

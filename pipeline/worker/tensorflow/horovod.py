@@ -1,23 +1,30 @@
 """Adds by Horovod's all-reduce over Gloo, between processes that have joined under `tf.distribute` already.
 
-Neither `horovodrun` nor MPI: the first process serves a rendezvous, and each tells Horovod its place from the plan.
+Neither `horovodrun` nor MPI: the first process serves a rendezvous over HTTP, where the others find each other's
+addresses, and each tells Horovod its place from the plan. Horovod's client has no token to show, but it asks for
+"http://HOST:PORT/scope/key" with whatever it is given as the host: an address here that ends in a token, as the
+beginning of the path.
 """
 
 import contextlib
+import hmac
 import itertools
 import math
 import os
+import secrets
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
-from pipeline.worker.keras_fit import agree
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow import rendezvous
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables, over
 
 # What Horovod does not add travels as what it does, which holds every value of it.
@@ -29,17 +36,16 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     own = over(strategy)
     first = plan.leaders[0]
     host = _host(plan, first)
-    elsewhere = contextlib.nullcontext((0, "00" * rendezvous.TOKEN_BYTES))
-    with rendezvous.served(host) if process.rank == first else elsewhere as (port, token):
-        (said,) = agree.from_first(strategy, own)([tf.constant([port, *token.encode()])])
-        port, token = int(said[0]), bytes(said[1:].numpy().tolist()).decode()
-        address = rendezvous.address(host, port, token)
-        with told({**place(plan, process), **meeting(plan, process, address, port)}):
+    elsewhere = contextlib.nullcontext((0, "00" * TOKEN_BYTES))
+    with served(host) if process.rank == first else elsewhere as (port, token):
+        (received,) = agreement.from_first(strategy, own)([tf.constant([port, *token.encode()])])
+        port, token = int(received[0]), bytes(received[1:].numpy().tolist()).decode()
+        with told({**place(plan, process), **meeting(plan, process, address(host, port, token), port)}):
             import horovod.tensorflow as hvd
 
             hvd.init()
         # Nobody is done with the rendezvous before all are.
-        agree.over_replicas(strategy, own)([tf.zeros([])])
+        agreement.over_replicas(strategy, own)([tf.zeros([])])
     if (hvd.rank(), hvd.size()) != (process.rank, plan.workers):
         raise TrainingError(
             f"Horovod to know this as process {process.rank} of {plan.workers}",
@@ -50,7 +56,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
 
 
 class HorovodCollective:
-    """What the processes add, each with one replica."""
+    """Adds over processes, each with one replica."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
@@ -65,8 +71,8 @@ class HorovodCollective:
             return self._in_turn(arrays)
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def total(*here: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
-            return self._in_turn(here), lambda *gradients: self.sum(gradients)
+        def total(*local: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
+            return self._in_turn(local), lambda *gradients: self.sum(gradients)
 
         with of_no_variables():
             added: list[Addend] = total(*arrays)
@@ -81,8 +87,8 @@ class HorovodCollective:
             # TensorFlow folds what is made of constants alone, such as zeros of all ranks but one: that rank would add
             # once, while the graph is optimized, and never again. It folds no copy.
             copy = tf.raw_ops.DeepCopy
-            mine = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
-        summed = self._packed(mine)
+            copies = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
+        summed = self._packed(copies)
         with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
             self._turn.assign_add(1.0)
         return summed
@@ -122,7 +128,7 @@ class HorovodCollective:
         return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
 
     def _name(self, what: str) -> str:
-        """What this addend is called in all processes, which trace the same functions, if not equally often."""
+        """Returns this addend's name in all processes, which trace the same functions, if not equally often."""
         if tf.executing_eagerly():
             return what
         graph = tf.compat.v1.get_default_graph()
@@ -135,22 +141,22 @@ class HorovodCollective:
 
 
 def place(plan: Plan, process: Process) -> dict[str, str]:
-    """What Horovod is to know of a process's place, as `horovodrun` tells it."""
-    here = [rank for rank in plan.leaders if plan.processes[rank].host == process.host]
+    """Returns a process's place for Horovod, as `horovodrun` would tell it."""
+    local_ranks = [rank for rank in plan.leaders if plan.processes[rank].host == process.host]
     hosts = sorted({plan.processes[rank].host for rank in plan.leaders})
     return {
         "HOROVOD_HOSTNAME": f"host{process.host}",
         "HOROVOD_RANK": str(plan.leaders.index(process.rank)),
         "HOROVOD_SIZE": str(len(plan.leaders)),
-        "HOROVOD_LOCAL_RANK": str(here.index(process.rank)),
-        "HOROVOD_LOCAL_SIZE": str(len(here)),
+        "HOROVOD_LOCAL_RANK": str(local_ranks.index(process.rank)),
+        "HOROVOD_LOCAL_SIZE": str(len(local_ranks)),
         "HOROVOD_CROSS_RANK": str(hosts.index(process.host)),
         "HOROVOD_CROSS_SIZE": str(len(hosts)),
     }
 
 
 def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, str]:
-    """Where the processes meet, by which interface, and how long they wait: it is the conductor that loses patience."""
+    """Returns where the processes meet, by which interface, and how long they wait: the driver loses patience first."""
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -165,12 +171,12 @@ def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, 
 @contextlib.contextmanager
 def told(values: Mapping[str, str]) -> Iterator[None]:
     """Inside, the environment has these values, which Horovod reads once, as it begins."""
-    kept = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in kept.items():
+        for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -183,8 +189,8 @@ def _host(plan: Plan, rank: int) -> str:
 
 def _interface(host: str) -> str:
     """The network interface of this machine that has an address."""
-    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == host for one in known))
-    name: str | None = next(found, None)
+    names = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == host for one in addresses))
+    name: str | None = next(names, None)
     if name is None:
         raise TrainingError(
             f"a network interface with the address {host}, by which Horovod joins processes",
@@ -192,3 +198,84 @@ def _interface(host: str) -> str:
             "strategy.collective=tensorflow, or an address of this machine as cluster.host",
         )
     return name
+
+
+# What Gloo leaves of a process is some hundred bytes.
+MOST_BYTES = 1 << 20
+TOKEN_BYTES = 16
+
+
+@contextmanager
+def served(host: str) -> Iterator[tuple[int, str]]:
+    """The port and the token of one at an address of this machine, and no other, as long as the context lasts."""
+    server = _Server((host, 0), _Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1], server.token
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def address(host: str, port: int, token: str) -> str:
+    """The address of one as Horovod is to be given it.
+
+    >>> address("10.0.0.1", 4000, "secret")
+    '10.0.0.1:4000/secret'
+    """
+    return f"{host}:{port}/{token}"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.kept: dict[str, bytes] = {}
+        self.token = secrets.token_hex(TOKEN_BYTES)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers `HTTPStore` of horovod/common/gloo/http_store.cc: GET, PUT and DELETE of /scope/key."""
+
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Refuses who does not know the token, before anything of it is read."""
+        if not super().parse_request():
+            return False
+        token = f"/{self.server.token}"
+        if hmac.compare_digest(self.path[: len(token)].encode(), token.encode()):
+            return True
+        self._answer(403)
+        return False
+
+    def do_GET(self) -> None:
+        """Answers with what is kept, or 404 where nothing is yet, which Horovod asks for again."""
+        value = self.server.kept.get(self.path)
+        self._answer(200 if value is not None else 404, value or b"")
+
+    def do_PUT(self) -> None:
+        """Keeps it."""
+        size = int(self.headers.get("Content-Length", 0))
+        if size > MOST_BYTES:
+            self._answer(413)
+            return
+        self.server.kept[self.path] = self.rfile.read(size)
+        self._answer(200)
+
+    def do_DELETE(self) -> None:
+        """Forgets it. A process that has met all others takes back what it never left."""
+        self.server.kept.pop(self.path, None)
+        self._answer(200)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: Horovod asks a hundred times a second until all are there."""
+
+    def _answer(self, code: int, body: bytes = b"") -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -2,8 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -15,40 +14,24 @@ from pipeline.record.events import Beat
 from pipeline.worker import rates
 from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
-from pipeline.worker.engine import Tell
-from pipeline.worker.held import Variable
-from pipeline.worker.input.batches import DEFAULT, stream
-from pipeline.worker.input.layout import BEGINNING, Layout, Position
-from pipeline.worker.input.part import Batches, Part
-from pipeline.worker.input.reading import Reading
-from pipeline.worker.keras_fit import agree
-from pipeline.worker.loop import Call, Counts, Facts, Totals, flat
+from pipeline.worker.data.batches import Data
+from pipeline.worker.data.reading import Batches
+from pipeline.worker.engine import Emit
+from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
+from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
+from pipeline.worker.variables import Variable
 
 # Of metrics, as a model gives them.
 Results: TypeAlias = dict[str, tf.Tensor]
 
 
-@dataclass(frozen=True)
-class Data:
-    """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
-
-    part: Part
-    layout: Layout
-    shuffle: bool
-    seed: int
-    reading: Reading = DEFAULT
-
-    def iterator(self, position: Position = BEGINNING) -> Batches:
-        """Each step's batches for this process's replicas, from the position on, without end."""
-        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
-
-
-class Loop:
-    """What a training is made of, on this process.
+class Loop(TrainingLoop):
+    """A training on this process, under a `tf.distribute.Strategy`.
 
     Used outside `strategy.scope()`: inside, saving a model makes variables, which all processes must do together.
     """
@@ -80,7 +63,7 @@ class Loop:
         self._position, self._gradient_bits = position, gradient_bits
         # A single replica has the global batch.
         self.gather = gather and self.collective.replicas > 1
-        layout = train.layout
+        self.layout = layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(
             self._training_steps,
@@ -106,30 +89,10 @@ class Loop:
         self._training: Batches | None = None
         self._validation: list[Batches] | None = None
 
-    # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
-    pending, concurrent_steps, warm = 0, 1, True
-    # What makes the compiled function that trains.
-    _training_steps = staticmethod(steps.training_steps)
     # Do workers step apart, and their metrics' state lie here?
     is_asynchronous = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch, as far as they are known beforehand."""
-        return self.train_data.layout.steps
-
-    @property
-    def global_batch(self) -> int:
-        """Examples that a step stands for."""
-        return self.train_data.layout.global_batch
-
-    def steps_ahead(self) -> int:
-        """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
-        return self.steps_per_epoch
-
-    def steps_after(self, examples: int) -> int:
-        """Steps that are left of an epoch whose steps have trained so many examples."""
-        return self.train_data.layout.steps_after(examples)
+    # What makes the compiled function that trains.
+    _training_steps = staticmethod(steps.training_steps)
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
@@ -158,7 +121,7 @@ class Loop:
         """True if there is data to `evaluate`."""
         return bool(self._held_out)
 
-    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
         if not self._held_out:
             return {}
@@ -172,7 +135,7 @@ class Loop:
                 count = min(steps_per_call, left)
                 totals.add(*self._validate_some(validate, iterator, count))
                 left, done = left - count, done + count
-                tell(Beat(validated=done))
+                emit(Beat(validated=done))
         return totals.means() | self.metrics()
 
     def graph(self, examples: int | None = None) -> tf.Graph:
@@ -190,19 +153,9 @@ class Loop:
         return anew.get_concrete_function(iter(batches), tf.constant(1)).graph
 
     def facts(self) -> Facts:
-        """What else there is to tell of the training so far: bytes that a replica sends in a step for its gradients.
-
-        Those of embeddings count as if none of their rows were left out.
-        """
+        """Returns the bytes that a replica sends in a step for its gradients, with all rows of embeddings."""
         size = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables) * self._gradient_bits
         return {"sent_bytes": self.collective.sent_bytes(size // 8)}
-
-    def counts(self) -> Counts:
-        """What was counted of the training so far, as plain values."""
-        return {}
-
-    def set_counts(self, counts: Counts) -> None:
-        """Goes on from what `counts` gave."""
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables over all replicas; all processes take part."""
@@ -235,16 +188,12 @@ class Loop:
         """Begins the metrics anew, as for an epoch."""
         metrics.reset(self.model, self.chief)
 
-    def totals(self) -> Totals:
-        """What adds up the losses of this model."""
-        return Totals(("loss", *self.outputs))
-
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
         one = self.strategy.num_replicas_in_sync == 1
-        fed, padded, most = (one, False, None)
+        fed, padded, largest = (one, False, None)
         if layout is not None:
-            fed, padded, most = layout.always_fed, layout.last == "padded", layout.global_batch
-        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self.gather, most)
+            fed, padded, largest = layout.always_fed, layout.last == "padded", layout.global_batch
+        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self.gather, largest)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
@@ -270,10 +219,6 @@ class Loop:
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
 
-    def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
-        """Returns those that update the weights."""
-        return self._optimizers
-
     def variables(self) -> list[Variable]:
         """All that training goes on with, without what metrics count."""
         return variables_of(self.model, self.beside)
@@ -282,30 +227,20 @@ class Loop:
         """A variable's value in this process."""
         return value_of(variable)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The arrays that training goes on with, without its metrics, by name."""
-        return of_model(self.model, self.beside)
+    def state(self) -> State:
+        """Returns what training goes on with, without its metrics."""
+        return State({"counts": {}}, of_model(self.model, self.beside))
 
-    def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def set_state(self, state: State) -> None:
         """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
-        put_back(self.model, State({}, dict(arrays)), self.beside)
+        put_back(self.model, state, self.beside)
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all replicas; all processes call it together."""
-        (sums,) = agree.over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
-        made: list[float] = sums.numpy().tolist()
-        return made
+        (sums,) = agreement.over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
+        numbers: list[float] = sums.numpy().tolist()
+        return numbers
 
     def from_first(self, values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor]:
         """The first replica's values on all processes, which call it together with equal types and shapes."""
-        return agree.from_first(self.strategy, self.collective)(values)
-
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
-        variables = self.variables()
-        kept = [np.array(self.value(variable)) for variable in variables]
-        yield
-        for variable, value in zip(variables, kept, strict=True):
-            variable.assign(value)
-        self.reset_metrics()
+        return agreement.from_first(self.strategy, self.collective)(values)

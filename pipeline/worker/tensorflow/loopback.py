@@ -3,7 +3,7 @@
 A run on one machine must not be reachable from another, but TensorFlow's gRPC server takes only the port from the
 cluster: it binds "0.0.0.0:PORT", a constant in grpc_server_lib.cc that no option or environment variable changes.
 Gentler ways fail: to preload a shim takes a compiler, a network namespace or a firewall rule takes rights that a
-person may not have, and a bound socket cannot be moved. So this replaces the pointers through which TensorFlow calls
+user may not have, and a bound socket cannot be moved. So this replaces the pointers through which TensorFlow calls
 libc's `bind` and `listen`: its slots in the global offset table (System V ABI, chapter 5, "Dynamic Linking").
 """
 
@@ -71,8 +71,8 @@ def _replacements() -> dict[str, "ctypes._FuncPointer"]:
     bind, listen = Bind(("bind", libc)), Listen(("listen", libc))
 
     def bind_on_loopback(descriptor: int, address: int | None, length: int) -> int:
-        wanted = on_loopback(ctypes.string_at(address, length)) if address else None
-        return int(bind(descriptor, wanted, length))
+        replaced = on_loopback(ctypes.string_at(address, length)) if address else None
+        return int(bind(descriptor, replaced, length))
 
     # A Ctrl-C that arrived while TensorFlow ran is raised in the first Python code that follows, which can be the
     # function above. ctypes then drops it and reports success, and to listen on an unbound socket takes any address.
@@ -92,13 +92,13 @@ def _slots(memory: int) -> Iterator[tuple[str, int]]:
     kinds = FUNCTION_RELOCATIONS[platform.machine()]
     for base, dynamic in _tensorflow_libraries(memory):
         symbols = {name: index for index, name in _undefined_symbols(memory, dynamic)}
-        wanted = {symbols[name] << 32 | kind: name for name in {"bind", "listen"} & symbols.keys() for kind in kinds}
-        if wanted:
+        names = {symbols[name] << 32 | kind: name for name in {"bind", "listen"} & symbols.keys() for kind in kinds}
+        if names:
             words = _relocations(memory, dynamic)
-            found = [(wanted[info], base + words[3 * i]) for i, info in enumerate(words[1::3]) if info in wanted]
-            if {name for name, _ in found} != {"bind", "listen"}:
+            slots = [(names[info], base + words[3 * i]) for i, info in enumerate(words[1::3]) if info in names]
+            if {name for name, _ in slots} != {"bind", "listen"}:
                 raise LookupError("Expected pointers to both bind and listen")
-            yield from found
+            yield from slots
 
 
 def _tensorflow_libraries(memory: int) -> Iterator[tuple[int, dict[int, int]]]:

@@ -4,26 +4,28 @@ Each step trains the batch that its number stands for, whoever makes it, and wha
 examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
 """
 
-import abc
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.worker.input.layout import BEGINNING, Layout, Position
-from pipeline.worker.input.part import Batch, Batches, Part
-from pipeline.worker.loop import Call, Counts, Facts
+from pipeline.worker.checkpoint import State
+from pipeline.worker.data.batches import Data
+from pipeline.worker.data.reading import Batch, Batches, Part
+from pipeline.worker.data.source import Source, source
+from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.loop import Call, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.loop import Data, Loop, Results
+from pipeline.worker.tensorflow.loop import Loop, Results
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.source import Source, source
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2
@@ -87,14 +89,11 @@ class AsyncSteps:
 
     @property
     def warm(self) -> bool:
-        """Has every worker made a step, and so has all that it needs for the next?"""
+        """True once every worker has made a step, and so has all that it needs for the next."""
         return len(self._steps_of) == self.concurrent_steps
 
     def call(self, count: int, wanted: int = 0) -> Call:
-        """The results of the next call that a worker has made.
-
-        Calls of `count` steps are handed out until `wanted` steps are under way, a few for each worker at a time.
-        """
+        """Returns the results of a worker's next call; hands out calls of `count` steps until `wanted` are out."""
         if not self.pending:
             self._since = time.perf_counter()
         wanted = max(count, wanted)
@@ -103,10 +102,10 @@ class AsyncSteps:
         done = self._next_done()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        made = len(done.sizes)
-        self.pending -= made
+        steps = len(done.sizes)
+        self.pending -= steps
         self._under_way -= 1
-        self._steps_of[done.worker] += made
+        self._steps_of[done.worker] += steps
         self._examples += float(done.sizes.sum())
         self._stale_sum += float(done.stale.sum())
         self._stale_most = max(self._stale_most, int(done.stale.max()))
@@ -130,8 +129,8 @@ class AsyncSteps:
         """The metrics, as the model gives them."""
         return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
 
-    def counts(self) -> Counts:
-        """What was counted so far, as plain values; steps under way are in none of it."""
+    def counts(self) -> dict[str, Any]:
+        """Returns what was counted so far, as plain values; steps under way are in none of it."""
         return {
             "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.concurrent_steps)],
             "examples": self._examples,
@@ -140,7 +139,7 @@ class AsyncSteps:
             "updates": self._updates() - self._updates_before,
         }
 
-    def set_counts(self, counts: Counts) -> None:
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
         """Goes on from what `counts` gave. Whose steps they were is forgotten where there are other workers now."""
         steps = counts["steps_of"]
         self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
@@ -159,11 +158,11 @@ class AsyncSteps:
     def facts(self) -> Facts:
         """Staleness, what was counted, updates and whose steps they were."""
         steps_of = self._before + self._steps_of
-        made = steps_of.total()
+        total = steps_of.total()
         return {
-            "staleness_mean": self._stale_sum / max(made, 1),
+            "staleness_mean": self._stale_sum / max(total, 1),
             "staleness_max": self._stale_most,
-            "steps": made,
+            "steps": total,
             "examples": int(self._examples),
             "updates": self._updates() - self._updates_before,
             "worker_steps": [steps_of[worker] for worker in range(self.concurrent_steps)],
@@ -189,14 +188,14 @@ class AsyncSteps:
         self._under_way += 1
 
     def _make(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> None:
-        """Has a worker make a call, and waits for it, in the thread that TensorFlow keeps for that worker."""
+        """Makes a call on a worker and waits for it, in the thread that TensorFlow keeps for that worker."""
         assert self._compiled is not None, "what is handed out is compiled before"
         self._done.put(self._unpacked(self._compiled(source, rows, edges).numpy(), len(edges) - 1))
 
     def _packed(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         """All results in one tensor, since each is fetched on a way of its own."""
-        *told, state = self._call(source, rows, edges)
-        parts = [*told, *state]
+        *results, state = self._call(source, rows, edges)
+        parts = [*results, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
     def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
@@ -225,12 +224,13 @@ class AsyncSteps:
 
 
 class AsyncLoop(Loop):
-    """What a loop is whose steps are asynchronous."""
+    """A loop whose steps are asynchronous."""
 
-    @property
-    @abc.abstractmethod
-    def async_steps(self) -> AsyncSteps:
-        """The asynchronous steps that go on."""
+    async_steps: AsyncSteps
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Returns the results of the next call that a worker has made; see `AsyncSteps.call`."""
+        return self.async_steps.call(count, wanted)
 
     @property
     def pending(self) -> int:  # type: ignore[override]
@@ -239,20 +239,22 @@ class AsyncLoop(Loop):
 
     @property
     def warm(self) -> bool:  # type: ignore[override]
-        """Has every worker made a step?"""
+        """True once every worker has made a step, and so has all that it needs for the next."""
         return self.async_steps.warm
 
     def facts(self) -> Facts:
         """Staleness, updates and whose steps they were."""
         return self.async_steps.facts()
 
-    def counts(self) -> Counts:
-        """What was counted so far."""
-        return self.async_steps.counts()
+    def state(self) -> State:
+        """Returns what training goes on with, without its metrics, and what was counted of it."""
+        state = super().state()
+        return State({"counts": self.async_steps.counts()}, state.arrays)
 
-    def set_counts(self, counts: Counts) -> None:
-        """Goes on from what `counts` gave."""
-        self.async_steps.set_counts(counts)
+    def set_state(self, state: State) -> None:
+        """Goes on from what `state` gave, on other devices too."""
+        super().set_state(state)
+        self.async_steps.set_counts(state.values["counts"])
 
     def metrics_state(self) -> list[np.ndarray]:
         """The metrics' state, which the asynchronous steps keep."""
@@ -282,7 +284,7 @@ class AsyncLoop(Loop):
 
 
 class ScheduledLoop(AsyncLoop):
-    """What an asynchronous training is made of, on its coordinator."""
+    """An asynchronous training, on its coordinator."""
 
     def __init__(
         self,
@@ -298,15 +300,6 @@ class ScheduledLoop(AsyncLoop):
     ) -> None:
         """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
         super().__init__(model, strategy, train, validation, outputs)
-        made = source(train, shards, workers, position)
-        self._async_steps = AsyncSteps(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
+        batches = source(train, shards, workers, position)
+        self.async_steps = AsyncSteps(model, strategy, batches, workers, 1 + len(self.outputs), gradient_bits)
         self.concurrent_steps, self.gradient_bits = workers, gradient_bits
-
-    @property
-    def async_steps(self) -> AsyncSteps:
-        """The asynchronous steps that go on."""
-        return self._async_steps
-
-    def call(self, count: int, wanted: int = 0) -> Call:
-        """The results of the next call that a worker has made; see `AsyncSteps.call`."""
-        return self.async_steps.call(count, wanted)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import in_stateless_scope
 from pipeline.private_keras import keras_variables
-from pipeline.worker.input.part import Batch, Batches
+from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.rates import updating
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
@@ -69,17 +69,17 @@ def scheduled_steps(
     def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
         def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
             values, sizes, stale, waits = arrays
-            mine, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
+            own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(losses.without_keras_scaling())
                 stack.enter_context(_added_in_place())
                 for optimizer in updating(model.optimizer):
                     stack.enter_context(overwritten_without_branch(optimizer))
-                loss, state, age = strategy.run(replica_step, args=(mine, state))
-            size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
+                loss, state, age = strategy.run(replica_step, args=(own_batch, state))
+            size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
             age = tf.cast(age, tf.int64)
-            told = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
-            return index + 1, state, *told, waits.write(index, waited)
+            written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
+            return index + 1, state, *written, waits.write(index, waited)
 
         count = tf.shape(edges)[0] - 1
         arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64, tf.float32)]
@@ -123,22 +123,19 @@ def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> V
 
 @contextlib.contextmanager
 def _added_in_place() -> Iterator[None]:
-    """Inside, Keras adds to a variable where that is held, as to an optimizer's count of steps.
-
-    By itself it assigns what it read plus the addend, which loses what other workers add in between.
-    """
-    kept = keras_variables.Variable.assign_add
+    """Inside, Keras adds to a variable where it is held, so that nothing is lost that other workers add meanwhile."""
+    usual = keras_variables.Variable.assign_add
 
     def assign_add(self: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         if in_stateless_scope():
-            return kept(self, value)
+            return usual(self, value)
         return self._value.assign_add(tf.cast(value, self._value.dtype))
 
     try:
         keras_variables.Variable.assign_add = assign_add
         yield
     finally:
-        keras_variables.Variable.assign_add = kept
+        keras_variables.Variable.assign_add = usual
 
 
 def _sent_narrow(gradient: Addend | None, variable: keras.Variable) -> Addend | None:

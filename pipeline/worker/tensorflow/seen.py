@@ -8,7 +8,7 @@ import time
 
 
 def main() -> None:
-    """Has each device compute something, and prints what there is. What goes wrong is a traceback."""
+    """Computes something on each device, and prints what there is. What goes wrong is a traceback."""
     began = time.monotonic()
     import tensorflow as tf
 

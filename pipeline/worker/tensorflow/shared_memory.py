@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
 from pipeline.worker.collective import Collective
-from pipeline.worker.keras_fit import agree
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow.collective import Addend, TensorFlowCollective, of_no_variables, over
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import agreement
+from pipeline.worker.tensorflow.collective import Addend, PeerLostError, TensorFlowCollective, of_no_variables, over
 
 # Of a process, in each of the two buffers: small enough for a processor's cache, large enough for few rounds.
 SLOT_BYTES = 1 << 20
@@ -51,19 +51,18 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
     own = over(strategy)
 
     def told(text: str) -> list[str]:
-        return agree.texts(strategy, own, text, number, count, local)
+        return agreement.texts(strategy, own, text, number, count, local)
 
     try:
         memory = join(number, count, told, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS)
-    except UnableError as error:
+    except ConnectionRefusedError as error:
         return TensorFlowCollective(plan.workers, f"TensorFlow adds, in place of shared memory: {error}.")
     return SharedMemoryCollective(plan.workers, local, memory)
 
 
-def join(number: int, count: int, told: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
-    """Returns the memory that so many processes of a host share, of which this is one; all call it together.
-
-    `told` tells all what each of them says. Raises `UnableError` in all of them where one cannot share memory.
+def join(number: int, count: int, tell_all: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
+    """Returns the memory that processes of a host share; all call it. Raises `ConnectionRefusedError` in all if one
+    cannot.
     """
     name, problem = f"pipeline-{secrets.token_hex(16)}", ""
     with contextlib.ExitStack() as opened:
@@ -76,15 +75,15 @@ def join(number: int, count: int, told: Callable[[str], list[str]], looks_second
             file = _file(count) if number == 0 else -1
         except (OSError, AttributeError) as error:
             problem = str(error)
-        names = told("" if problem else name)
+        names = tell_all("" if problem else name)
         try:
             # To all of lower ranks.
             for rank in range(number if all(names) else 0):
                 peers[rank] = _reached(names[rank], number)
         except OSError as error:
             problem = f"rank {len(peers)} is not reached: {error}"
-        if found := [f"rank {rank} says: {said}" for rank, said in enumerate(told(problem)) if said]:
-            raise UnableError(found[0])
+        if problems := [f"rank {rank} says: {text}" for rank, text in enumerate(tell_all(problem)) if text]:
+            raise ConnectionRefusedError(problems[0])
         while len(peers) < count - 1:
             peer, _ = listener.accept()
             if _is_own(peer):
@@ -122,16 +121,8 @@ def _is_own(peer: socket.socket) -> bool:
     return bool(user == os.getuid())
 
 
-class UnableError(Exception):
-    """The processes do not share memory, and why."""
-
-
-class PeerLostError(ConnectionError):
-    """A process of this host has gone while others wait for it."""
-
-
 class SharedMemoryCollective:
-    """What the processes of one host add, with so many replicas in each."""
+    """Adds over the processes of one host, with so many replicas in each."""
 
     def __init__(self, replicas: int, local: int, memory: "Memory") -> None:
         self.replicas, self._local, self._memory = replicas, local, memory
@@ -146,14 +137,16 @@ class SharedMemoryCollective:
         return [summed[place] for place in range(len(arrays))]
 
     def sent_bytes(self, size: int) -> int:
-        """What its process adds first, and a share of what that reads of the others': 2 (p - 1) / p of the bytes."""
+        """Returns what its process adds first, and a share of what that reads of the others': 2 (p - 1) / p of the
+        bytes.
+        """
         processes = self.replicas // self._local
         return 2 * (self._local - 1) * size // self._local + 2 * (processes - 1) * size // self.replicas
 
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            return self._joined(self._added, here), lambda *gradients: self._total(gradients)
+        def total(*local: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+            return self._joined(self._added, local), lambda *gradients: self._total(gradients)
 
         with of_no_variables():
             added: list[tf.Tensor] = total(*arrays)
@@ -169,44 +162,44 @@ class SharedMemoryCollective:
         ]
 
     def _joined(
-        self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], here: Sequence[tf.Tensor]
+        self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """What `join` makes of [array, replica] of all replicas of this process, for each of them."""
+        """Returns what `join` makes of [array, replica] of all replicas of this process, for each of them."""
         if self._local == 1:
-            return join([[one] for one in here])
+            return join([[one] for one in local])
 
         def merged(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
             return join([strategy.experimental_local_results(values) for values in of_replicas])
 
-        made: list[tf.Tensor] = tf.distribute.get_replica_context().merge_call(merged, args=tuple(here))
-        return made
+        joined: list[tf.Tensor] = tf.distribute.get_replica_context().merge_call(merged, args=tuple(local))
+        return joined
 
     def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """The sums. Those of one type are packed by TensorFlow, to which an array costs less than to Python."""
         with tf.device("CPU:0"):
-            here = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
-            types = list(dict.fromkeys(one.dtype for one in here))
-            places = [[place for place, one in enumerate(here) if one.dtype == dtype] for dtype in types]
-            packed = [tf.concat([tf.reshape(here[place], [-1]) for place in of_type], 0) for of_type in places]
+            local = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
+            types = list(dict.fromkeys(one.dtype for one in local))
+            places = [[place for place, one in enumerate(local) if one.dtype == dtype] for dtype in types]
+            packed = [tf.concat([tf.reshape(local[place], [-1]) for place in of_type], 0) for of_type in places]
             summed = dict[int, tf.Tensor]()
             for of_type, total, like in zip(places, self._call(self._memory.sum, packed), packed, strict=True):
-                parts = tf.split(tf.ensure_shape(total, like.shape), [tf.size(here[place]) for place in of_type])
+                parts = tf.split(tf.ensure_shape(total, like.shape), [tf.size(local[place]) for place in of_type])
                 summed |= zip(of_type, parts, strict=True)
             return [
-                tf.ensure_shape(tf.reshape(summed[place], tf.shape(one)), one.shape) for place, one in enumerate(here)
+                tf.ensure_shape(tf.reshape(summed[place], tf.shape(one)), one.shape) for place, one in enumerate(local)
             ]
 
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
-            here = [tf.concat(one, 0) for one in by_replica]
-            of_all = self._call(self._memory.gather, here)
-            return [tf.ensure_shape(rows, [None, *one.shape[1:]]) for rows, one in zip(of_all, here, strict=True)]
+            local = [tf.concat(one, 0) for one in by_replica]
+            of_all = self._call(self._memory.gather, local)
+            return [tf.ensure_shape(rows, [None, *one.shape[1:]]) for rows, one in zip(of_all, local, strict=True)]
 
     def _call(self, join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls `join` in the order of the program, which all processes share, as it has an effect."""
-        made = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
+        results = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
         # Outside a graph it has no list around a single one.
-        return made if isinstance(made, list) else [made]
+        return results if isinstance(results, list) else [results]
 
 
 class Memory:
@@ -223,22 +216,22 @@ class Memory:
     def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """The sums of vectors of all processes, which call it with equal sizes and types."""
         sums = [_new(array.shape, array.dtype) for array in arrays]
-        said = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
+        description = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
         in_parts = self._count > 2 and sum(array.nbytes for array in arrays) >= IN_PARTS
         with np.errstate(all="ignore"):
             for start, end, slots in self._windows(_size(arrays)):
                 self._write(slots, arrays, start, end)
-                self._meet(said)
+                self._meet(description)
                 if in_parts:
-                    self._add_in_parts(slots, sums, start, end, said)
+                    self._add_in_parts(slots, sums, start, end, description)
                 else:
                     _add(slots, sums, start, end)
         return sums
 
     def gather(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """For each array those of all processes, one after another by their ranks, along the first axis."""
-        said = "rows of " + ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
-        counts = self._meet(said, struct.pack(f"{len(arrays)}q", *map(len, arrays)))
+        description = "rows of " + ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
+        counts = self._meet(description, struct.pack(f"{len(arrays)}q", *map(len, arrays)))
         # [process, array]
         rows = np.array([struct.unpack(f"{len(arrays)}q", of_one) for of_one in counts])
         ends = np.cumsum(rows, axis=0)
@@ -249,10 +242,10 @@ class Memory:
         ]
         for start, end, slots in self._windows(max(map(_size, parts))):
             self._write(slots, arrays, start, end)
-            self._meet(said)
+            self._meet(description)
             for slot, of_one in zip(slots, parts, strict=True):
-                for here, piece in _pieces(of_one, start, end):
-                    piece[:] = slot[here].view(piece.dtype)
+                for place, piece in _pieces(of_one, start, end):
+                    piece[:] = slot[place].view(piece.dtype)
         return of_all
 
     def _windows(self, size: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -263,38 +256,40 @@ class Memory:
             yield start, min(start + room, size), self._slots[self._rounds % 2]
 
     def _write(self, slots: np.ndarray, arrays: Sequence[np.ndarray], start: int, end: int) -> None:
-        for here, piece in _pieces(arrays, start, end):
-            slots[self._rank, here].view(piece.dtype)[:] = piece
+        for place, piece in _pieces(arrays, start, end):
+            slots[self._rank, place].view(piece.dtype)[:] = piece
 
-    def _add_in_parts(self, slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int, said: str) -> None:
+    def _add_in_parts(
+        self, slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int, description: str
+    ) -> None:
         """Adds this process's part, has the others copy it, and copies theirs."""
         edges = [start + (end - start) * rank // self._count // ALIGNED * ALIGNED for rank in range(self._count)]
         parts = list(itertools.pairwise([*edges, end]))
         first, last = parts[self._rank]
-        mine = slots[:, first - start : last - start]
-        _add(mine, sums, first, last)
-        self._write(mine, sums, first, last)
-        self._meet(said)
+        own = slots[:, first - start : last - start]
+        _add(own, sums, first, last)
+        self._write(own, sums, first, last)
+        self._meet(description)
         for rank, (first, last) in enumerate(parts):
             if rank != self._rank:
-                for here, piece in _pieces(sums, first, last):
-                    piece[:] = slots[rank, first - start : last - start][here].view(piece.dtype)
+                for place, piece in _pieces(sums, first, last):
+                    piece[:] = slots[rank, first - start : last - start][place].view(piece.dtype)
 
-    def _meet(self, said: str, mine: bytes = b"") -> list[bytes]:
-        """What all processes bring, by their ranks, once all have come, to do the same. Raises `PeerLostError`."""
+    def _meet(self, description: str, own: bytes = b"") -> list[bytes]:
+        """Waits for all processes to do the same; returns what they bring, by their ranks. Raises `PeerLostError`."""
         self._met += 1
-        head = f"number {self._met}, {said}"
-        brought = {self._rank: mine}
+        head = f"number {self._met}, {description}"
+        brought = {self._rank: own}
         try:
             for peer in self._peers.values():
-                peer.send(head.encode() + END + mine)
+                peer.send(head.encode() + END + own)
             for rank, peer in self._peers.items():
                 heard = self._hear(peer)
-                there, _, brought[rank] = heard.partition(END)
-                if heard and there != head.encode():
+                head_there, _, brought[rank] = heard.partition(END)
+                if heard and head_there != head.encode():
                     raise TrainingError(
                         "processes that add the same in the same order",
-                        f"{head} on rank {self._rank}, and {there.decode()} on rank {rank}",
+                        f"{head} on rank {self._rank}, and {head_there.decode()} on rank {rank}",
                         "strategy.collective=tensorflow",
                     )
                 if not heard:
@@ -343,8 +338,8 @@ def _new(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _add(slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int) -> None:
     """Adds up slots [process, byte], in the order of ranks, which hold a message from `start` to `end`."""
-    for here, total in _pieces(sums, start, end):
-        first, second, *others = slots[:, here].view(total.dtype)
+    for place, total in _pieces(sums, start, end):
+        first, second, *others = slots[:, place].view(total.dtype)
         if total.dtype in NARROW:
             wide = first.astype(np.float32) + second
             for other in others:

@@ -1,5 +1,6 @@
-"""What a training is at a moment, taken from its variables and put back, and sent from the first process to all."""
+"""State of a training at a moment: taken from its variables, put back, hashed, and sent from one process to all."""
 
+import hashlib
 from collections.abc import Sequence
 
 import keras
@@ -8,17 +9,14 @@ import tensorflow as tf
 
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Collective
-from pipeline.worker.held import HELD, Variable, held, kept_by_metrics
-from pipeline.worker.keras_fit.agree import from_one
-from pipeline.worker.loop import TrainingError
-from pipeline.worker.state import packed, unpacked
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import on_all as state_on_all
+from pipeline.worker.tensorflow.agreement import from_one
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
-
-# Sent from the first process in pieces of so many 8-byte numbers.
-PIECE = 1 << 22
+from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics
 
 
 def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[list[Variable], list[keras.Variable]]:
@@ -27,10 +25,10 @@ def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[
     """
     applied = optimizers(model)
     of_optimizers = [variable for optimizer in applied for variable in optimizer.variables]
-    found = held([model, *applied], [*model.variables, *of_optimizers, *metrics])
-    found = [*kept_by_metrics(model.metrics), *found]
-    apart = [one for one in found if _is_counted_apart(one)]
-    return [one for one in found if not _is_counted_apart(one)], [
+    others = held([model, *applied], [*model.variables, *of_optimizers, *metrics])
+    others = [*kept_by_metrics(model.metrics), *others]
+    apart = [one for one in others if _is_counted_apart(one)]
+    return [one for one in others if not _is_counted_apart(one)], [
         one for one in apart if isinstance(one, keras.Variable)
     ]
 
@@ -49,10 +47,7 @@ def variables_of(model: keras.Model, beside: Sequence[Variable]) -> list[Variabl
 
 
 def of_model(model: keras.Model, beside: Sequence[Variable] = ()) -> dict[str, np.ndarray]:
-    """The arrays that training goes on with, without what metrics count: `trained`, `other`, `optimizer` and `held`.
-
-    A table that is cut into shards is one array. The last are of the variables held `beside` the model.
-    """
+    """Returns the arrays of `trained`, `other`, `optimizer` and `held` variables; a table in shards is one array."""
     arrays = {
         key: array
         for name, variables in _parts(model).items()
@@ -88,24 +83,12 @@ def on_all(
 ) -> State | None:
     """The state of the process with that replica on every process, all of which call this together."""
 
-    def send(values: list[tf.Tensor]) -> list[tf.Tensor]:
-        return from_one(strategy, collective)([tf.constant(replica), *values])
+    def send(words: np.ndarray) -> np.ndarray:
+        (received,) = from_one(strategy, collective)([tf.constant(replica), tf.constant(words)])
+        array: np.ndarray = received.numpy()
+        return array
 
-    header, body = packed(state) if state is not None else (b"", b"")
-    sizes = tf.constant([len(header), len(body)], tf.int64)
-    (sizes,) = send([sizes])
-    first, second = (int(size) for size in sizes.numpy())
-    if not first:
-        return None
-    words = np.zeros(-(-(first + second) // 8), np.int64)
-    if state is not None:
-        words.view(np.uint8)[: first + second] = np.frombuffer(header + body, np.uint8)
-    for start in range(0, len(words), PIECE):
-        # Numbers without a sign of zero or a NaN of their own: what is sent is what arrives.
-        (piece,) = send([tf.constant(words[start : start + PIECE])])
-        words[start : start + PIECE] = piece.numpy()
-    data = words.view(np.uint8)[: first + second].tobytes()
-    return state or unpacked(data[:first], data[first:])
+    return state_on_all(state, send)
 
 
 def _parts(model: keras.Model) -> dict[str, Sequence[keras.Variable]]:
@@ -132,3 +115,13 @@ def _unfit(expected: str, received: str) -> TrainingError:
     return TrainingError(
         f"a checkpoint of this model, with {expected}", f"{received}: the model has changed since", "resume=never"
     )
+
+
+def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:
+    """A hash of weights for each replica that this process holds: all of them must agree."""
+    digests = [hashlib.sha256() for _ in _copies(variables[0])] if variables else []
+    # One variable after the other: all of them at once would be the model's memory once more.
+    for variable in variables:
+        for digest, copy in zip(digests, _copies(variable), strict=True):
+            digest.update(np.ascontiguousarray(copy).view(np.uint8).data)
+    return [digest.hexdigest()[:16] for digest in digests]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from pipeline.worker.input.part import Batch, Part
+from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
@@ -66,7 +66,7 @@ def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_
 
 
 def passed(replica_batch: int) -> str:
-    """What is to be said of a model that is not refused."""
+    """Returns the note on a model that is not refused."""
     return (
         f"The check for TPUs passed: all operations of a step on {replica_batch} examples have static shapes, and XLA "
         f"compiles it. No TPU has run it yet."
@@ -94,8 +94,8 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
     own = custom_step.of(model) is not None
-    made = custom_step.training_step if own else steps.training_step
-    step = made(model, ALONE, gradient_bits, always_fed=True, static=True)
+    make_step = custom_step.training_step if own else steps.training_step
+    step = make_step(model, ALONE, gradient_bits, always_fed=True, static=True)
     examples = float(leaves[0].shape[0])
     if not own:
         model.optimizer.build(model.trainable_variables)
@@ -113,18 +113,18 @@ def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpe
             raise ModelError(_explain(model, str(error))) from error
 
 
-def _explain(model: keras.Model, said: str) -> str:
+def _explain(model: keras.Model, message: str) -> str:
     """XLA's message in one sentence.
 
     >>> said = "Failed getting HLO text: 'Input 1 to node `net/odd/Reshape` with op Reshape must be constant.\\n\\nMore"
     >>> _explain(keras.Sequential([keras.layers.ReLU(name="odd")]), said)[:78]
     'Expected a training step that XLA compiles, received Reshape in layer odd: Inp'
     """
-    line = next((line for line in said.splitlines() if line.strip()), "nothing")
+    line = next((line for line in message.splitlines() if line.strip()), "nothing")
     # What it says of an operation without a compiler starts with a list of the operations, then a list of places.
-    missing = re.search(r": (\w+) \(No registered '\w+' OpKernel[^)]*\)+\{\{node ([^}]*)\}\}", said)
-    known = re.search(r"node `([^`]*)` with op (\w+)", said)
-    kind, path = missing.groups() if missing else (known.group(2), known.group(1)) if known else ("an operation", "")
+    missing = re.search(r": (\w+) \(No registered '\w+' OpKernel[^)]*\)+\{\{node ([^}]*)\}\}", message)
+    named = re.search(r"node `([^`]*)` with op (\w+)", message)
+    kind, path = missing.groups() if missing else (named.group(2), named.group(1)) if named else ("an operation", "")
     why = "XLA has no compiler for it" if missing else line.removeprefix("Failed getting HLO text: ").strip("'\" .")
     return (
         f"Expected a training step that XLA compiles, received {kind} {_where(model, path)}: {why}. "
@@ -132,14 +132,14 @@ def _explain(model: keras.Model, said: str) -> str:
     )
 
 
-def _operations(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Operation]:
+def _operations(graph: tf.Graph, visited: set[str]) -> Iterator[tf.Operation]:
     """Operations of a graph and of the functions that it calls, such as the bodies of loops.
 
     A function that was traced for any shape shows open ones that XLA knows; of its operations only those come that
     are open whatever they are given.
     """
     operations = graph.get_operations()
-    vague = bool(seen) and any(
+    vague = bool(visited) and any(
         _open(operation.outputs[0]) for operation in operations if operation.type == "Placeholder"
     )
     for operation in operations:
@@ -150,9 +150,9 @@ def _operations(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Operation]:
                 continue
             called = operation.get_attr(attribute.name)
             for function in called if isinstance(called, list) else [called]:
-                if function.name not in seen:
-                    seen.add(function.name)
-                    yield from _operations(graph._get_function(function.name).graph, seen)
+                if function.name not in visited:
+                    visited.add(function.name)
+                    yield from _operations(graph._get_function(function.name).graph, visited)
 
 
 def _open(tensor: tf.Tensor) -> bool:

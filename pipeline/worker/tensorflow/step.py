@@ -17,7 +17,7 @@ from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled
 from pipeline.worker import rates
 from pipeline.worker.collective import Collective
-from pipeline.worker.input.part import Batch, Batches
+from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
@@ -56,17 +56,17 @@ def training_steps(
     always_fed: bool = False,
     static: bool = False,
     gather: bool = False,
-    most: int | None = None,
+    largest: int | None = None,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
     a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
-    known. With `gather` losses are computed on the whole global batch, of `most` examples; see `GlobalBatch`.
+    known. With `gather` losses are computed on the whole global batch, of `largest` examples; see `GlobalBatch`.
     """
-    made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, followed(model, made), partial(updating, model.optimizer))
+    step = training_step(model, collective, gradient_bits, always_fed, static, gather, largest)
+    return many(strategy, followed(model, step), partial(updating, model.optimizer))
 
 
 def training_step(
@@ -76,7 +76,7 @@ def training_step(
     always_fed: bool,
     static: bool,
     gather: bool = False,
-    most: int | None = None,
+    largest: int | None = None,
 ) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
@@ -88,11 +88,11 @@ def training_step(
         # A callback may have changed what is trained, before the step is traced.
         share, variables = share_of(batch, examples), model.trainable_variables
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
-        there = None if always_fed else share > 0
+        has_examples = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, static, most)
-        with of_step(whole), _undone_unless(there, apart):
-            with normalization.counting_if(there), tf.GradientTape() as tape:
+        whole = GlobalBatch(collective, batch, share, static, largest)
+        with of_step(whole), _undone_unless(has_examples, apart):
+            with normalization.counting_if(has_examples), tf.GradientTape() as tape:
                 y_pred = call(x, training=True)
                 values = losses.weighted(
                     model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
@@ -103,14 +103,14 @@ def training_step(
                 # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
                 gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
             # Nothing from a replica without examples may reach the sum: what it divides by is 0.
-            if there is not None:
-                gradients = [gradient if gradient is None else where(there, gradient) for gradient in gradients]
+            if has_examples is not None:
+                gradients = [gradient if gradient is None else where(has_examples, gradient) for gradient in gradients]
             changes = normalization.changes(moving, before, share)
             summed, (values, *changes) = _sum(collective, gradients, [values, *changes], gradient_bits)
             model.optimizer.apply(summed, variables)
             for variable, value, change in zip(moving, before, changes, strict=True):
                 variable.assign(value + change)
-            if shared and there is not None:
+            if shared and has_examples is not None:
                 x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
@@ -125,28 +125,28 @@ def validation_steps(
     always_fed: bool = False,
     padded: bool = False,
     gather: bool = False,
-    most: int | None = None,
+    largest: int | None = None,
 ) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
     `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
     those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it, of
-    `most` examples; see `GlobalBatch`.
+    `largest` examples; see `GlobalBatch`.
     """
     call = caller(model)
     apart, shared = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = share_of_one(examples) if padded else share_of(batch, examples)
-        there = None if always_fed and not padded else share > 0
+        has_examples = None if always_fed and not padded else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, most=most)
-        with of_step(whole), _undone_unless(there, apart):
+        whole = GlobalBatch(collective, batch, share, most=largest)
+        with of_step(whole), _undone_unless(has_examples, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(
                 model, x, y, y_pred, weights, share, training=False, whole=whole if gather else None
             )
-            if shared and there is not None:
+            if shared and has_examples is not None:
                 x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return collective.sum([values])[0]
@@ -156,8 +156,8 @@ def validation_steps(
 
 def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
     """A step of which all runs where the layers of a model are that is laid over several devices; see `placement`."""
-    made: ReplicaStep = vars(model).get(FOLLOWED_AS, lambda step: step)(replica_step)
-    return made
+    following: ReplicaStep = vars(model).get(FOLLOWED_AS, lambda step: step)(replica_step)
+    return following
 
 
 @contextlib.contextmanager
@@ -203,11 +203,11 @@ def many(
             # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
             # small step on CPU devices, for copying ahead what is in the same memory.
             (examples, batches), waited = awaited(lambda: next(iterator), after=values)
-            mine = strategy.experimental_distribute_values_from_function(
+            own = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
             with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync), around():
-                summed = strategy.run(replica_step, args=(examples, mine))
+                summed = strategy.run(replica_step, args=(examples, own))
             first = strategy.experimental_local_results(summed)[0]
             return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)
 
@@ -221,14 +221,13 @@ def many(
 
 @contextlib.contextmanager
 def _drawn_apart(replicas: int) -> Iterator[None]:
-    """Inside, each replica draws random numbers of its own, such as a dropout mask; the first, what one device draws.
-
-    The generators of all replicas are in the same state, and left to it would draw the same.
+    """Inside, each replica draws random numbers of its own, though all generators are in one state; the first as one
+    device.
     """
-    kept = SeedGenerator.next
+    usual = SeedGenerator.next
 
     def drawn(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        seed = kept(generator, ordered)
+        seed = usual(generator, ordered)
         number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, seed.dtype)
         # The first half is the generator's own seed and stays as it is; the second counts its draws.
         return seed + tf.stack([number * SEED_STRIDE, tf.zeros_like(number)])
@@ -238,7 +237,7 @@ def _drawn_apart(replicas: int) -> Iterator[None]:
     try:
         yield
     finally:
-        SeedGenerator.next = kept
+        SeedGenerator.next = usual
 
 
 def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
@@ -250,15 +249,15 @@ def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tu
     if is_op_determinism_enabled():
         return batch(), tf.constant(math.nan)
     with tf.control_dependencies([after.flow]), tf.device("CPU:0"):
-        asked = tf.timestamp()
-    with tf.control_dependencies([asked]):
-        made = batch()
-    with tf.control_dependencies(tf.nest.flatten(made, expand_composites=True)), tf.device("CPU:0"):
-        there = tf.timestamp()
+        start = tf.timestamp()
+    with tf.control_dependencies([start]):
+        received = batch()
+    with tf.control_dependencies(tf.nest.flatten(received, expand_composites=True)), tf.device("CPU:0"):
+        end = tf.timestamp()
     # What computes on the batch would otherwise take the threads before the time is noted.
-    with tf.control_dependencies([there]), tf.device("CPU:0"):
-        made = tf.nest.map_structure(tf.identity, made, expand_composites=True)
-    return made, tf.cast(there - asked, tf.float32)
+    with tf.control_dependencies([end]), tf.device("CPU:0"):
+        received = tf.nest.map_structure(tf.identity, received, expand_composites=True)
+    return received, tf.cast(end - start, tf.float32)
 
 
 def _sum(
@@ -315,10 +314,7 @@ def share_of_one(examples: tf.Tensor) -> tf.Tensor:
 
 
 def never_empty(batch: Batch) -> Batch:
-    """A replica's batch, or one example of zeros where it has none; that is to count for nothing.
-
-    Layers need not be right without examples: convolutions on CPUs give such a batch another shape than a full one.
-    """
+    """Returns a batch, or one example of zeros for none: convolutions on CPUs give an empty one another shape."""
 
     def fed(leaf: tf.Tensor | None) -> tf.Tensor | None:
         if leaf is None:
@@ -342,14 +338,16 @@ def _counted_apart(model: keras.Model) -> tuple[list[keras.Variable], bool]:
 @contextlib.contextmanager
 def _undone_unless(condition: tf.Tensor | None, variables: list[keras.Variable]) -> Iterator[None]:
     """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
-    kept = [] if condition is None else [tf.convert_to_tensor(variable.value) for variable in variables]
+    values = [] if condition is None else [tf.convert_to_tensor(variable.value) for variable in variables]
     yield
     if condition is not None:
-        for variable, before in zip(variables, kept, strict=True):
+        for variable, before in zip(variables, values, strict=True):
             variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
 
 
 def caller(model: keras.Model) -> Forward:
-    """What calls the model, with `training` where its `call` takes that; on micro-batches where it is laid out so."""
+    """Returns what calls the model, with `training` where its `call` takes that; on micro-batches where it is laid out
+    so.
+    """
     whole: Forward = model if model._call_has_training_arg else lambda x, training: model(x)
     return vars(model).get(CALLED_AS, whole)  # type: ignore[no-any-return]

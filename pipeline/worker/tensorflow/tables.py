@@ -22,20 +22,17 @@ _SHARD = re.compile(r"_shard_\d+_of_\d+")
 
 @contextmanager
 def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
-    """Inside, `keras.layers.Embedding` is built as a table that `servers` parameter servers hold.
-
-    Tables are cut by rows, evenly, into at most `servers` shards of at least `min_shard_bytes` each; None: not cut.
-    """
-    kept = keras.layers.Embedding.build
+    """Inside, embeddings are tables on `servers`, cut evenly by rows into shards of `min_shard_bytes` or more."""
+    usual = keras.layers.Embedding.build
 
     def build(layer: keras.layers.Embedding, input_shape: Sequence[int | None] | None = None) -> None:
         plain = type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
         if layer.built or not plain:
-            kept(layer, input_shape)
+            usual(layer, input_shape)
             return
         layer.__class__ = _Table
         if (count := _shards(layer, servers, min_shard_bytes)) == 1:
-            kept(layer, input_shape)
+            usual(layer, input_shape)
             layer._shards = [layer._embeddings]
         else:
             layer._shards = _cut(layer, count)
@@ -45,14 +42,11 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        keras.layers.Embedding.build = kept
+        keras.layers.Embedding.build = usual
 
 
 def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
-    """What a person should know of how `model` is cut: what stays whole, and why. Raises `ModelError`.
-
-    It refuses an optimizer that would do something else with shards than with a whole table.
-    """
+    """Returns warnings of what stays whole of `model`; refuses an optimizer that would treat shards otherwise."""
     if min_shard_bytes is None:
         return []
     cut = [layer for layer in model._flatten_layers() if isinstance(layer, _Table) and len(layer._shards) > 1]
@@ -89,8 +83,8 @@ def grouped(variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     """The variables, those that are shards of one table together."""
     groups: dict[str, list[keras.Variable]] = {}
     for place, variable in enumerate(variables):
-        found = _SHARD.search(variable.path)
-        key = _SHARD.sub("", variable.path) if found else f"{place}"
+        shard = _SHARD.search(variable.path)
+        key = _SHARD.sub("", variable.path) if shard else f"{place}"
         groups.setdefault(key, []).append(variable)
     return list(groups.values())
 
@@ -107,7 +101,7 @@ def weights(model: keras.Model) -> list[np.ndarray]:
 
 
 def has_tables(model: keras.Model) -> bool:
-    """Was a layer of `model` built as a table on servers, which is not to be saved as it is?"""
+    """True if a layer of `model` was built as a table on servers, which is not to be saved as it is."""
     return any(isinstance(layer, _Table) for layer in model._flatten_layers())
 
 
@@ -135,9 +129,8 @@ def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | 
 
 
 def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
-    """The layer's shards: the values that the whole table would begin with, by rows.
-
-    As `tf.nn.embedding_lookup` has it, the first shards are longer by one row where the rows do not divide evenly.
+    """Returns the layer's shards by rows, the first longer by one where these do not divide, with the table's initial
+    values.
     """
     whole: list[tf.Tensor] = []
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.custom_steps.watching import (

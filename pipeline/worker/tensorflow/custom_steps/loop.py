@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.engine import Tell
-from pipeline.worker.input.layout import Layout
-from pipeline.worker.input.part import Batches
+from pipeline.worker.data.reading import Batches
+from pipeline.worker.engine import Emit
+from pipeline.worker.layout import Layout
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
@@ -35,11 +35,11 @@ class CustomLoop(Loop):
             self._last = call.losses[-1, 1:]
         return dataclasses.replace(call, losses=call.losses[:, :1])
 
-    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and what `test_step` gives back over the whole validation part; empty where there is none."""
         self._validating = True
         try:
-            return super().evaluate(steps_per_call, tell)
+            return super().evaluate(steps_per_call, emit)
         finally:
             self._validating = False
 

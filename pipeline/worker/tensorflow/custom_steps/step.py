@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
@@ -106,15 +106,15 @@ def training_steps(
     always_fed: bool = False,
     static: bool = False,
     gather: bool = False,
-    most: int | None = None,
+    largest: int | None = None,
 ) -> steps.Steps:
     """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
 
     A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
     """
     if of(model) is None:
-        return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, most)
-    step = training_step(model, collective, gradient_bits, always_fed, static, most)
+        return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, largest)
+    step = training_step(model, collective, gradient_bits, always_fed, static, largest)
     return steps.many(strategy, steps.followed(model, step), partial(_traced, steps.optimizers(model)))
 
 

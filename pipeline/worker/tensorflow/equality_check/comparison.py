@@ -16,11 +16,11 @@ import tensorflow as tf
 from pipeline.record.findings import Check, Difference
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Pausable
-from pipeline.worker.input.part import Batch
-from pipeline.worker.input.passes import Place
-from pipeline.worker.keras_fit.agree import texts
-from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.layout import Place
+from pipeline.worker.model_error import ModelError, told
+from pipeline.worker.tensorflow.agreement import texts
+from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.equality_check.custom_trial import CustomTrials
 from pipeline.worker.tensorflow.equality_check.differences import (
@@ -31,7 +31,6 @@ from pipeline.worker.tensorflow.equality_check.differences import (
     first_layer,
 )
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
-from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
 from pipeline.worker.tensorflow.state import on_all
@@ -148,7 +147,7 @@ class _Comparison:
             disturbed = self._trials.on_one(whole, noise)
             differing = differences(replicas, one, names, self._tolerance, disturbed)
         except Exception as error:
-            raise ModelError(explain(error)) from error
+            raise ModelError(told(error)) from error
         if not differing:
             return Check("equal", unsaid=unsaid)
         layer, aligned = None, are_aligned(replicas, one, disturbed)
@@ -189,7 +188,7 @@ class _Comparison:
         except Exception as error:
             if lost_a_peer(error):
                 raise
-            failure = explain(error) or type(error).__name__
+            failure = told(error) or type(error).__name__
             # One of the system's has a number.
             if isinstance(error, TimeoutError) and error.errno is None:
                 failure = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"

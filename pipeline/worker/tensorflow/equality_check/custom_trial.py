@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.collective import Pausable
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend

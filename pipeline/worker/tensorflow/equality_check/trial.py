@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from pipeline.private_keras import keras_variables
 from pipeline.worker.collective import Pausable
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop

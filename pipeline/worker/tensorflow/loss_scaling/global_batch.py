@@ -17,7 +17,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.patched import patched
 

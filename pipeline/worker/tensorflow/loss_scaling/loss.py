@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device

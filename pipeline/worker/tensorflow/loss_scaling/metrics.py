@@ -17,8 +17,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
-from pipeline.worker.held import kept_by_metrics
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current
 from pipeline.worker.tensorflow.loss_scaling.reduction import (
@@ -33,6 +32,7 @@ from pipeline.worker.tensorflow.loss_scaling.reduction import (
     trying,
 )  # fmt: skip
 from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.variables import kept_by_metrics
 
 # The values of a metric's variables.
 State: TypeAlias = list[np.ndarray]

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.tensorflow.step import ReplicaStep
 

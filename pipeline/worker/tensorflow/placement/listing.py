@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow.placement.place import Placement
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 from pipeline.worker.tensorflow.step import optimizers

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
-from pipeline.worker.input.part import Batch
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.step import CALLED_AS, Forward, caller, never_empty, size_of

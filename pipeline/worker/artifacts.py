@@ -1,0 +1,153 @@
+"""Text that a trained language model writes at the end of a run: it goes on from held-out text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from pipeline.plan.plan import Plan
+from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Warned
+from pipeline.record.log import write_whole
+from pipeline.worker.engine import Emit
+from pipeline.worker.model_error import TrainingError
+
+# Where nobody said how many.
+TOKENS = 100
+# Tokens int32 [1, length] to the logits of what comes after each of them, [1, length, vocabulary].
+Logits = Callable[[np.ndarray], np.ndarray]
+# The name of a byte that is not written as itself.
+_BYTE = re.compile(r"\\x([0-9a-f]{2})")
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """Text to sample: `tokens` after a `prompt`, int [length], each one of `names`, drawn at a temperature."""
+
+    tokens: int
+    temperature: float
+    seed: int
+    prompt: np.ndarray
+    names: tuple[str, ...]
+
+    def write(self, logits: Logits, folder: Path, emit: Emit) -> None:
+        """Writes the prompt and what the model makes of it into `folder`, telling meanwhile that it gets on."""
+        written = []
+        for token in continued(self.prompt, logits, self.temperature, np.random.default_rng(self.seed)):
+            emit(Beat())
+            written.append(token)
+            if len(written) == self.tokens:
+                break
+        drawn = f"{self.tokens:,} tokens, temperature {self.temperature:g}, seed {self.seed}"
+        before, after = text_of(self.prompt, self.names), text_of(written, self.names)
+        write_whole(folder / SAMPLE, f"{before}\n\n--- what the model made of it: {drawn} ---\n\n{after}\n")
+
+
+def sample_of(
+    plan: Plan,
+    model: keras.Model,
+    names: tuple[str, ...] | None,
+    example: Callable[[], Any],
+    note: Callable[[str], None],
+) -> TextSample | None:
+    """Returns the text that a language model is to write; notes where the model is none and was asked to all the same.
+
+    `names` are those of the data's labels, and `example` gives a batch (x, y) of one example, where these are known.
+    """
+    tokens = plan.training.sample_tokens
+    if tokens == 0:
+        return None
+    prompt = _prompt(*example()[:2]) if names is not None and _tells_next(model, len(names)) else None
+    if prompt is None or names is None:
+        if tokens:
+            note(
+                f"No text was sampled. Expected tokens, names for them, and a model of the logits of each next one, as "
+                f"data=text and model=transformer are, for train.sample_tokens={tokens}, received "
+                f"data={plan.data.name} and model={plan.model.name}. Try train.sample_tokens=null."
+            )
+        return None
+    return TextSample(tokens or TOKENS, plan.training.sample_temperature, plan.training.seed, prompt, names)
+
+
+def continued(prompt: np.ndarray, logits: Logits, temperature: float, chance: np.random.Generator) -> Iterator[int]:
+    """Tokens that follow on a prompt, int32 [length], one after the other, each drawn by what the last `length` say.
+
+    >>> next_one = lambda tokens: np.eye(4)[(tokens + 1) % 4] * 9
+    >>> from itertools import islice
+    >>> list(islice(continued(np.array([0, 1]), next_one, 0, np.random.default_rng(0)), 5))
+    [2, 3, 0, 1, 2]
+    """
+    window = np.asarray(prompt, np.int32)
+    while True:
+        scores = np.asarray(logits(window[None]))[0, -1].astype(np.float64)
+        if temperature:
+            # The largest of logits with Gumbel noise is drawn by their softmax (Gumbel, 1954).
+            scores = scores / temperature + chance.gumbel(size=len(scores))
+        token = int(scores.argmax())
+        window = np.append(window[1:], np.int32(token))
+        yield token
+
+
+def text_of(tokens: Sequence[int] | np.ndarray, names: Sequence[str]) -> str:
+    r"""Returns the text that tokens stand for, be it characters or bytes of UTF-8.
+
+    >>> text_of([0, 1, 2], ["a", "\\xc3", "\\xa9"])
+    'aé'
+    """
+    parts_named = (names[int(token)] for token in tokens)
+    parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in parts_named)
+    return b"".join(parts).decode(errors="replace")
+
+
+def _tells_next(model: keras.Model, vocabulary: int) -> bool:
+    """True if a model has as many outputs for each token as there are tokens that may come next."""
+    shape = getattr(model, "output_shape", None)
+    return isinstance(shape, tuple) and len(shape) == 3 and shape[2] == vocabulary
+
+
+def _prompt(x: Any, y: Any) -> np.ndarray | None:
+    """The tokens of an example, int [length]; None where it, or what is learnt of it, is something else."""
+    if any(isinstance(structure, dict | list | tuple) for structure in (x, y)):
+        return None
+    tokens, labels = np.asarray(x), np.asarray(y)
+    alike = tokens.ndim == 2 and tokens.shape == labels.shape and {tokens.dtype.kind, labels.dtype.kind} <= set("iu")
+    return tokens[0] if alike else None
+
+
+def save(model: keras.Model, folder: Path, emit: Emit) -> str:
+    """Writes the model whole or not at all, or its weights where Keras cannot save it; returns the file's name."""
+    try:
+        try:
+            return _written(model.save, folder, MODEL)
+        except OSError:
+            raise
+        except Exception as error:  # whatever a class of a user's own raises
+            name = _written(model.save_weights, folder, WEIGHTS)
+            emit(
+                Warned(
+                    f"The trained model was saved as its weights, {name}, since Keras cannot save it whole: "
+                    f"{' '.join(str(error).split())[:200]}. Try get_config and from_config in "
+                    f"{type(model).__name__}; the weights load into a model that is made and built as this one was."
+                )
+            )
+            return name
+    except OSError as error:
+        raise TrainingError(
+            f"Expected to be able to write the trained model to {folder}, received: {error.strerror or error}. Try "
+            f"more space: the same command then goes on from the last checkpoint."
+        ) from error
+
+
+def _written(write: Callable[[Path], object], folder: Path, name: str) -> str:
+    partial = folder / f".partial.{name}"
+    try:
+        write(partial)
+        partial.rename(folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
+    return name

@@ -1,0 +1,369 @@
+"""Lays the examples of each global batch over the replicas, so that each is seen once an epoch.
+
+Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, whatever the number of processes; replica r
+gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone, so
+that training can go on at any position, with other replicas or another global batch, without what came before it.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.examples import Examples
+from pipeline.private import cache_op, shuffle_op
+from pipeline.worker.data import reading as reads
+from pipeline.worker.data.reading import Batch, Batches, Part, Reading, Spec, Step
+from pipeline.worker.layout import BEGINNING, Layout, Position
+
+DEFAULT = Reading()
+
+
+# (number of an epoch, examples of it that are trained, steps that are left) -> (examples, batches) of each step
+Epoch: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
+
+Traced = TypeVar("Traced", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Data:
+    """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
+
+    part: Part
+    layout: Layout
+    shuffle: bool
+    seed: int
+    reading: Reading = DEFAULT
+
+    def iterator(self, position: Position = BEGINNING) -> Batches:
+        """Each step's batches for this process's replicas, from the position on, without end."""
+        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
+
+
+def count(part: Part) -> int:
+    """Examples in a part: arrays, `Examples`, or a `tf.data.Dataset` of single ones, counted by reading if need be."""
+    if isinstance(part, Examples):
+        return part.count
+    if not isinstance(part, tf.data.Dataset):
+        return len(tf.nest.flatten(part)[0])
+    cardinality = int(part.cardinality())
+    if cardinality == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "Expected a data set of single examples that ends, received one without end. Try dataset.take(examples)."
+        )
+    return cardinality if cardinality >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
+
+
+def stream(
+    part: Part,
+    layout: Layout,
+    shuffle: bool,
+    seed: int,
+    position: Position = BEGINNING,
+    reading: Reading = DEFAULT,
+) -> tf.data.Dataset:
+    """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
+
+    Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
+    part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
+
+    What it yields is what the stream from the beginning comes to at that position. With another global batch, the rest
+    of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same ones.
+    Arrays are not read up to the position; of records in files and of a data set, only the epoch under way is, and no
+    example is made. Orders that a data set draws anew each time it is read, from a seed of its own, are those that it
+    would have come to, except where it reads what it shuffles more than once, or in a function: `repeat`, and
+    `interleave` over data sets made outside of it.
+    """
+    if isinstance(part, tf.data.Dataset) and (reading.servers or layout.local < layout.replicas):
+        # Each makes its own examples alone, as far as that is known to make the same.
+        part = reads.opened(part)
+    make = reads.maker(part, seed, reading.classes)
+    batches = raw_stream(part, layout, shuffle, seed, position, reading)
+    if make is not None:
+
+        def one(number: tf.Tensor, examples: tf.Tensor, raw: tuple[Batch, ...]) -> Step:
+            return examples, tuple(make(number, batch) for batch in raw)
+
+        def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
+            return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
+
+        batches = reads.made_by(reading.servers, batches, made) if reading.servers else made(batches)
+    # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
+    endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return endless.with_options(_options(part)).prefetch(reading.prefetch)
+
+
+def raw_stream(
+    part: Part, layout: Layout, shuffle: bool, seed: int, position: Position, reading: Reading
+) -> tf.data.Dataset:
+    """Returns (examples, batches) of raw elements, from which `stream` makes examples; the epoch's number comes first
+    where it is needed for that.
+    """
+    position = layout.settled(position)
+    raw = reads.raw(part, shuffle, seed, reading)
+    static = layout.last != "short"
+    inner = part.raw if isinstance(part, Examples) else part
+    if callable(raw):
+        if isinstance(inner, tf.data.Dataset):
+            _draw_orders(inner, position.epoch)
+        from_dataset = _static_from_dataset if static else _from_dataset
+        epoch = from_dataset(raw, layout, seed if shuffle else None, reading.window)
+    else:
+        epoch = (_static_from_arrays if static else _from_arrays)(raw, layout, seed if shuffle else None)
+    batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
+    # Those of a data set that is read in a function are lost otherwise.
+    return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
+
+
+def _options(part: Part) -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    if not isinstance(part.raw if isinstance(part, Examples) else part, tf.data.Dataset):
+        # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
+        options.autotune.enabled = False
+    return options
+
+
+def again(step: Step, of_type: Spec) -> Batches:
+    """Returns an iterator of `step` again and again, typed as the stream's: compiled functions take it untraced."""
+    one = tf.data.Dataset.from_tensors(step).repeat()
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), of_type))
+
+
+def spec(part: Part) -> Batch:
+    """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
+    if isinstance(part, tf.data.Dataset | Examples):
+        of_one = part.element_spec
+        return tf.nest.map_structure(lambda leaf: tf.zeros((2, *leaf.shape), leaf.dtype), of_one)
+    return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
+
+
+def order(examples: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """The places of an epoch's examples in their order, int64 [examples]; drawn from `seed` and `epoch`, an int64."""
+    return tf.random.experimental.stateless_shuffle(tf.range(examples, dtype=tf.int64), seed=[seed, epoch])
+
+
+def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
+    """A data set shuffled through a window, in an order drawn from `seed` and `epoch`, an int64, alone.
+
+    `Dataset.shuffle` draws it from TensorFlow's global seed, too, and takes no tensor for a seed where that is 0.
+    """
+    variant = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(part),
+        buffer_size=window,
+        seed=seed,
+        # Two zeros ask for an order by chance.
+        seed2=epoch + 1,
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
+        reshuffle_each_iteration=False,
+        **part._flat_structure,
+    )
+    return tf.data.experimental.from_variant(variant, part.element_spec)
+
+
+def epochs(layout: Layout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
+    """Returns what `make` returns for each epoch from the position on, one after the other.
+
+    It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
+    Where the elements are to be `numbered`, that of their epoch comes before the rest.
+    """
+    left = layout.steps_after(position.examples)
+
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        resumed = number == position.epoch
+        trained, steps = (
+            tf.where(resumed, tf.constant(rest, tf.int64), tf.constant(whole, tf.int64))
+            for rest, whole in ((position.examples, 0), (left, layout.steps))
+        )
+        elements = make(number, trained, steps)
+        return elements.map(_as_written(lambda *rest: (number, *rest))) if numbered else elements
+
+    return tf.data.Dataset.counter(position.epoch).flat_map(_as_written(epoch))
+
+
+def _draw_orders(part: tf.data.Dataset, count: int) -> None:
+    """Draws so many epochs' orders from a data set's own shuffles. What is cached is read in one order for ever."""
+    if isinstance(part, cache_op.CacheDataset):
+        return
+    if isinstance(part, shuffle_op._ShuffleDataset):
+        for _ in range(count):
+            iter(part)
+    for source in part._inputs():
+        _draw_orders(source, count)
+
+
+def _from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
+    """An epoch of arrays: step by step the rows of each local replica, in an order drawn where there is a seed."""
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
+    examples = layout.counts[layout.process] if layout.sharded else layout.examples
+
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+        rows = tf.range(examples, dtype=tf.int64) if seed is None else order(examples, seed, number)
+
+        def batches(step: tf.Tensor) -> Step:
+            start, edges, total = _shares(layout, trained, step)
+            chosen = [rows[start + first : start + last] for first, last in itertools.pairwise(edges)]
+            return total, tuple(
+                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
+            )
+
+        return tf.data.Dataset.range(steps).map(_as_written(batches))
+
+    return epoch
+
+
+def _from_dataset(read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int) -> Epoch:
+    """An epoch of what `read` returns for its number, shuffled where there is a seed."""
+    spec = read(tf.constant(0, tf.int64)).element_spec
+    empty = tf.data.Dataset.from_tensors(
+        tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), spec)
+    )
+
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+        ordered = _shuffled(read(number), layout, seed, number, window)
+        ordered = ordered.skip(trained // len(layout.counts))
+        whole = ordered.batch(layout._share, num_parallel_calls=tf.data.AUTOTUNE)
+
+        def batches(batch: Batch, step: tf.Tensor) -> Step:
+            _, edges, total = _shares(layout, trained, step)
+            return total, tuple(
+                tf.nest.map_structure(lambda leaf, rows=slice(first, last): leaf[rows], batch)
+                for first, last in itertools.pairwise(edges)
+            )
+
+        # A shard that is shorter than the others feeds empty batches while they go on.
+        return _in_steps(whole.concatenate(empty.repeat()), steps).map(_as_written(batches))
+
+    return epoch
+
+
+def _shuffled(
+    read: tf.data.Dataset, layout: Layout, seed: int | None, number: tf.Tensor, window: int
+) -> tf.data.Dataset:
+    return read if seed is None else shuffled(read, min(max(1, layout.examples), window), seed, number)
+
+
+def _in_steps(batches: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
+    """(batch, step) of the first `steps` batches. It looks for one more: a `cache` is kept once its end was seen."""
+    return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
+
+
+def static_parts(part: Part, layout: Layout) -> list[tuple[Part, Layout]]:
+    """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each.
+
+    What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
+    pads, and metrics that know no weights stay exact. The size of the other batches is the one that takes the
+    fewest steps.
+    """
+    examples, replicas = layout.examples, layout.replicas
+    largest = min(layout.global_batch, examples) // replicas
+
+    def steps(size: int) -> int:
+        whole, rest = divmod(examples, size * replicas)
+        return whole + -(-rest // replicas)
+
+    size = min(range(largest, 0, -1), key=steps, default=1)
+    whole = examples - examples % (size * replicas)
+    cut = (
+        (_cut(part, 0, whole), dataclasses.replace(layout, global_batch=size * replicas, counts=(whole,))),
+        (_cut(part, whole, examples), dataclasses.replace(layout, global_batch=replicas, counts=(examples - whole,))),
+    )
+    lasts: tuple[Literal["left out", "padded"], ...] = ("left out", "padded")
+    return [
+        (piece, dataclasses.replace(of_piece, last=last))
+        for (piece, of_piece), last in zip(cut, lasts, strict=True)
+        if of_piece.examples
+    ]
+
+
+def _cut(part: Part, start: int, stop: int) -> Part:
+    """Examples `start` to `stop` of a part. Those after the start of a data set are kept, not read past each time."""
+    if isinstance(part, Examples):
+        inner = reads.cut(part.raw, start, stop) if part.in_files else _cut(part.raw, start, stop)
+        return dataclasses.replace(part, raw=inner)
+    if not isinstance(part, tf.data.Dataset):
+        return tf.nest.map_structure(lambda leaf: leaf[start:stop], part)
+    return part.skip(start).take(stop - start).cache() if start else part.take(stop)
+
+
+def _static_from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
+    """As `_from_arrays`, in batches of one size."""
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
+    size = layout.global_batch // layout.replicas
+
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+        places = tf.range(layout.examples, dtype=tf.int64) if seed is None else order(layout.examples, seed, number)
+
+        def batches(step: tf.Tensor) -> Step:
+            start = trained + step * layout.global_batch
+            # A number of rows that is known, unlike that of a slice; the last example pads.
+            rows = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), layout.examples - 1)
+            chosen = tf.split(tf.gather(places, rows), layout.replicas)
+            return _counted(layout, trained, step), tuple(
+                tf.nest.map_structure(
+                    lambda array, own_rows=own_rows: tf.gather(array, tf.ensure_shape(own_rows, [size])), arrays
+                )
+                for own_rows in chosen
+            )
+
+        return tf.data.Dataset.range(steps).map(_as_written(batches))
+
+    return epoch
+
+
+def _static_from_dataset(
+    read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int
+) -> Epoch:
+    """As `_from_dataset`, in batches of one size."""
+    size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
+
+    def filled(leaf: tf.Tensor) -> tf.Tensor:
+        # The last example pads.
+        rows = tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1)
+        return tf.gather(leaf, rows)
+
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+        ordered = _shuffled(read(number), layout, seed, number, window)
+        whole = ordered.skip(trained).batch(
+            layout.global_batch, drop_remainder=not padded, num_parallel_calls=tf.data.AUTOTUNE
+        )
+
+        def batches(batch: Batch, step: tf.Tensor) -> Step:
+            batch = tf.nest.map_structure(filled, batch) if padded else batch
+            return _counted(layout, trained, step), tuple(
+                tf.nest.map_structure(lambda leaf, first=first: leaf[first : first + size], batch)
+                for first in range(0, layout.global_batch, size)
+            )
+
+        return _in_steps(whole, steps).map(_as_written(batches))
+
+    return epoch
+
+
+def _counted(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Examples that count in a step's global batch, of an epoch of which so many were trained before."""
+    left = layout.examples - trained - step * layout.global_batch
+    return tf.cast(tf.minimum(left, layout.global_batch), tf.float32)
+
+
+def _as_written(function: Traced) -> Traced:
+    """The function without AutoGraph's conversion, which takes longer than tracing it."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
+
+
+def _shares(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
+
+    The batch is what this process reads of the global one; the epoch had so many examples trained before.
+    """
+    start = trained // len(layout.counts) + step * layout._share
+    sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout._share)
+    size = sizes[layout.process] if layout.sharded else sizes[0]
+    parts = layout.local if layout.sharded else layout.replicas
+    number = 0 if layout.sharded else layout.first
+    edges = [size * (number + local) // parts for local in range(layout.local + 1)]
+    return start, edges, tf.cast(tf.reduce_sum(sizes), tf.float32)

@@ -1,0 +1,142 @@
+"""Looks at arrays before they are trained on, and refuses or leaves out what is broken, whichever engine trains."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from pipeline.data.errors import first_of
+from pipeline.data.examples import Broken, Examples, leaves, rows, whole_rows
+from pipeline.data.nested import Nested
+from pipeline.record.events import Loaded, Lost
+from pipeline.worker.model_error import TrainingError
+
+
+def look_through(
+    parts: Mapping[str, Any], classes: int | None, number: int, of: int, skip: bool, whole: bool = True
+) -> tuple[dict[str, list[Broken]], list[str]]:
+    """Returns what is broken in share `number` of `of` of each part, and what to warn of; refuses it unless `skip`.
+
+    Parts that are not `whole` do not tell what the data lack.
+    """
+    found = {name: broken(part, classes, number, of, skip) for name, part in parts.items()}
+    complaints = flaws(parts["train"], classes) if whole else ()
+    if not skip:
+        refuse([one for of_part in found.values() for one in of_part], complaints)
+    return found, notes(parts["train"], complaints)
+
+
+def loaded(sharded: Mapping[str, bool], counts: Mapping[str, int], found: Mapping[str, Sequence[Broken]]) -> Loaded:
+    """Returns the event of data that have so many examples, and of what was found broken in them."""
+    lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in found.items()}
+    return Loaded(dict(sharded), dict(counts), lost)
+
+
+def broken(part: object, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:
+    """Returns broken examples in share `number` of `of`; those of a `tf.data.Dataset` are seen when it is read."""
+    if isinstance(part, Examples):
+        return part.look(part, number, of, thorough) if part.look else []
+    if not _is_arrays(part):
+        return []
+    count = _rows(part)
+    return list(_broken_rows(part, classes, number * count // of, (number + 1) * count // of))
+
+
+def flaws(part: object, classes: int | None) -> tuple[str, ...]:
+    """Returns what is wrong with a training part as a whole, in words that follow "There are"."""
+    if isinstance(part, Examples):
+        return part.flaws
+    if classes is None or not _is_arrays(part) or not _are_labels(part[1]):
+        return ()
+    present = set(np.unique(np.asarray(part[1])).tolist())
+    empty = [label for label in range(classes) if label not in present]
+    named = first_of([str(label) for label in empty], between=", ", last=" and")
+    return (f"no training examples of class {named}",) if empty else ()
+
+
+def notes(part: object, complaints: Sequence[str]) -> list[str]:
+    """Returns what a user is told of a training part, once its flaws are no reason to end."""
+    read = part.notes if isinstance(part, Examples) else ()
+    return [*read, *(f"There are {complaint}." for complaint in complaints)]
+
+
+def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str = "") -> None:
+    """Raises what is broken, if anything is, naming the first; `also` is typed beside data.on_error=skip."""
+    if broken_ones:
+        lost = sum(flaw.examples for flaw in broken_ones)
+        named = first_of([f"{flaw.name} {flaw.why}" for flaw in broken_ones])
+        raise TrainingError(
+            "examples that can be trained on",
+            f"{lost} that cannot: {named}",
+            f"{also}data.on_error=skip, which trains on the others, or putting the data right",
+        )
+    if complaints:
+        raise TrainingError(
+            "data that lack nothing",
+            complaints[0],
+            "data.on_error=skip, which trains nevertheless, or putting the data right",
+        )
+
+
+def without(part: Any, lost: Sequence[Broken]) -> Any:
+    """The part without what is broken."""
+    if not lost:
+        return part
+    if isinstance(part, Examples):
+        return part.without(lost)
+    return rows(part, whole_rows(_rows(part), lost))
+
+
+def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> None:
+    """Refuses training data that have nothing, or not enough for one step."""
+    if examples == 0:
+        raise TrainingError("Expected training data with examples, received none.")
+    if examples < global_batch and not skip:
+        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else "more data"
+        raise TrainingError(
+            f"training data for at least one global batch of {global_batch}",
+            f"{examples} examples",
+            f"{fitting}, or data.on_error=skip, which trains on a smaller one",
+        )
+
+
+def num_classes(part: object) -> int | None:
+    """Returns the number of classes that a part knows of or integer labels name; None where labels do not tell."""
+    if isinstance(part, Examples):
+        return part.num_classes
+    if not _is_arrays(part) or not _are_labels(part[1]) or not len(part[1]):
+        return None
+    highest = int(np.asarray(part[1]).max())
+    # Quantities, which no output could be of.
+    return highest + 1 if highest < np.iinfo(np.int32).max else None
+
+
+def _is_arrays(part: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(part, tuple) and len(part) > 1
+
+
+def _rows(part: Nested[np.ndarray]) -> int:
+    return len(leaves(part)[0])
+
+
+def _broken_rows(part: tuple[Any, ...], classes: int | None, start: int, stop: int) -> Iterator[Broken]:
+    whole = np.ones(stop - start, bool)
+    arrays: list[np.ndarray] = leaves(part)
+    for leaf in arrays:
+        values = np.asarray(leaf)[start:stop]
+        if values.dtype.kind == "f":
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    inside = np.ones(stop - start, bool)
+    if classes is not None and _are_labels(part[1]):
+        labels = np.asarray(part[1])[start:stop]
+        inside = (labels >= 0) & (labels < classes)
+    for row in np.flatnonzero(~(whole & inside)):
+        why = (
+            f"has label {labels[row]}, 0 to {(classes or 0) - 1} were expected" if whole[row] else "has NaN or infinity"
+        )
+        yield Broken(None, int(start + row), 1, f"example {start + row}", why)
+
+
+def _are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:
+    """True for integers, one for each example."""
+    return not isinstance(y, Mapping | tuple | list) and (array := np.asarray(y)).dtype.kind in "iu" and array.ndim == 1

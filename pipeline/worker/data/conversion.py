@@ -1,0 +1,334 @@
+"""Turns what a user gives as data into what is trained on: arrays of one length, or a data set of single examples.
+
+What can be told without reading is told here, in words: kinds, shapes, lengths. Values that are broken are found by
+`integrity.py`, and labels that do not fit the model by `labels.py`.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data import narrow
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Examples, leaves
+from pipeline.data.nested import Nested
+from pipeline.worker.data.reading import FitData, Part, Spec
+
+NAMES = ("x", "y", "sample_weight")
+
+# What makes batches of examples, and what hands on the elements that it is given, one for one or fewer.
+BATCHING = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
+HANDING_ON = (
+    "_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "_AssertCardinalityDataset",
+    "_ShuffleDataset", "CacheDataset", "_RepeatDataset", "_TakeDataset", "_SkipDataset", "_FilterDataset",
+    "_ShardDataset",
+)  # fmt: skip
+
+PAD = "keras.utils.pad_sequences, which makes all of one length"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where:
+    """An array of a part, as a message names it: `x`, `y["size"]`, ...; and which part it is."""
+
+    path: str
+    part: str
+
+    def __str__(self) -> str:
+        return f"{self.path} of the {self.part} data"
+
+    def inside(self, key: object) -> "_Where":
+        return dataclasses.replace(self, path=f"{self.path}[{key!r}]")
+
+
+def both(parts: Iterable[object]) -> tuple[object, object]:
+    """(training, validation) of what a data set's function has returned. Raises `DataError`."""
+    try:
+        train, validation = parts
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"Expected data.build to return (train, validation), received {type(parts).__name__}."
+        ) from error
+    if _is_array(train) and _is_array(validation):
+        raise DataError(
+            "data.build to return (train, validation), each of them (x, y)",
+            f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}",
+            "return (x, y), None",
+        )
+    return train, validation
+
+
+def part(value: object, name: str) -> Part | None:
+    """A part as it is trained on: a data set or `Examples` as it is, all else a tuple of arrays, nested as it came.
+
+    `name` is "training" or "validation". Lists of numbers become arrays. Raises `DataError`.
+    """
+    if value is None or isinstance(value, Examples):
+        return value
+    if isinstance(value, tf.data.Dataset):
+        _check_set(value, name)
+        return value
+    if isinstance(value, Iterator):
+        raise DataError(
+            f"{name} data that can be read again in each epoch",
+            f"a {type(value).__name__}, which ends once it is read",
+            "arrays, or tf.data.Dataset.from_generator",
+        )
+    arrays_or_lists = _trimmed(value if isinstance(value, list | tuple) else (value,))
+    if not 1 <= len(arrays_or_lists) <= len(NAMES) or arrays_or_lists[0] is None:
+        raise DataError(
+            f"{name} data as (x, y) or (x, y, sample_weight)",
+            "none"
+            if not arrays_or_lists
+            else "an x of None"
+            if arrays_or_lists[0] is None
+            else f"{len(arrays_or_lists)} of them",
+            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
+        )
+    arrays = tuple(
+        None if values is None else _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
+        for path, values in zip(NAMES, arrays_or_lists, strict=False)
+    )
+    _check_lengths(arrays, name)
+    return arrays
+
+
+def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
+    """Returns what Keras's `fit` was given, with arrays in place of lists of numbers. Raises `DataError`."""
+    if isinstance(x, tf.data.Dataset):
+        _check_batches(x, name)
+    if not _are_arrays(x):
+        return x, y, sample_weight
+    structures = [
+        None if values is None else _without_lists(values, _Where(path, name))
+        for path, values in zip(NAMES, (x, y, sample_weight), strict=True)
+    ]
+    arrays = [
+        None if values is None else _arrays(values, _Where(path, name))
+        for path, values in zip(NAMES, structures, strict=True)
+    ]
+    _check_lengths(arrays, name)
+    return tf.nest.map_structure(_for_text, structures[0], arrays[0]), structures[1], structures[2]
+
+
+def _for_text(leaf: object, array: np.ndarray) -> object:
+    """Text as a tensor, in place of NumPy's, which Keras does not take."""
+    return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
+
+
+def _are_arrays(x: FitData) -> bool:
+    """True for what Keras takes for arrays, and not for what makes batches."""
+    kinds = Mapping | list | tuple | tf.SparseTensor | tf.RaggedTensor
+    return isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")
+
+
+def _is_array(value: object) -> TypeGuard[np.ndarray]:
+    return isinstance(value, np.ndarray | tf.Tensor)
+
+
+def _trimmed(parts: Iterable[object]) -> tuple[object, ...]:
+    """(x, y, None) is (x, y)."""
+    values = tuple(parts)
+    while values and values[-1] is None:
+        values = values[:-1]
+    return values
+
+
+def _without_lists(values: object, where: _Where) -> object:
+    """The same structure, with an array in place of each list of numbers, and a tuple in place of any other list."""
+    if isinstance(values, Mapping):
+        return {key: _without_lists(inner, where.inside(key)) for key, inner in values.items()}
+    if not isinstance(values, list | tuple):
+        return values
+    if not _is_one_array(values):
+        return tuple(_without_lists(inner, where.inside(place)) for place, inner in enumerate(values))
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
+    # As Keras does with Python's floats.
+    return narrow.floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
+
+
+def _is_one_array(values: object) -> bool:
+    """True for one array in lists, and not for a list of arrays.
+
+    >>> _is_one_array([[1, 2], [3, 4]]), _is_one_array([np.ones(2), np.ones(2)])
+    (True, False)
+    """
+    while isinstance(values, list | tuple):
+        if not values:
+            return True
+        values = values[0]
+    return np.isscalar(values)
+
+
+def _arrays(values: object, where: _Where) -> Nested[np.ndarray]:
+    if isinstance(values, Mapping):
+        return {key: _arrays(inner, where.inside(key)) for key, inner in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_arrays(inner, where.inside(place)) for place, inner in enumerate(values))
+    return _array(values, where)
+
+
+def _array(values: object, where: _Where) -> np.ndarray:
+    """An array of numbers, or of text for x, with the examples along its first axis."""
+    dense = {tf.SparseTensor: "tf.sparse.to_dense", tf.RaggedTensor: ".to_tensor()"}
+    sparse = next((how for kind, how in dense.items() if isinstance(values, kind)), None)
+    if sparse or hasattr(values, "tocsr"):
+        raise DataError("dense arrays", f"{type(values).__name__} as {where}", f"{sparse or '.toarray()'}")
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        array = _of_objects(array, values, where)
+    if not array.ndim:
+        raise DataError(f"an array as {where}", _short(values), "numpy.array, with one row an example")
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError as error:
+        raise DataError(f"numbers as {where}", array.dtype, ".astype('float32'), or whatever stands for it") from error
+    if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
+        raise DataError(
+            f"numbers as {where}",
+            f"text, such as {_texts(array.flat[:1])[0]!r}",
+            "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0",
+        )
+    return array
+
+
+def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
+    """Text as text, that of TensorFlow's too; anything else that NumPy keeps as Python objects is refused."""
+    if array.ndim and array.size and all(isinstance(value, str | bytes) for value in array.flat):
+        return np.array(_texts(array.flat)).reshape(array.shape)
+    if not array.ndim:
+        raise DataError(
+            f"arrays or a tf.data.Dataset as {where}", _short(values), "numpy.array, or tf.data.Dataset.from_generator"
+        )
+    shapes = {np.shape(value) for value in array.flat}
+    if shapes == {()}:
+        how = ".astype('float32')"
+    else:
+        how = "numpy.stack, which makes one array of all" if len(shapes) == 1 else PAD
+    kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
+    raise DataError(f"numbers as {where}", f"an array of objects ({kinds})", f"{how}")
+
+
+def _texts(values: Iterable[str | bytes]) -> list[str]:
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> None:
+    """Refuses arrays that do not hold the same number of examples."""
+    named = {path: values for path, values in zip(NAMES, arrays, strict=False) if values is not None}
+    lengths = {path: {len(leaf) for leaf in leaves(values)} for path, values in named.items()}
+    if len(set[int]().union(*lengths.values())) <= 1:
+        return
+    x, y = named["x"], lengths.get("y", set())
+    if isinstance(x, tuple) and y == {len(x)}:
+        raise DataError(
+            f"x of the {name} data to be one array of {len(x)} examples",
+            f"a list of {len(x)} arrays, which stands for as many inputs",
+            "numpy.stack(x)",
+        )
+    counts = ", ".join(
+        f"{' and '.join(f'{length:,}' for length in sorted(lengths_here))} in {path}"
+        for path, lengths_here in lengths.items()
+    )
+    raise DataError(
+        f"as many examples in each array of the {name} data",
+        counts,
+        f"looking for those that are missing, or cutting all to {min(set[int]().union(*lengths.values())):,}",
+    )
+
+
+def _check_set(data: tf.data.Dataset, name: str) -> None:
+    """Refuses a data set whose elements are no single examples of tensors of one size."""
+    spec = data.element_spec
+    if isinstance(spec, tuple) and len(spec) > len(NAMES):
+        raise DataError(
+            f"a {name} data set of (x, y) or (x, y, sample_weight)",
+            f"one of {len(spec)} components",
+            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
+        )
+    _check_kinds(spec, name)
+    if is_batched(data):
+        raise DataError(
+            f"a {name} data set of single examples, which are batched here",
+            f"one of batches, {_written(spec)}",
+            "to leave out .batch, or dataset.unbatch()",
+        )
+    if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
+        raise DataError(
+            f"a {name} data set of examples of one size",
+            _written(spec),
+            "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches",
+        )
+
+
+def _check_batches(data: tf.data.Dataset, name: str) -> None:
+    """Refuses a data set for Keras's `fit` whose elements cannot be batches."""
+    spec = data.element_spec
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
+        return
+    _check_kinds(spec, name)
+    first = {leaf.shape[0] for leaf in tf.nest.flatten(spec) if leaf.shape.rank} - {None}
+    if len(first) > 1:
+        raise DataError(
+            f"a {name} data set of batches, as many examples in each of their arrays",
+            _written(spec),
+            "dataset.batch(32)",
+        )
+
+
+def _check_kinds(spec: Spec, name: str) -> None:
+    for leaf in tf.nest.flatten(spec):
+        if not isinstance(leaf, tf.TensorSpec):
+            how = "tf.sparse.to_dense" if isinstance(leaf, tf.SparseTensorSpec) else ".to_tensor(shape=...)"
+            raise DataError(
+                f"a {name} data set of dense tensors", f"a {type(leaf).__name__} in it", f"{how} in dataset.map"
+            )
+    labels = tf.nest.flatten(spec[1:]) if isinstance(spec, tuple) else []
+    if any(leaf.dtype == tf.string for leaf in labels):
+        raise DataError(
+            f"numbers as y of the {name} data set",
+            "text",
+            "keras.layers.StringLookup in dataset.map, which numbers classes",
+        )
+
+
+def is_batched(data: tf.data.Dataset) -> bool:
+    """True if the elements of a data set are batches, each of whose arrays has as many examples.
+
+    >>> is_batched(tf.data.Dataset.range(8).batch(4).prefetch(1)), is_batched(tf.data.Dataset.range(8))
+    (True, False)
+    """
+    node = data
+    while type(node).__name__ in HANDING_ON:
+        (node,) = node._inputs()
+    specs = tf.nest.flatten(data.element_spec)
+    first = [leaf.shape[0] if leaf.shape.rank else 0 for leaf in specs]
+    return type(node).__name__ in BATCHING and len(set(first)) == 1 and first[0] != 0
+
+
+def _written(spec: Spec) -> str:
+    """The shapes of a data set's elements, as a user reads them.
+
+    >>> _written((tf.TensorSpec((None, 6)), tf.TensorSpec((None,))))
+    'x of [None, 6] and y of [None]'
+    """
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    return " and ".join(
+        f"{path} of {', '.join(_shape(leaf.shape) for leaf in tf.nest.flatten(part))}"
+        for path, part in zip(NAMES, parts, strict=False)
+    )
+
+
+def _shape(shape: tf.TensorShape) -> str:
+    return "an unknown rank" if shape.rank is None else str(shape.as_list())
+
+
+def _short(values: object) -> str:
+    return repr(values) if isinstance(values, int | float | str) else f"a {type(values).__name__}"

@@ -1,0 +1,242 @@
+"""The batches of asynchronous workers: any step's, by its number, whoever makes it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.examples import Examples
+from pipeline.data.nested import Nested
+from pipeline.worker.data import batches, reading
+from pipeline.worker.data.batches import Data
+from pipeline.worker.data.reading import Batch, Part, Spec
+from pipeline.worker.layout import BEGINNING, Position
+from pipeline.worker.model_error import TrainingError
+
+# Of examples that the coordinator reads for its workers: TensorFlow's messages are below 2 GiB.
+MOST_READ = 1 << 30
+_PYTHONS = "from_generator, py_function or numpy_function"
+_PREPARE = "python -m pipeline prepare data.build._target_=... out=prepared, then data=tfrecord data.path=prepared"
+
+# Places of examples in arrays, int64, and the edges between the steps' batches among them, int64 [steps + 1].
+Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of asynchronous workers' batches.
+
+    `made` makes a worker's data set, in a function that runs there. `rows` says which examples so many steps from a
+    number on train: their places in arrays, and the edges between the batches. Steps are numbered from the position
+    that the source begins at. `batch` is a step's batch, from the data set's iterator, the rows and two edges.
+    """
+
+    made: Callable[[], tf.data.Dataset]
+    rows: Callable[[int, int], Rows]
+    batch: Callable[[Iterator[Batch], tf.Tensor, tf.Tensor, tf.Tensor], Batch]
+
+
+def source(data: Data, shards: Sequence[Part], workers: int, position: Position = BEGINNING) -> Source:
+    """Returns where workers take their batches from: arrays by the places of a step, data sets in turn.
+
+    Arrays are trained once an epoch, each example, whoever is faster. Of a data set each worker reads its own shard,
+    round and round, and takes as many examples as a step stands for.
+
+    It begins at the position: exactly with arrays, and where one worker reads a data set. Several workers each begin
+    as far into their shards as if all were as fast and all batches full. A data set that draws an order of its own
+    each time it is read begins with the first one, as it does for a worker that was started again. One that is made by
+    Python, which no worker could run, is read once, here, and is arrays from then on.
+    """
+    layout, position = data.layout, data.layout.settled(position)
+    if isinstance(data.part, tf.data.Dataset) and _is_of_python(data.part):
+        data = dataclasses.replace(data, part=_read(data.part))
+    rows = _Rows(data, position)
+    if isinstance(data.part, Examples) and not data.part.is_made:
+        return _of_examples(data, position, rows)
+    if not isinstance(data.part, tf.data.Dataset):
+        inner = data.part.raw if isinstance(data.part, Examples) else data.part
+        with tf.device("CPU:0"):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
+    part: tf.data.Dataset = data.part
+    counts = list(map(_cardinality, shards)) if len(shards) > 1 else [layout.examples // workers]
+    if 0 in counts:
+        raise TrainingError(
+            f"training examples for each of {workers} workers",
+            f"{layout.examples} and none for worker {counts.index(0) + 1}",
+            "workers=1",
+        )
+    graphs = [graph(shard) for shard in shards]
+
+    def made() -> tf.data.Dataset:
+        parts = [from_graph(of_shard, part.element_spec).with_options(part.options()) for of_shard in graphs]
+        if workers == 1:
+            # In the order of one device, in which the last batch of an epoch is a smaller one.
+            one = batches.stream(parts[0], layout, data.shuffle, data.seed, position, data.reading)
+            return one.map(lambda _, own: own[0])
+        worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+        if len(parts) == 1:
+            own = parts[0].shard(workers, worker)
+        else:
+            chosen = tf.data.Dataset.from_tensors(worker).repeat()
+            own = tf.data.Dataset.choose_from_datasets(parts, chosen)
+        window = min(max(1, layout.examples // workers), data.reading.window)
+
+        def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+            ordered = batches.shuffled(own, window, data.seed, number) if data.shuffle else own
+            return ordered.skip(trained // workers)
+
+        endless = batches.epochs(layout, position, epoch).with_options(part.options())
+        whole = endless.batch(layout.global_batch, drop_remainder=True)
+        return whole.map(lambda *batch: reading.checked(batch, data.reading.classes)).prefetch(data.reading.prefetch)
+
+    return Source(made, rows.of, _next)
+
+
+def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
+    """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for.
+
+    Each is trained once an epoch, whoever is faster: of records in files every worker reads all, and passes over those
+    of other workers' steps.
+    """
+    make = reading.maker(data.part, data.seed, data.reading.classes)
+    assert make is not None
+    raw = reading.raw(data.part, data.shuffle, data.seed, data.reading)
+    if not callable(raw):
+        with tf.device("CPU:0"):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, raw)
+
+        def gathered(source: Iterator[Batch], places: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
+            with tf.device("CPU:0"):
+                return make(places[start], _gathered(source, places, start + 1, stop))
+
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.after_epochs, gathered)
+    layout = data.layout
+
+    def numbered() -> tf.data.Dataset:
+        steps = batches.raw_stream(data.part, layout, data.shuffle, data.seed, position, data.reading)
+        return steps.map(lambda epoch, _, batches: (epoch, batches[0])).enumerate()
+
+    def sought(source: Iterator[Batch], numbers: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
+        wanted = numbers[0] + start
+
+        def again() -> tuple[tf.Tensor, Batch]:
+            # A step that another worker was lost with, and that this one has passed.
+            epoch, batch = numbered().skip(wanted).take(1).get_single_element()[1]
+            return epoch, batch
+
+        with tf.device("CPU:0"):
+            number, next_batch = tf.while_loop(
+                lambda number, _: number < wanted, lambda *_: next(source), next(source), parallel_iterations=1
+            )
+            return make(*tf.cond(number == wanted, lambda: next_batch, again))
+
+    return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
+
+
+def _cardinality(shard: tf.data.Dataset) -> int:
+    return int(shard.cardinality())
+
+
+def graph(part: tf.data.Dataset) -> tf.Tensor:
+    """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
+    if _is_of_python(part):
+        raise TrainingError(
+            "data that workers can read without this program's Python",
+            f"a data set made with {_PYTHONS}",
+            f"arrays, or files: {_PREPARE}",
+        )
+    return part._as_serialized_graph(strip_device_assignment=True)
+
+
+def _is_of_python(part: tf.data.Dataset) -> bool:
+    return b"PyFunc" in part._as_serialized_graph(strip_device_assignment=True).numpy()
+
+
+def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
+    """All examples of a data set, as arrays. Raises `TrainingError` where they are too large."""
+    examples: list[list[np.ndarray]] = []
+    size = 0
+    for example in part:
+        examples.append([np.asarray(leaf) for leaf in tf.nest.flatten(example)])
+        size += sum(leaf.nbytes for leaf in examples[-1])
+        if size > MOST_READ:
+            raise TrainingError(
+                f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers",
+                "more",
+                f"files: {_PREPARE}",
+            )
+    leaves = [np.stack(values) for values in zip(*examples, strict=True)]
+    return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]
+
+
+def from_graph(serialized: tf.Tensor, spec: Spec) -> tf.data.Dataset:
+    """The data set of a graph, with elements of `spec`."""
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=serialized), spec)
+
+
+class _Rows:
+    """The examples of each step from a position on, by their places in arrays; for other data, their number."""
+
+    def __init__(self, data: Data, position: Position) -> None:
+        self._data, self._known = data, not isinstance(data.part, tf.data.Dataset)
+        self._position, self._left = position, data.layout.steps_after(position.examples)
+        self._order = cache(self._of_epoch)
+
+    def of(self, first: int, count: int) -> Rows:
+        """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
+        return self._joined([self._places(*self._start(step)) for step in range(first, first + count)])
+
+    def after_epochs(self, first: int, count: int) -> Rows:
+        """The same with the number of its epoch before each step's places."""
+        starts = [self._start(step) for step in range(first, first + count)]
+        return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
+
+    def numbers(self, first: int, count: int) -> Rows:
+        """The number of the first step, and edges that add the others'."""
+        with tf.device("CPU:0"):
+            return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+    def _places(self, epoch: int, start: int) -> np.ndarray:
+        """Returns the places of a step's examples in arrays; as many zeros for data whose examples come as they are
+        read.
+        """
+        stop = min(start + self._data.layout.global_batch, self._data.layout.examples)
+        return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
+
+    @staticmethod
+    def _joined(places: list[np.ndarray]) -> Rows:
+        edges = np.cumsum([0, *map(len, places)])
+        with tf.device("CPU:0"):
+            return tf.constant(np.concatenate(places), tf.int64), tf.constant(edges, tf.int64)
+
+    def _start(self, step: int) -> tuple[int, int]:
+        """(the epoch of a step, the place in its order of the step's first example)."""
+        size, begun = self._data.layout.global_batch, self._position
+        if step < self._left:
+            return begun.epoch, begun.examples + step * size
+        more, place = divmod(step - self._left, self._data.layout.steps)
+        return begun.epoch + 1 + more, place * size
+
+    def _of_epoch(self, epoch: int) -> np.ndarray:
+        layout, data = self._data.layout, self._data
+        if not data.shuffle:
+            return np.arange(layout.examples)
+        self._order.cache_clear()
+        with tf.device("CPU:0"):
+            return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
+
+
+def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
+    """The batch of the examples at `rows[start:stop]` of the arrays that `source` gives."""
+    with tf.device("CPU:0"):
+        return tf.nest.map_structure(lambda array: tf.gather(array, rows[start:stop]), next(source))
+
+
+def _next(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
+    """The next batch of `source`, cut to `stop - start` examples."""
+    return tf.nest.map_structure(lambda leaf: leaf[: stop - start], next(source))

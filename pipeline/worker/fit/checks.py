@@ -1,0 +1,195 @@
+"""Refusals of `fit`, each a `UserError`, and what lets several strategies run in one process, one after the other."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakSet
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.errors import DataError
+from pipeline.data.nested import Nested
+from pipeline.errors import UserError
+from pipeline.worker import labels
+from pipeline.worker.collective import Pausable
+from pipeline.worker.data import conversion
+from pipeline.worker.data.reading import FitData
+from pipeline.worker.fit.passes import Passes
+from pipeline.worker.layout import Place
+from pipeline.worker.tensorflow import agreement
+from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.equality_check.comparison import check
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling import reduction
+
+
+def arrays(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
+    """The data, of which lists of numbers have become arrays; `name` is which part they are."""
+    with in_words():
+        return conversion.for_keras(x, y, sample_weight, name)
+
+
+def check_alike(strategy: tf.distribute.Strategy, where: Place, train: Passes, held_out: Passes | None) -> None:
+    """Refuses, on all processes, examples that differ in shape between them."""
+    with in_words():
+        agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
+
+
+def check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> None:
+    """Refuses labels at hand that the model has no output for."""
+    outputs = labels.outputs(model, train.spec)
+    for name, data in (("training", train), ("validation", held_out)):
+        if data is not None and data.labels is not None:
+            labels.check_values(outputs, data.labels, name)
+
+
+def warn_of_differences(
+    loop: Loop, collective: Pausable[Addend], where: Place, train: Passes, note: Callable[[str], object]
+) -> None:
+    """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
+    comparison = check(loop, collective, where, train.sample)
+    if comparison.outcome == "different" and not comparison.noted:
+        advice = comparison.advice.replace("train.gather=true", "gather=True").replace("train.check=off", "check=False")
+        note(f"{comparison.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
+
+
+@contextlib.contextmanager
+def in_words() -> Iterator[None]:
+    """Inside, what data or labels are refused for, before training or in the middle of a step, is a `UserError`."""
+    try:
+        yield
+    except DataError as error:
+        raise UserError(str(error)) from error
+    except tf.errors.InvalidArgumentError as error:
+        if (reason := labels.wrong_in_step(error.message)) is None:
+            raise
+        raise UserError(reason) from error
+
+
+# How far apart the numbers of two strategies' groups of devices are; each has a few.
+STRIDE = 1_000
+_strategies = WeakSet[tf.distribute.Strategy]()
+_bases = itertools.count(STRIDE, STRIDE)
+
+
+@contextlib.contextmanager
+def adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Inside, a strategy adds up apart from others of this process; CPU devices of one process through its memory."""
+    if strategy not in _strategies:
+        _strategies.add(strategy)
+        base = next(_bases)
+        for kind in (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy):
+            kind._collective_key_base = base
+    usual = vars(strategy.extended).get("_cross_device_ops")
+    # What a MirroredStrategy has where it was not told how to add.
+    by_default = isinstance(strategy, tf.distribute.MirroredStrategy) and usual is strategy.extended._collective_ops
+    in_memory = by_default and all("CPU" in device for device in strategy.extended.worker_devices)
+    if in_memory:
+        strategy.extended._cross_device_ops = tf.distribute.ReductionToOneDevice()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if "Restart your program to reset" not in error.message:
+            raise
+        reason = error.message.split("Collective ops is aborted by: ")[-1].splitlines()[0].rstrip(". ")
+        raise UserError(
+            "sums over replicas to work",
+            f"TensorFlow's word that they are stopped in this process, by: {reason}",
+            "starting the process anew; in a notebook, restarting the kernel",
+        ) from error
+    finally:
+        if in_memory:
+            strategy.extended._cross_device_ops = usual
+
+
+def check_model(model: object) -> None:
+    """Refuses what is no compiled `keras.Model`, and one with steps of its own."""
+    if not isinstance(model, keras.Model):
+        raise UserError(f"Expected a keras.Model, received {type(model).__name__}.")
+    _check_step(model)
+    if not model.compiled or model.optimizer is None:
+        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
+
+
+def _check_step(model: keras.Model) -> None:
+    for name in ("train_step", "test_step"):
+        if reduction.is_own(model, name):
+            raise UserError(
+                f"a model without a {name} of its own",
+                f"{type(model).__name__}, which has one",
+                "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured",
+            )
+
+
+def check_compiled(model: keras.Model, where: Place) -> None:
+    """Refuses a model that runs eagerly, or by XLA with several replicas."""
+    if model.run_eagerly:
+        raise UserError(
+            "a model whose steps may be compiled",
+            "run_eagerly=True",
+            "model.run_eagerly = False; to debug, model.fit without a strategy",
+        )
+    # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
+    asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
+    if model.jit_compile and asked_for:
+        raise UserError(
+            "a model that is not compiled with XLA, which fails with several replicas",
+            "jit_compile=True",
+            'jit_compile="auto"',
+        )
+
+
+def check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
+    """Refuses variables that were made outside of the strategy."""
+    foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
+    if foreign:
+        raise UserError(
+            f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}",
+            f"{foreign[0].path}, made outside it",
+            "to make and compile the model inside `with strategy.scope():`",
+        )
+
+
+def callbacks(structure: Nested[keras.callbacks.Callback] | None, where: Place) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks as a list; refuses what is none, and a call that would make each process save."""
+    inside = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
+    flat = [callback for callback in keras.tree.flatten(inside) if callback is not None]
+    wrong = [callback for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
+    if wrong:
+        raise UserError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
+    if flat and where.processes > 1 and tf.distribute.has_strategy():
+        # To save a model makes variables, which there all processes must make together; callbacks run in the first.
+        raise UserError(
+            "fit with callbacks to be called outside strategy.scope()",
+            "a call inside it",
+            "to end the `with` block before fit",
+        )
+    return flat
+
+
+def check_same(strategy: tf.distribute.Strategy, where: Place, arguments: dict[str, float | None]) -> None:
+    """Refuses, on all processes, a call that differs between them: they would wait for each other for ever."""
+    if where.processes == 1:
+        return
+    numbers = tf.constant([-1.0 if value is None else float(value) for value in arguments.values()], tf.float64)
+    (first,) = agreement.from_first(strategy, over(strategy))([numbers])
+    (differing,) = agreement.over_replicas(strategy, over(strategy))([tf.cast(numbers != first, tf.float64)])
+    for name, own, of_first, differs in zip(arguments, numbers.numpy(), first.numpy(), differing.numpy(), strict=True):
+        if differs:
+            other = "another elsewhere" if own == of_first else f"{own:g} here"
+            raise UserError(
+                f"every process to call fit with the same {name}",
+                f"{of_first:g} in the first process and {other} (-1: none)",
+                f"the same {name} in all",
+            )
+
+
+def due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
+    """Returns whether an epoch, by its number, is validated."""
+    if not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0:
+        raise UserError(
+            "validation_freq to be a number of epochs or a list of them", f"{validation_freq!r}", "validation_freq=1"
+        )
+    frequency = validation_freq if isinstance(validation_freq, int) else list(validation_freq)
+    return lambda epoch: bool(model._should_eval(epoch, frequency))

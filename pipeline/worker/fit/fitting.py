@@ -1,0 +1,286 @@
+"""Turns a call of Keras's `fit` into a training by our loop, in the user's own processes and under their strategy.
+
+Keras's own `fit` fails under several of TensorFlow's strategies. This takes the same arguments, gives back the same
+history, and refuses in words what it cannot honour. Steps, exact sums and hooks are those of `pipeline.train`.
+
+With several processes each calls `fit` with the same arguments; callbacks run in the first, and all obey.
+
+>>> import numpy as np
+>>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+>>> model.compile("sgd", loss="mse")
+>>> history = fit(model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0)
+>>> len(history.history["loss"])
+3
+"""
+
+import contextlib
+import functools
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from pipeline.analyze import measure
+from pipeline.data.nested import Nested
+from pipeline.errors import UserError
+from pipeline.private import array_slicing
+from pipeline.record.events import Event
+from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
+from pipeline.worker.collective import Collective, Pausable
+from pipeline.worker.data.reading import FitData
+from pipeline.worker.fit import checks, passes
+from pipeline.worker.fit.hooks import KerasHooks
+from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasLoop
+from pipeline.worker.fit.passes import Passes
+from pipeline.worker.layout import Place
+from pipeline.worker.tensorflow import agreement, build
+from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.training import Training
+
+# Enough to choose a call's length by, after one step for tracing.
+TIMED_STEPS = 3
+# The attribute under which a model keeps its loop between two calls, as Keras keeps its compiled functions.
+KEPT_AS = "_loop_of_pipeline_fit"
+
+
+def fit(
+    model: keras.Model,
+    x: FitData = None,
+    y: FitData = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Nested[keras.callbacks.Callback] | None = None,
+    validation_split: float = 0.0,
+    validation_data: FitData = None,
+    shuffle: bool | str = True,
+    class_weight: dict[int, float] | None = None,
+    sample_weight: FitData = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    gather: bool = False,
+    check: bool = True,
+) -> keras.callbacks.History:
+    """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
+
+    Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
+    With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need. With
+    `check` what replicas make of a few examples otherwise than one device does is warned of before a model's first fit.
+    Raises `UserError` for what cannot be honoured.
+    """
+    strategy, loop_class, where = _checked(model, strategy, gather)
+    hooks = checks.callbacks(callbacks, where)
+    epochs, steps_per_epoch = min(epochs, keras.config.max_epochs() or epochs), _capped(steps_per_epoch)
+    due = checks.due(model, validation_freq)
+    (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
+    with checks.adding(strategy):
+        train = passes.passes(
+            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
+            seed=_agreed_seed(strategy, where, x), class_weight=class_weight,
+        )  # fmt: skip
+        held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
+        per_call = _steps_per_call(model, hooks, train)
+        checks.check_same(strategy, where, {
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
+            "batch_size": batch_size, "validation_steps": validation_steps, "number of callbacks": len(hooks),
+            "shuffle": shuffle is True, "number of validations": sum(map(due, range(initial_epoch, epochs))),
+            "steps per call": per_call, **_counts(train, held_out),
+        })  # fmt: skip
+        checks.check_alike(strategy, where, train, held_out)
+        note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
+        earlier, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
+        with (
+            _lent(loop_class, model, strategy, train, held_out, where, gather, adding, note) as loop,
+            loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due),
+        ):
+            if check and loop is not earlier and where.replicas > 1:
+                checks.warn_of_differences(loop, adding, where, train, note)
+            runs = functools.partial(loop.make_hooks, initial_epoch, verbose)
+            return _train(loop, epochs, hooks, runs, 1 if loop.step_by_step else per_call)
+
+
+def _split(
+    x: FitData, y: FitData, sample_weight: FitData, part: float, held_out: FitData
+) -> tuple[tuple[FitData, FitData, FitData], FitData]:
+    """(training data, validation data): the last `part` of what is given where that is asked for, else `held_out`."""
+    parts = checks.arrays(x, y, sample_weight, "training")
+    if not part or held_out is not None:
+        return parts, held_out
+    train, validation = array_slicing.train_validation_split(parts, validation_split=part)
+    return train, validation
+
+
+def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, int | None]:
+    """Returns how much there is to train and validate on, which must be the same in all processes."""
+    return {
+        "number of batches": train.steps,
+        "number of examples": train.examples,
+        "number of validation batches": None if held_out is None else held_out.steps,
+        "number of validation examples": None if held_out is None else held_out.examples,
+    }
+
+
+def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoop]:
+    """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if gather:
+            raise UserError(
+                "gather=False under asynchronous workers, each of whose batches is a whole one",
+                "gather=True",
+                "gather=False",
+            )
+        return AsyncKerasLoop
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        raise UserError(
+            "a strategy on CPUs or GPUs",
+            "TPUStrategy",
+            "python -m pipeline strategy=tpu, whose batches are of one size",
+        )
+    name = type(strategy).__name__
+    if name == "CentralStorageStrategy":
+        raise UserError(
+            "a strategy that Keras 3 counts metrics right under",
+            f"TensorFlow's {name}",
+            'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right',
+        )
+    return KerasLoop
+
+
+@contextlib.contextmanager
+def _lent(
+    loop_class: type[KerasLoop],
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    train: Passes,
+    held_out: Passes | None,
+    where: Place,
+    gather: bool,
+    adding: Collective[Addend],
+    note: Callable[[str], object],
+) -> Iterator[KerasLoop]:
+    """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
+    with checks.in_words(), build.lent(model, strategy, train.spec, adding, note, gather) as outputs:
+        checks.check_labels(model, train, held_out)
+        checks.check_made_under(strategy, model.metrics_variables)
+        loop = vars(model).get(KEPT_AS)
+        if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
+            # Past Keras's own setter, which looks for weights in everything.
+            loop = vars(model)[KEPT_AS] = loop_class(
+                model, strategy, train, outputs, where.chief, where.processes == 1, gather, adding
+            )
+        yield loop
+
+
+def _train(
+    loop: KerasLoop,
+    epochs: int,
+    callbacks: Sequence[keras.callbacks.Callback],
+    runs: Callable[..., KerasHooks],
+    steps_per_call: int | None,
+) -> keras.callbacks.History:
+    """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
+    training, timed = Training(loop, epochs, None, callbacks, _tell_nobody, hooks=runs, must_be_finite=False), []
+    if steps_per_call is None:
+        for _ in training.advance(1, 1):
+            pass
+        timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
+    if timed:
+        pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
+        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
+    for _ in training.advance(None, steps_per_call or 1):
+        pass
+    return loop.running.history()
+
+
+def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], train: Passes) -> int | None:
+    """Steps in a call of the compiled loop; None leaves it to their pace."""
+    if train.one_by_one:
+        return 1
+    if model.steps_per_execution > 1:
+        return int(model.steps_per_execution)
+    return 1 if any(map(_sees_every_batch, hooks)) else None
+
+
+def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
+    """True if something in it would be wrong if several batches went by in one call.
+
+    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras"))
+    False
+    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras", save_freq=10))
+    True
+    """
+    if is_own(callback):
+        return overrides(callback, TRAIN_BATCH_HOOKS + TEST_BATCH_HOOKS)
+    frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
+    return frequency != "epoch"
+
+
+def _checked(
+    model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
+) -> tuple[tf.distribute.Strategy, type[KerasLoop], Place]:
+    """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so."""
+    checks.check_model(model)
+    strategy = named or model.distribute_strategy
+    checks.check_made_under(strategy, [*model.variables, *model.optimizer.variables])
+    loop_class, where = _loop_class(strategy, gather), passes.place(strategy)
+    checks.check_compiled(model, where)
+    return strategy, loop_class, where
+
+
+def _capped(steps: int | None) -> int | None:
+    """Keras's setting for debugging runs, `keras.config.set_max_steps_per_epoch`, holds here too."""
+    cap = keras.config.max_steps_per_epoch()
+    return min(steps or cap, cap) if cap else steps
+
+
+def _held_out(
+    where: Place, data: FitData, batch_size: int | None, train_batch_size: int | None, steps: int | None
+) -> Passes | None:
+    """The passes over what is validated on; None where there is nothing."""
+    if data is None:
+        return None
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = checks.arrays(x, y, sample_weight, "validation")
+    if not isinstance(x, tf.data.Dataset):
+        batch_size = batch_size or train_batch_size
+        x, y, sample_weight = _first_steps((x, y, sample_weight), batch_size, steps)
+    return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
+
+
+def _first_steps(part: tuple[FitData, ...], batch_size: int | None, steps: int | None) -> tuple[FitData, ...]:
+    """Returns the arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
+    arrays = [array for array in part if array is not None]
+    if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
+        return part
+    examples = batch_size * steps
+    return tuple(
+        array if array is None else keras.tree.map_structure(lambda leaf: leaf[:examples], array) for array in part
+    )
+
+
+def _is_array(leaf: object) -> bool:
+    return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
+
+
+def _agreed_seed(strategy: tf.distribute.Strategy, where: Place, x: FitData) -> int:
+    """The first process's seed for the order of arrays: another after each call, the same after the same global seed.
+
+    It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.
+    """
+    if isinstance(x, keras.utils.PyDataset):
+        return 0
+    seed = random.randrange(2**31)
+    if where.processes == 1:
+        return seed
+    return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
+
+
+def _tell_nobody(event: Event) -> None:
+    """Takes what a training tells of: a user reads the history."""

@@ -1,0 +1,288 @@
+"""Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs and its hooks."""
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.errors import UserError
+from pipeline.private import pythonify_logs
+from pipeline.worker.collective import Collective
+from pipeline.worker.data.reading import Batches
+from pipeline.worker.engine import Emit
+from pipeline.worker.fit.hooks import KerasHooks, KerasTotals
+from pipeline.worker.fit.passes import UNTIL_IT_ENDS, Passes
+from pipeline.worker.loop import Call, Totals
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
+from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
+from pipeline.worker.tensorflow.scheduled import AsyncLoop, AsyncSteps
+
+
+class KerasLoop(Loop):
+    """A loop whose epochs, validations and logs are those that Keras's `fit` would have on the same data."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Passes,
+        outputs: Sequence[str],
+        chief: bool,
+        alone: bool,
+        gather: bool = False,
+        collective: Collective[Addend] | None = None,
+    ) -> None:
+        parts = (model, strategy, train, None, outputs)
+        super().__init__(*parts, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
+        self._validate = self._validation_function(None)
+        self._made_for = _parts(model, strategy, train, gather)
+        self._passes: Passes = train
+        self._validated: Passes | None = None
+        self._steps: int | None = None
+        self._validation_steps: int | None = None
+        self._due: Callable[[int], bool] = bool
+        self._seen, self._fed = 0, False
+        self.hooks: KerasHooks | None = None
+
+    def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> bool:
+        """True if the compiled functions are those of this model as it is compiled now. Tracing them takes longest."""
+        now = _parts(model, strategy, train, gather)
+        return len(now) == len(self._made_for) and all(map(operator.is_, now, self._made_for))
+
+    @contextlib.contextmanager
+    def over(
+        self,
+        train: Passes,
+        validation: Passes | None,
+        steps: int | None,
+        validation_steps: int | None,
+        due: Callable[[int], bool],
+    ) -> Iterator[None]:
+        """Inside, it trains over `train` and validates epochs that are `due`, in so many steps, or all there are."""
+        self._passes, self._validated = train, validation
+        self._steps, self._validation_steps, self._due = steps, validation_steps, due
+        self._training, self._seen, self._fed = None, 0, False
+        train.reset()
+        try:
+            with self.ready(train):
+                yield
+        finally:
+            self._training = None
+            for data in (train, *filter(None, [validation])):
+                data.close()
+            # Not to hold the data for as long as the model lives.
+            self.train_data = self.layout = self._passes = self._validated = None  # type: ignore[assignment]
+
+    def ready(self, train: Passes) -> contextlib.AbstractContextManager[None]:
+        """Inside, it can train on `train`; what that takes is let go of before the passes end."""
+        return contextlib.nullcontext()
+
+    @property
+    def step_by_step(self) -> bool:
+        """True if processes exchange global batches of any size, so that each call must make a single step."""
+        return not self.alone and (self.gather or bool(on_global_batch(self.model)) or asks_others(self.model))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; a very large number where only reading tells."""
+        return self._steps or self._passes.steps or UNTIL_IT_ENDS
+
+    @property
+    def spec(self) -> Nested[keras.KerasTensor]:
+        """A batch of what it trains on, in shape and type."""
+        return self._passes.spec
+
+    def make_hooks(
+        self,
+        initial_epoch: int,
+        verbose: int | str,
+        callbacks: Sequence[keras.callbacks.Callback],
+        loop: Loop,
+        epochs: int,
+        steps: int,
+    ) -> KerasHooks:
+        """Makes the hooks of a training by this loop."""
+        self.hooks = KerasHooks(self.spec, initial_epoch, verbose, callbacks, loop, epochs, steps)
+        return self.hooks
+
+    @property
+    def running(self) -> KerasHooks:
+        """The hooks of the training that it makes now."""
+        assert self.hooks is not None, "training makes the hooks"
+        return self.hooks
+
+    def begin_epoch(self, examples: int) -> int:
+        """Begins an epoch and returns its steps: fewer than asked for where a pass over the data ends before."""
+        self._passes.epoch_begins()
+        if self._training is None or self._steps is None:
+            self._begin_pass()
+        if self._passes.length is None:
+            return self.steps_per_epoch
+        left = self._passes.length - self._seen
+        if left < self.steps_per_epoch:
+            _warn_of_end(self.steps_per_epoch, left, "steps_per_epoch")
+        return min(self.steps_per_epoch, left)
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
+        assert self._training is not None, "an epoch begins before its steps"
+        passing = self._training
+        try:
+            if self._passes.one_by_one:
+                self._training = _single(passing)
+            result = super().call(count, wanted)
+        except tf.errors.OutOfRangeError:
+            if not self.alone:
+                raise TrainingError(
+                    "data for every step on all processes",
+                    f"data that ended after {self._seen}",
+                    "dataset.repeat() with steps_per_epoch",
+                ) from None
+            if not self._fed:
+                raise UserError(
+                    "examples",
+                    "data that ended before the first batch",
+                    "looking at what it is made of: a generator that was read before gives nothing more",
+                ) from None
+            if self._steps is not None:
+                _warn_of_end(self._steps, self._seen, "steps_per_epoch")
+            self._training = None
+            nothing = np.zeros(0, np.float32)
+            return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), nothing, 0.0, nothing)
+        self._training, self._fed = passing, True
+        self._seen += result.steps
+        if self._seen == self._passes.length:
+            self._training = None
+            if self._steps is None:
+                self._passes.skip()
+        return result
+
+    @property
+    def validates(self) -> bool:
+        """Never: `evaluate` calls the hooks itself, those of batches too."""
+        return False
+
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
+        """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
+        if not self.model.stop_training:
+            self._passes.epoch_ends()
+        hooks, data = self.running, self._validated
+        if data is None or not self._due(hooks.epoch):
+            return {}
+        data.reset()
+        steps = self._validation_steps or data.steps or UNTIL_IT_ENDS
+        longest = 1 if data.one_by_one or self.step_by_step else steps_per_call
+        hooks.call("on_test_begin")
+        self.reset_metrics()
+        data.epoch_begins()
+        totals, iterator, done = self.totals(), self._begun(data), 0
+        until = steps if data.length is None else min(steps, data.length)
+        if until < steps:
+            _warn_of_end(steps, until, "validation_steps")
+        logs: dict[str, float] = {}
+        while done < until:
+            count = min(longest, until - done)
+            hooks.call("on_test_batch_begin", done)
+            try:
+                values, sizes = self._validate_some(self._validate, iterator, count)
+            except tf.errors.OutOfRangeError:
+                break
+            totals.add(values, sizes)
+            done += count
+            logs = totals.means() | self.metrics() if hooks.every_test_batch or done == until else logs
+            hooks.call("on_test_batch_end", done - 1, logs)
+        if done == data.length:
+            data.skip()
+        data.epoch_ends()
+        logs = totals.means() | self.metrics()
+        hooks.call("on_test_end", logs)
+        return logs
+
+    def totals(self) -> Totals:
+        """Returns what adds up the losses as Keras does."""
+        return KerasTotals(("loss", *self.outputs))
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics over all replicas as Keras logs them, without the losses that it tracks among them."""
+        logs = pythonify_logs(self._metric_results())
+        return {name: value for name, value in logs.items() if name not in ("loss", *self.outputs)}
+
+    def _begin_pass(self) -> None:
+        self._training, self._seen = self._begun(self._passes), 0
+
+    def _begun(self, data: Passes) -> Batches:
+        """Begins another pass. Raises `UserError`, on all processes, where it is no pass of one length for them."""
+        batches = data.begin()
+        if data.varies and not self.alone:
+            first = self.running.from_first(float(data.length or 0))
+            if any(self.added([float(first != (data.length or 0))])):
+                raise UserError(
+                    "a PyDataset of as many batches in every process",
+                    f"{data.length or 'none'} here and {first:g} in the first",
+                    "a length that goes by the epoch alone",
+                )
+        return batches
+
+
+def _single(passing: Batches) -> Batches:
+    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none.
+
+    A compiled step that finds none has by then done what needs no data, such as counting itself.
+    """
+    only = tf.data.Dataset.from_tensors(passing.get_next())  # type: ignore[attr-defined]
+    variant = tf.data.experimental.to_variant(only)
+    return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
+
+
+def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> list[object]:
+    """Returns what the compiled functions were traced from."""
+    compiled = [model.optimizer, model._compile_loss, model._compile_metrics]
+    return [strategy, *compiled, train.always_fed, gather, *model.trainable_variables]
+
+
+def _warn_of_end(steps: int, left: int, argument: str) -> None:
+    warnings.warn(
+        f"Expected data for {steps} steps, received {left} before it ended, and went on without the others. "
+        f"Try dataset.repeat(), or {argument}={max(left, 1)}.",
+        stacklevel=2,
+    )
+
+
+class AsyncKerasLoop(AsyncLoop, KerasLoop):
+    """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
+
+    @property
+    def concurrent_steps(self) -> int:  # type: ignore[override]
+        """Asynchronous workers."""
+        return int(self.strategy._num_workers)
+
+    @contextlib.contextmanager
+    def ready(self, train: Passes) -> Iterator[None]:
+        """Inside, workers train on `train` asynchronously."""
+        workers = self.concurrent_steps
+        self.async_steps = AsyncSteps(
+            self.model, self.strategy, train.source(workers), workers, 1 + len(self.outputs)
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            del self.async_steps
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """The results of the next call that a worker has made; see `AsyncSteps.call`."""
+        result = super().call(count, wanted)
+        self._seen += result.steps
+        if self._seen == self._passes.length:
+            self._seen = 0
+        return result
+
+    def _begin_pass(self) -> None:
+        """Nothing: workers read their shares round and round."""

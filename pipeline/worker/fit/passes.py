@@ -1,0 +1,374 @@
+"""Turns the data that Keras's `fit` takes into each step's batches for this process's replicas, pass after pass.
+
+An element of a batched data set is a global batch, as in Keras: every process reads all of them, and each replica
+trains its even share of each, also of a smaller last one. So any number of replicas sees one device's global batches.
+"""
+
+import abc
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.errors import UserError
+from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
+from pipeline.worker.data import inspection, source
+from pipeline.worker.data.batches import Data, stream
+from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step
+from pipeline.worker.data.source import Rows, Source
+from pipeline.worker.layout import Layout, Place
+
+OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
+UNTIL_IT_ENDS = sys.maxsize
+
+
+def place(strategy: tf.distribute.Strategy) -> Place:
+    """Returns where this process stands among the replicas of a strategy.
+
+    >>> place(tf.distribute.get_strategy())
+    Place(first=0, local=1, replicas=1)
+    """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if strategy.num_replicas_in_sync > 1:
+            raise UserError(
+                "workers with one device each, since each of them makes steps of its own",
+                strategy.num_replicas_in_sync,
+                "more workers, each with one of the devices",
+            )
+        return Place(0, 1, 1)
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    local = [int(number) for number in strategy.experimental_local_results(numbers)]
+    return Place(min(local), len(local), strategy.num_replicas_in_sync)
+
+
+class Passes(abc.ABC):
+    """Global batches in passes: after the last of a pass, the next one begins with the first.
+
+    `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells. As in Keras, an
+    epoch may be a part of a pass, and what the data do around epochs is asked of them at the same moments.
+    """
+
+    steps: int | None
+    # Batches of the pass that began last, which may be fewer.
+    length: int | None
+    # May processes, each of which has its own, find passes of several lengths?
+    varies: bool = False
+    endless: bool = False
+    examples: int | None = None
+    always_fed: bool
+    # Batches may differ in size, and be of any; see `Layout`.
+    last = "short"
+    global_batch: int | None = None
+    # A batch in shape and type, for building a model.
+    spec: Nested[keras.KerasTensor]
+    # Where they are arrays: of all examples.
+    labels: Batch | None = None
+    _adapter: "_Adapter"
+
+    @property
+    def one_by_one(self) -> bool:
+        """Must each call make a single step, because the data may end after any?"""
+        return self.steps is None and not self.endless
+
+    @property
+    def layout(self) -> "Passes":
+        """Itself: it has what `Loop` needs of a layout."""
+        return self
+
+    @abc.abstractmethod
+    def sample(self, first: int, count: int) -> Batch:
+        """Examples `first` to `first + count`, or as many made up where reading would leave a trace."""
+
+    @abc.abstractmethod
+    def begin(self) -> Batches:
+        """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
+
+    @abc.abstractmethod
+    def source(self, workers: int) -> Source:
+        """Returns where asynchronous `workers` take their batches from."""
+
+    def reset(self) -> None:
+        """Says that epochs will follow: Keras counts the batches of a pass, and tells of an epoch that has ended."""
+        self.steps = self._adapter.num_batches
+        self._adapter.on_epoch_end()
+
+    def epoch_begins(self) -> None:
+        """Says that an epoch begins."""
+        self._adapter.on_epoch_begin()
+
+    def epoch_ends(self) -> None:
+        """Says that an epoch has ended."""
+        self._adapter.on_epoch_end()
+
+    def close(self) -> None:
+        """Ends the threads or processes of a PyDataset that read ahead."""
+        if (readers := getattr(self._adapter, "enqueuer", None)) is not None:
+            readers.stop()
+
+    @abc.abstractmethod
+    def skip(self) -> None:
+        """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
+
+
+def passes(
+    where: Place,
+    x: FitData,
+    y: FitData = None,
+    sample_weight: FitData = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool | str = False,
+    seed: int = 0,
+    class_weight: dict[int, float] | None = None,
+) -> Passes:
+    """The passes over whatever Keras's `fit` takes as data; `steps` make an epoch, or all. Raises `UserError`."""
+    if isinstance(x, tf.distribute.DistributedDataset | tf.distribute.DistributedIterator):
+        raise UserError(
+            "the tf.data.Dataset itself",
+            type(x).__name__,
+            "to pass what strategy.experimental_distribute_dataset was given, batched by the global batch",
+        )
+    batched = isinstance(x, tf.data.Dataset)
+    if batched and batch_size is not None:
+        raise UserError(
+            "no batch size for a data set, whose elements are global batches",
+            batch_size,
+            f"dataset.batch({batch_size}) and batch_size=None",
+        )
+    if isinstance(x, keras.utils.PyDataset) and shuffle and where.processes > 1:
+        raise UserError(
+            f"shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each "
+            "shuffle it in an order of their own",
+            f"shuffle={shuffle}",
+            "to shuffle in its on_epoch_end, from a seed",
+        )
+    # A data set is shuffled by its maker, and Keras warns of every other use of its default.
+    adapter = get_data_adapter(
+        x, y, sample_weight, batch_size, steps, shuffle=False if batched else shuffle, class_weight=class_weight
+    )
+    if isinstance(adapter, ArrayDataAdapter):
+        return _Arrays(adapter, where, shuffle, seed)
+    steps_known = adapter.num_batches
+    if steps_known == 0:
+        raise UserError(
+            "batches",
+            f"a {type(x).__name__} of none",
+            "looking at what it is made of: drop_remainder=True leaves out all of fewer examples than one batch",
+        )
+    data = adapter.get_tf_dataset()
+    endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (
+        isinstance(x, keras.utils.PyDataset) and not steps_known
+    )
+    if steps is None and endless:
+        raise UserError("a number of steps for data without end", "None", "steps_per_epoch=100")
+    if steps_known is None and steps is None and where.processes > 1:
+        raise UserError(
+            f"data whose number of batches is known beforehand for {where.processes} processes, which must "
+            "end together",
+            f"{type(x).__name__} of unknown length",
+            "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
+        )
+    return _Batches(adapter, data, steps_known, endless, where)
+
+
+class _Arrays(Passes):
+    """Arrays, of which each step gathers its examples by their numbers."""
+
+    def __init__(self, adapter: ArrayDataAdapter, where: Place, shuffle: bool | str, seed: int) -> None:
+        if shuffle not in (True, False):
+            raise UserError(
+                "shuffle to be True or False",
+                f"{shuffle!r}",
+                "shuffle=False: the order of the examples within a batch changes no gradient",
+            )
+        part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+        part = keras.tree.lists_to_tuples(part)
+        wrong = [leaf for leaf in keras.tree.flatten(part) if not _is_dense(leaf)]
+        if wrong:
+            raise UserError("dense arrays", type(wrong[0]).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense")
+        with tf.device("CPU:0"):
+            self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
+        self._adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
+        self.examples = adapter._num_samples
+        if not self.examples:
+            raise UserError("examples", "arrays of none", "looking at the shapes of x and y")
+        self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
+        self._layout = Layout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
+        self.always_fed = self._layout.always_fed
+        self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)
+        self._shuffle, self._seed = bool(shuffle), seed
+        self._endless: Batches | None = None
+
+    def sample(self, first: int, count: int) -> Batch:
+        return inspection.examples_of(self._part, first, count, None)
+
+    def begin(self) -> Batches:
+        if self._endless is None:
+            self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
+        return self._endless
+
+    def source(self, workers: int) -> Source:
+        return source.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+
+    def skip(self) -> None:
+        """Nothing: each pass has its order by its number."""
+
+
+class _Adapter(Protocol):
+    """Keras's adapters, as far as they are called around an epoch."""
+
+    @property
+    def num_batches(self) -> int | None: ...
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+class _Batches(Passes):
+    """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
+
+    def __init__(
+        self, adapter: _Adapter, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place
+    ) -> None:
+        shapes = [spec.shape for spec in _dense_specs(data)]
+        fixed = [shape[0] for shape in shapes]
+        self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
+        self.length, self.varies = steps, hasattr(adapter, "py_dataset")
+        self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
+        self.spec = _symbols(shapes, data.element_spec)
+        shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+        # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
+        self._shares = shares if self.varies else shares.prefetch(2)
+
+    def sample(self, first: int, count: int) -> Batch:
+        return inspection.examples_of(self._data.unbatch(), first, count, None)
+
+    def begin(self) -> Batches:
+        if self.steps is not None:
+            now = self._adapter.num_batches
+            self.length = self.steps if now is None else min(self.steps, now)
+        return iter(self._shares)
+
+    def source(self, workers: int) -> Source:
+        if self.one_by_one or (self.steps is not None and self.steps < workers):
+            raise UserError(
+                f"data of a known number of batches, {workers} or more for as many workers",
+                "an unknown number" if self.one_by_one else self.steps,
+                "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
+            )
+        graph, spec = source.graph(self._data), self._data.element_spec
+
+        def made() -> tf.data.Dataset:
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            batches = source.from_graph(graph, spec)
+            # Each worker reads its own share of the batches, round and round.
+            return (
+                batches.shard(workers, tf.cast(worker, tf.int64)).repeat().prefetch(2)
+                if workers > 1
+                else batches.repeat()
+            )
+
+        return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
+
+    def skip(self) -> None:
+        iter(self._shares)
+
+
+def _of_any_size(first: int, count: int) -> Rows:
+    """Rows and edges, as `Source.rows` has them, for batches that are as large as they come."""
+    with tf.device("CPU:0"):
+        return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+
+def _is_own(data: tf.data.Dataset, where: Place) -> bool:
+    """Did the user say that each process reads data of its own?"""
+    return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
+
+
+def _shared(data: tf.data.Dataset, where: Place) -> tf.data.Dataset:
+    """Each element is the global batch, read by every process: TensorFlow's auto-sharding by data."""
+    return _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
+
+
+def _own(data: tf.data.Dataset, where: Place, fixed: Sequence[int | None]) -> tf.data.Dataset:
+    """Each process reads batches of its own, of which it trains its part of a global batch a step, as TensorFlow does.
+
+    What ends would end at different steps, so only data without end is taken.
+    """
+    policy = data.options().experimental_distribute.auto_shard_policy
+    size = fixed[0]
+    if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
+        raise UserError(
+            f"data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
+            "for auto_shard_policy OFF",
+            f"{policy.name} and {data.element_spec}",
+            f"dataset.shard, dataset.repeat() and dataset.batch({where.replicas * 32}, drop_remainder=True) with "
+            "steps_per_epoch=100; or auto_shard_policy DATA, where each process reads all and trains its share",
+        )
+    part = size // where.processes
+    part_of_each = data.rebatch(part, drop_remainder=True)
+    return _mapped(part_of_each, lambda batch: _cut(batch, 0, where.local, where.local, times=where.processes))
+
+
+def _cut(batch: Batch, first: int, local: int, parts: int, times: int = 1) -> Step:
+    """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share the batch."""
+    size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+    edges = [size * (first + number) // parts for number in range(local + 1)]
+    shares = tuple(
+        tf.nest.map_structure(lambda leaf, rows=slice(start, stop): leaf[rows], batch)
+        for start, stop in itertools.pairwise(edges)
+    )
+    return tf.cast(size * times, tf.float32), shares
+
+
+def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    if data.options().autotune.enabled is None:
+        # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
+        options.autotune.enabled = False
+    return shares.with_options(options)
+
+
+def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data.Dataset:
+    """`map` with the element whole, also where it is a tuple, which `map` spreads over a function's arguments."""
+    whole = isinstance(data.element_spec, tuple)
+
+    def on_element(*element: Batch) -> Step:
+        return function(element if whole else element[0])
+
+    return data.map(tf.autograph.experimental.do_not_convert(on_element))
+
+
+def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
+    specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
+    wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
+    if wrong:
+        raise UserError(
+            "batches of dense tensors whose rank is known",
+            wrong[0],
+            "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map",
+        )
+    return specs
+
+
+def _symbols(shapes: Sequence[Sequence[int | None]], like: Spec) -> Nested[keras.KerasTensor]:
+    """A batch of two examples in shape and type alone, in the structure of the data."""
+    leaves = [
+        keras.KerasTensor((2, *list(shape)[1:]), keras.backend.standardize_dtype(leaf.dtype))
+        for shape, leaf in zip(shapes, tf.nest.flatten(like), strict=True)
+    ]
+    return tf.nest.pack_sequence_as(like, leaves)
+
+
+def _is_dense(leaf: object) -> bool:
+    return hasattr(leaf, "dtype") and not isinstance(
+        leaf, tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
+    )

@@ -1,0 +1,94 @@
+"""One process's life: its devices, then one command of `pipeline.record.commands` after another, answered by events.
+
+A worker or parameter server of an asynchronous training serves its coordinator, and takes `Exit` alone.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from pipeline.plan.plan import from_json
+from pipeline.record import events
+from pipeline.record.commands import Command, Exit
+from pipeline.record.events import EventBase
+from pipeline.worker.engine import CommandHandler, Emit, engine_of
+
+
+def main(
+    plan_text: str,
+    rank: int,
+    emit: Emit,
+    take: Callable[[], Command[EventBase]],
+    asked_to_leave: Callable[[], bool],
+    leave: Callable[[int], NoReturn],
+) -> NoReturn:
+    """Lives process `rank` of a plan: tells events, takes commands, and on `Exit` leaves at once with 0.
+
+    It does not return, because letting go of an engine's iterators and servers can take a minute.
+    """
+    plan = from_json(plan_text)
+    process = plan.processes[rank]
+    _reach_directly([other.address for other in plan.processes if other.address])
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    engine = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
+    if isinstance(engine, CommandHandler):
+        handler: CommandHandler = engine
+    else:
+        # It imports Keras, which takes its backend from the environment that the engine has set.
+        from pipeline.worker.process import WorkerProcess
+
+        handler = WorkerProcess(plan, process, engine, emit, asked_to_leave)
+    try:
+        versions = handler.join()
+        emit(events.Joined(list(process.devices), versions))
+        if rank == min(other.rank for other in plan.processes if other.host == process.host):
+            _sample_system(plan.measurement.system_metrics_seconds, process.host, emit)
+        while not isinstance(command := take(), Exit):
+            handler.obey(command)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        emit(handler.failure(error))
+        leave(1)
+    leave(0)
+
+
+def _reach_directly(addresses: Sequence[str]) -> None:
+    """Keeps gRPC from using a proxy for the other processes, even for those of this machine, where one is set."""
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    # As gRPC spells it.
+    name = "no_grpc_proxy"
+    others = os.environ.get(name) or os.environ.get("no_proxy") or ""
+    os.environ[name] = ",".join(filter(None, [*hosts, others]))
+
+
+def _sample_system(seconds: float, host: int, emit: Emit) -> None:
+    """Emits this host's load every so many seconds, from a thread of its own."""
+    if seconds <= 0:
+        return
+    import psutil
+
+    psutil.cpu_percent()
+    name = f"host{host}"
+
+    def sample() -> None:
+        while True:
+            time.sleep(seconds)
+            memory, network = psutil.virtual_memory(), psutil.net_io_counters()
+            values = {
+                "cpu_utilization_percentage": psutil.cpu_percent(),
+                "system_memory_usage_gib": memory.used / 2**30,
+                "system_memory_usage_percentage": memory.percent,
+                "network_receive_gib": network.bytes_recv / 2**30,
+                "network_transmit_gib": network.bytes_sent / 2**30,
+            }
+            with suppress(OSError):
+                emit(events.System(name, values))
+
+    threading.Thread(target=sample, daemon=True).start()

@@ -1,0 +1,179 @@
+"""Times steps with parts of them switched off: their input, what replicas exchange, and the steps themselves.
+
+For after training: what these steps change is of no use to anyone.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import tensorflow as tf
+
+from pipeline.record.commands import Explain
+from pipeline.record.events import Explaining, TimedReplica
+from pipeline.worker.data.batches import again
+from pipeline.worker.data.reading import Batch, Batches, Step
+from pipeline.worker.loop import Call
+from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow.collective import ALONE
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling import normalization
+
+# Calls without a step that are timed together.
+CALLS = 20
+
+
+class Ablation:
+    """The steps of a loop whose training is over, whole and in parts."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[tf.distribute.Strategy], keras.Model],
+        replicas: Sequence[int],
+        cores: Sequence[int],
+        beat: Callable[[], None],
+    ) -> None:
+        """`make` makes the model once more under another strategy; `replicas` are the numbers of this process's
+        replicas, which are pinned to its `cores` where it has any. `beat` is called as it gets on.
+        """
+        self._loop, self._make, self._beat = loop, make, beat
+        self._replicas, self._cores = tuple(replicas), tuple(cores)
+        self._ready: Batches | None = None
+        self._own_statistics: step.Steps | None = None
+        self._copies: dict[int, _Copy] = {}
+
+    def timed(self, command: Explain) -> Explaining:
+        """Returns the answer to such a command."""
+        match command.what:
+            case "no step":
+                return Explaining(command.what, seconds=self._no_step())
+            case "no communication":
+                replicas = self._no_communication(command.replicas, command.seconds, command.steps_per_call)
+                return Explaining(command.what, replicas=replicas)
+            case "everything":
+                examples, seconds = self._steps(command, self._loop.reader())
+            case "no input":
+                examples, seconds = self._steps(command, self._there())
+            case "no statistics":
+                # Each replica normalizes by the statistics of its own batch.
+                if self._own_statistics is None:
+                    self._own_statistics = self._loop.compiled_anew()
+                # The step is traced when it is called first.
+                with normalization.with_own_statistics(self._loop.model):
+                    examples, seconds = self._steps(command, self._there(), self._own_statistics)
+        return Explaining(command.what, examples, seconds)
+
+    def _no_step(self) -> float:
+        """Seconds of a call of the compiled loop in which no step is made."""
+        batches = self._loop.reader()
+        return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
+
+    def _no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[TimedReplica]:
+        """Returns (number, seconds of a step) of these replicas, each training a copy at the same time for so many
+        seconds.
+        """
+        if not self._copies:
+            self._copy()
+        own = [number for number in self._replicas if number in replicas]
+        for number in own:
+            self._copies[number].train(1)
+        ready = threading.Barrier(max(1, len(own)))
+
+        def work(number: int) -> TimedReplica:
+            ready.wait()
+            began, steps = time.perf_counter(), 0
+            while not steps or time.perf_counter() - began < seconds:
+                self._copies[number].train(steps_per_call)
+                steps += steps_per_call
+                self._beat()
+            return TimedReplica(number, (time.perf_counter() - began) / steps)
+
+        # One of several is held to a device's share of the cores, as the baseline is, and as it has while all compute.
+        cores = self._share(own[0]) if len(own) == 1 < len(self._replicas) else ()
+        with _pinned(cores), ThreadPoolExecutor(max(1, len(own))) as threads:
+            return list(threads.map(work, own))
+
+    def _steps(self, command: Explain, batches: Batches, train: step.Steps | None = None) -> tuple[float, float]:
+        """(examples of the global batches, seconds) of as many steps as the command says, after those that warm up."""
+        warmup_steps, steps, steps_per_call = command.warmup_steps, command.steps, command.steps_per_call
+
+        def call(count: int) -> Call:
+            result = self._loop.on(batches, count, train)
+            self._beat()
+            return result
+
+        for done in range(0, warmup_steps, steps_per_call):
+            call(min(steps_per_call, warmup_steps - done))
+        calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
+        return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
+
+    def _there(self) -> Batches:
+        """A batch that is there, again and again."""
+        if self._ready is None:
+            self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
+        return self._ready
+
+    def _batch(self) -> Step:
+        """(examples, a batch for each replica here) of a step that has a whole global batch."""
+        whole = self._loop.train_data.layout.global_batch
+        while float((step_batch := next(self._loop.reader()))[0]) < whole:
+            # Only the last of an epoch is short.
+            pass
+        return step_batch
+
+    def _copy(self) -> None:
+        _, batches = self._batch()
+        layout = self._loop.train_data.layout
+        devices = self._loop.strategy.extended.worker_devices
+        for number, device, batch in zip(self._replicas, devices, batches, strict=True):
+            under = tf.distribute.OneDeviceStrategy(device)
+            self._copies[number] = _Copy(self._make(under), under, batch, layout.always_fed, layout.last != "short")
+            self._copies[number].train(1)
+
+    def _share(self, number: int) -> tuple[int, ...]:
+        """The cores that one of this process's replicas is meant to have."""
+        share, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
+        return self._cores[place * share : (place + 1) * share]
+
+
+class _Copy:
+    """A copy of the model that trains on a device by itself, on one batch."""
+
+    def __init__(
+        self, model: keras.Model, under: tf.distribute.Strategy, batch: Batch, always_fed: bool, static: bool
+    ) -> None:
+        self._steps = custom_step.training_steps(model, under, ALONE, 32, always_fed, static)
+        examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
+        self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
+        # Kept, since the compiled function holds its variables weakly.
+        self._model = model
+
+    def train(self, steps: int) -> None:
+        losses, _, _ = self._steps(self._batches, tf.constant(steps))
+        losses.numpy()
+
+
+@contextlib.contextmanager
+def _pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Inside, all threads of this process, TensorFlow's too, run on these cores; where none are named, as they did."""
+    if not cores:
+        yield
+        return
+    usual = os.sched_getaffinity(0)
+    _hold_to(cores)
+    try:
+        yield
+    finally:
+        _hold_to(usual)
+
+
+def _hold_to(cores: Iterable[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)

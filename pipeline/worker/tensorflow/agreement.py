@@ -1,0 +1,133 @@
+"""Values that all processes of a training agree on: the first one's, sums over all, and shapes of examples."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.errors import DataError
+from pipeline.worker.collective import Collective
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.layout import Place
+from pipeline.worker.tensorflow.collective import Addend
+
+# Of a text that processes tell each other.
+MOST_BYTES = 2_000
+
+# What every process calls with values of equal types and shapes; each gets what all have agreed on.
+Agree = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
+
+
+# Kept for each strategy, of which a process has few, so that it is traced once.
+@functools.cache
+def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
+    """A function that every process calls with tensors of equal shapes, and that returns the first replica's."""
+
+    def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
+        first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        return [tf.where(first, value, tf.zeros_like(value)) for value in values]
+
+    return _summed(strategy, collective, chosen)
+
+
+@functools.cache
+def from_one(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
+    """As `from_first`, of the replica whose number comes before the tensors."""
+
+    def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
+        is_chosen = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, values[0])
+        return [tf.where(is_chosen, value, tf.zeros_like(value)) for value in values[1:]]
+
+    return _summed(strategy, collective, chosen)
+
+
+@functools.cache
+def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
+    """A function that every process calls with tensors of equal shapes, and that returns their sums over replicas."""
+    # An identity, because it has a device, which the sum is made on; an argument has none.
+    return _summed(strategy, collective, lambda values: [tf.identity(value) for value in values])
+
+
+def texts(
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    text: str,
+    number: int,
+    processes: int,
+    local: int,
+) -> list[str]:
+    """Returns the texts of all processes, cut to `MOST_BYTES`; all call this together with `local` replicas each."""
+    codes = np.zeros((processes, MOST_BYTES))
+    encoded = text.encode()[:MOST_BYTES]
+    codes[number, : len(encoded)] = list(encoded)
+    (sums,) = over_replicas(strategy, collective)([tf.constant(codes)])
+    rows = (sums.numpy() / local).astype(np.uint8)
+    return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
+
+
+def _summed(
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    part: Callable[[Sequence[tf.Tensor]], list[Addend]],
+) -> Agree:
+    def everywhere(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        summed = strategy.run(lambda arrays: collective.sum(part(arrays)), args=(values,))
+        return [strategy.experimental_local_results(value)[0] for value in summed]
+
+    return tf.function(everywhere, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+# So much of what a process says of its examples is compared.
+MOST = 700
+EXPECTED = ("training examples of one shape", "validation examples of one shape", "as many examples")
+
+
+def agreed(
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    where: Place,
+    batch: Batch,
+    held_out: Batch | None = None,
+    classes: int | None = None,
+    examples: Sequence[int] | None = None,
+) -> int | None:
+    """The most classes that any process has counted, where all have examples of one shape; all call this together.
+
+    `batch` is an example batch in shape, and `held_out` that of the validation data. Where every process is to have all
+    data, `examples` are how many it has of each part. Raises `DataError` on all.
+    """
+    if where.processes == 1:
+        return classes
+    counts = "" if examples is None else " and ".join(f"{count:,}" for count in examples)
+    facts = json.dumps([shapes(batch)[:MOST], shapes(held_out)[:MOST], counts, classes])
+    number = where.first // where.local
+    of_all = [json.loads(text) for text in texts(strategy, collective, facts, number, where.processes, where.local)]
+    for place, expected in enumerate(EXPECTED):
+        first = of_all[0][place]
+        other = next((number for number, of_process in enumerate(of_all) if of_process[place] != first), None)
+        if other is not None:
+            raise DataError(
+                f"{expected} in all processes",
+                f"{first} in the first and {of_all[other][place]} in process {other}",
+                "data that are the same in each, or shards that differ in nothing but which examples they hold",
+            )
+    return max((of_process[3] for of_process in of_all if of_process[3] is not None), default=None)
+
+
+def shapes(batch: Batch | None) -> str:
+    """The shapes of an example, as a user reads them, or none.
+
+    >>> shapes(({"a": tf.zeros((2, 6)), "b": tf.zeros((2, 3))}, tf.zeros(2)))
+    "x {'a': [6], 'b': [3]}, y []"
+    """
+    if batch is None:
+        return "none"
+    parts = zip(("x", "y", "sample_weight"), keras.utils.unpack_x_y_sample_weight(batch), strict=True)
+    return ", ".join(
+        f"{name} {tf.nest.map_structure(lambda leaf: list(leaf.shape)[1:], part)}"
+        for name, part in parts
+        if part is not None
+    )

@@ -1,0 +1,260 @@
+"""Data of one process: made, divided among the processes, and rid of what is broken."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import keras
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from pipeline.config import targets
+from pipeline.data.examples import Broken, Examples
+from pipeline.data.manifest import SPLITS
+from pipeline.plan.batches import dealt, shared
+from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker import labels
+from pipeline.worker.collective import Collective
+from pipeline.worker.data import batches, cache, class_weights, conversion, inspection
+from pipeline.worker.data import broken as looked
+from pipeline.worker.data.reading import Batch, Part
+from pipeline.worker.engine import Emit, Notes
+from pipeline.worker.layout import Layout, Place
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import agreement, static
+from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
+
+# SPLITS, as a message names them.
+PARTS = ("training", "validation")
+
+
+class ProcessData:
+    """Data of a process: all of them, or the share that it reads, without what was found broken."""
+
+    def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
+        self._plan, self._process, self._emit = plan, process, emit
+        # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
+        self.whole: dict[str, Part | None] = {}
+        self.parts: dict[str, Part | None] = {}
+        # How many classes the labels of examples may name, once a model says so.
+        self.classes = plan.data.num_classes
+        # Of the run.
+        self._folder = Path()
+
+    def load(self, folder: str) -> Loaded:
+        """Makes the data and looks through its share for what is broken; returns how many examples there are."""
+        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
+        self._folder = Path(folder)
+        self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
+        # Of what was made for this process alone, no other sees anything.
+        alone, first = self.has_shards(), number == plan.leaders[0]
+        share = (0, 1) if alone else (plan.leaders.index(number), processes)
+        skip = plan.data.on_error == "skip"
+        broken, warnings = looked.look_through(self.whole, plan.data.num_classes, *share, skip, whole=not alone)
+        if skip:
+            self._sift(broken, reports=alone or first)
+        for text in warnings if first else ():
+            self._emit(Warned(text))
+        return self._loaded(broken)
+
+    def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
+        """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
+        for name, part in self.whole.items():
+            if isinstance(part, tf.data.Dataset):
+                self.whole[name], lost = inspection.sifted(part, self._plan.data.num_classes)
+                if lost and reports:
+                    which, why = (
+                        f"of the {name} data set",
+                        "that cannot be made, or have NaN, infinity or a wrong label",
+                    )
+                    broken[name].append(Broken(None, 0, lost, which, why))
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> Loaded:
+        """Leaves out what any process has found broken, or this one alone in what was made for it."""
+        own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
+        for name, part in self.whole.items():
+            lost = [Broken(**msgspec.structs.asdict(loss)) for of_process in own for loss in of_process.get(name, ())]
+            if not isinstance(part, tf.data.Dataset):
+                self.whole[name] = looked.without(part, lost)
+        return self._loaded({})
+
+    def _loaded(self, broken: Mapping[str, Sequence[Broken]]) -> Loaded:
+        """Returns how many examples this process has, once files are divided, and what it found broken."""
+        sharded = {}
+        for name, part in self.whole.items():
+            own, sharded[name] = self._divided(part)
+            # What is broken is left out first.
+            self.parts[name] = own if any(broken.values()) else self._cached(name, own)
+        examples = {name: 0 if part is None else batches.count(part) for name, part in self.parts.items()}
+        return looked.loaded(sharded, examples, broken)
+
+    def _cached(self, name: str, part: Part | None) -> Part | None:
+        """The part, made once and kept, where that was asked for."""
+        plan = self._plan
+        if part is None or plan.data.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+            return part
+        if plan.data.cache == "memory":
+            return cache.in_memory(part)
+        build = json.dumps(plan.data.build, sort_keys=True, default=str)
+        if name == "train" and plan.training.class_weight is not None:
+            build += json.dumps(plan.training.class_weight, sort_keys=True)
+        if isinstance(part, Examples) and part.digest is not None:
+            # Other runs on the same data can use it.
+            files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
+            return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
+        shard = self._process.rank if self.has_shards() else 0
+        return cache.in_file(part, self._folder / "cache", f"{build} {name} {shard}")
+
+    def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
+        """(what this process reads of a part, whether others read something else)."""
+        leaders = self._plan.leaders
+        if len(leaders) == 1 or part is None or self.has_shards():
+            return part, len(leaders) > 1 and self.has_shards()
+        if not (isinstance(part, Examples) and part.in_files):
+            return part, False
+        files = [segment.records for segment in part.raw]
+        # Files that were lost may leave too few for what was asked.
+        policy = self._plan.data.shard if len(files) >= len(leaders) else "auto"
+        if shared(policy, files, len(leaders)) == "element":
+            return part, False
+        own_files = dealt(files, len(leaders))[leaders.index(self._process.rank)]
+        return dataclasses.replace(part, raw=tuple(part.raw[place] for place in own_files)), True
+
+    def anew(self) -> tuple[Part, list[Part]]:
+        """Returns training data to read apart: a data set made again, as iterators change its shuffles' state."""
+        train = self.parts["train"]
+        if isinstance(train, tf.data.Dataset):
+            train = self.shard(self._process.rank, len(self._plan.leaders))[0]
+        return train, self.read_by_workers(train)
+
+    def sample(self, first: int, count: int) -> Batch:
+        """Some of the training examples of all processes, from number `first` on, or the first of this one's shard."""
+        part = self.whole["train"]
+        assert part is not None, "load comes first"
+        return inspection.examples_of(part, 0 if self.has_shards() else first, count, self.classes)
+
+    def read_by_workers(self, train: Part) -> list[Part]:
+        """Returns what asynchronous workers read of the training data: each a part of its own, if there are parts."""
+        shares = self._plan.workers if self._plan.strategy.asynchronous and self.has_shards() else 1
+        return [self.shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
+
+    def name_broken(self, error: Exception) -> None:
+        """Raises what is broken in the data, if that is what an operation has failed for."""
+        if not lost_a_peer(error):
+            for part in self.parts.values():
+                broken = looked.broken(part, self.classes, 0, 1, thorough=True)
+                # Without it, a label is found wrong by the model alone, which is made once examples are left out.
+                unsaid = self.classes if self._plan.data.num_classes is None else None
+                also = "" if unsaid is None else f"data.num_classes={unsaid} "
+                looked.refuse([*broken, *inspection.first_broken(part, self.classes)], [], also)
+
+    def has_shards(self) -> bool:
+        """True if the data are made in shards, one for each process."""
+        return targets.asks_for(self._plan.data.build, "data.build", "shard")
+
+    def known_classes(
+        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, notes: Notes
+    ) -> int | None:
+        """The number of classes, as it was said or counted over all processes, which call this together.
+
+        `sample` is a batch of two examples. Notes where it was counted from labels with a gap. Refuses examples that
+        differ in shape between processes, and data that do not tell the number where the model's function asks for it.
+        """
+        plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
+        counted = plan.data.num_classes or looked.num_classes(self.parts["train"])
+        classes = self._agreed(strategy, collective, sample, counted)
+        if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
+            return classes
+        if classes is None:
+            raise TrainingError(
+                "the number of classes, which model.build asks for",
+                f"data {'without labels' if y is None else 'whose labels do not tell'}",
+                "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
+            )
+        if gap := self._gap_in_labels():
+            notes.add(gap)
+        return classes
+
+    def _agreed(
+        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, classes: int | None
+    ) -> int | None:
+        """The most classes that any process has counted, once all are found to have examples of one shape."""
+        plan, replicas = self._plan, self._process.replicas
+        if len(plan.leaders) == 1:
+            return classes
+        validation = self.parts["validation"]
+        held_out = None if validation is None else batches.spec(validation)
+        whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
+        counts = None if self.has_shards() else whole
+        where = Place(replicas[0], len(replicas), plan.workers)
+        return agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
+
+    def _gap_in_labels(self) -> str | None:
+        """Returns a warning where classes were counted from labels, all of them at hand, that are far from dense."""
+        train = self.parts["train"]
+        if self._plan.data.num_classes is not None or self.has_shards() or not isinstance(train, tuple):
+            return None
+        return labels.far_from_dense(np.asarray(train[1]))
+
+    def check_labels(self, model: keras.Model, sample: Batch, classes: int | None) -> int | None:
+        """Refuses labels that the model has no output for; returns how many classes those may name that are read."""
+        outputs = labels.outputs(model, sample)
+        for name, part in zip(PARTS, self.parts.values(), strict=True):
+            if isinstance(part, tuple) and len(part) > 1:
+                labels.check_values(outputs, part[1], name)
+        of_outputs = labels.classes(outputs, keras.utils.unpack_x_y_sample_weight(sample)[1])
+        self.classes = min((number for number in (classes, of_outputs) if number is not None), default=None)
+        return self.classes
+
+    def shard(self, shard: int, shards: int) -> tuple[Part, Part | None]:
+        """(training, validation) data, or a shard of them where the data can be had in shards."""
+        with tf.device("CPU:0"):
+            parts = conversion.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
+        if self._plan.strategy.static_batches:
+            for name, part in zip(PARTS, parts, strict=True):
+                static.check_data(part, name)
+        train, validation = (conversion.part(part, name) for name, part in zip(PARTS, parts, strict=True))
+        if (class_weight := self._plan.training.class_weight) is not None:
+            train = class_weights.weighed(train, {int(label): weight for label, weight in class_weight.items()})
+        return train, validation
+
+    def layout(self, counts: list[int]) -> Layout:
+        """Returns how steps take their examples from shards of which each has so many."""
+        plan, process = self._plan, self._process
+        if plan.strategy.asynchronous:
+            return Layout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
+        return Layout(
+            plan.training.global_batch,
+            plan.workers,
+            process.replicas[0],
+            len(process.replicas),
+            tuple(counts),
+            process.rank,
+            "left out" if self._plan.strategy.static_batches else "short",
+        )
+
+    def validation_parts(self, counts: list[int]) -> list[tuple[Part, Layout]]:
+        """Returns the parts to validate, with their layouts: two under static shapes, in batches of one size each."""
+        part = self.parts["validation"]
+        if part is None:
+            return []
+        layout = self.layout(counts)
+        return batches.static_parts(part, layout) if self._plan.strategy.static_batches else [(part, layout)]
+
+
+def digest_of(part: Part) -> str:
+    """Names the data: a hash of the arrays, or of a data set's structure and size."""
+    if isinstance(part, Examples) and part.digest is not None:
+        return part.digest
+    digest = hashlib.sha256()
+    part = part.raw if isinstance(part, Examples) else part
+    if isinstance(part, tf.data.Dataset):
+        digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
+    else:
+        for leaf in tf.nest.flatten(part):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.hexdigest()[:16]

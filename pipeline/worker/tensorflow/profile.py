@@ -1,0 +1,256 @@
+"""Times the input without the model, and the model without the input, before training begins.
+
+Nothing of it is trained: the input is made anew for it, and what steps change is put back.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from pipeline.private import cache_op, prefetch_op, shuffle_op
+from pipeline.worker.data import batches, source
+from pipeline.worker.data import reading as reads
+from pipeline.worker.data.batches import Data
+from pipeline.worker.data.reading import Batch, Batches, Part, Step
+from pipeline.worker.data.source import Rows, Source
+from pipeline.worker.loop import Call
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
+
+# What is timed is timed in so many pieces, so that it is known how much they differ.
+PIECES = 4
+# Steps before anything is timed, and those that tell how long one takes.
+WARMUP_STEPS, PACE_STEPS = 2, 3
+# How long what was made ahead is taken, at most: what is slow is not far ahead.
+SETTLE_SECONDS = 1.0
+# A data set that is kept in memory is read to its end before it is timed, for so long at most.
+FILL_SECONDS = 10.0
+
+
+class Profiler:
+    """The input and the model of a loop, each alone."""
+
+    def __init__(self, loop: Loop, part: Part, shards: Sequence[Part]) -> None:
+        """`part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it."""
+        data = loop.train_data
+        part, shards = plain(part), [plain(shard) for shard in shards]
+        # A window over what is read one after the other is filled before the first example leaves it, and whatever fits
+        # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
+        ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
+        self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
+        self._loop = loop
+        self._alone: _Asynchronous | _Together = (
+            _Asynchronous(loop, self._data, shards) if isinstance(loop, ScheduledLoop) else _Together(loop, self._data)
+        )
+
+    def model_pace(self) -> float:
+        """Returns seconds of a step on one batch, roughly; timed before the input, whose batches are made ahead."""
+        with self._loop.put_back():
+            self._alone.train(WARMUP_STEPS)
+            _, seconds = self._alone.train(PACE_STEPS)
+        return seconds / PACE_STEPS
+
+    def model(self, steps: int) -> tuple[list[float], list[float]]:
+        """(examples, seconds) of pieces of so many steps on one batch that is there."""
+        with self._loop.put_back():
+            self._alone.train(1)
+            return _pieces(self._alone.train, steps)
+
+    def input_pace(self) -> float:
+        """Seconds a step that reading its batch takes, roughly. The first call compiles it."""
+        _fill(self._data.part)
+        self._alone.read(1)
+        self._read_away()
+        _, seconds = self._alone.read(PACE_STEPS)
+        return seconds / PACE_STEPS
+
+    def input(self, steps: int) -> tuple[list[float], list[float]]:
+        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
+        self._read_away()
+        return _pieces(self._alone.read, steps)
+
+    def _read_away(self) -> None:
+        """Takes what was made ahead while nothing was timed, and would come at once."""
+        began, count = time.monotonic(), 0
+        while count < self._ahead and time.monotonic() < began + SETTLE_SECONDS:
+            self._alone.read(1)
+            count += 1
+
+    @property
+    def _ahead(self) -> int:
+        """Steps whose batches may be made, or under way, ahead of those that were taken: kept, mapped, batched."""
+        return self._data.reading.prefetch + 2 * reads.parallel() + 1
+
+
+class _Together:
+    """Steps that all replicas make together, as far as this process has a part in them."""
+
+    def __init__(self, loop: Loop, data: Data) -> None:
+        self._loop, self._data = loop, data
+        self._read = tf.function(_read, autograph=False)
+        self._batches: Batches | None = None
+        self._cached: Batches | None = None
+
+    def read(self, steps: int) -> tuple[float, float]:
+        """(examples of the global batches, seconds) of so many steps' batches."""
+        self._batches = self._batches or self._data.iterator()
+        began = time.perf_counter()
+        examples = float(self._read(self._batches, tf.constant(steps)))
+        return examples, time.perf_counter() - began
+
+    def train(self, steps: int) -> tuple[float, float]:
+        """(examples, seconds) of so many steps on one batch."""
+        if self._cached is None:
+            self._cached = batches.again(_first(self._data), _stream(self._data).element_spec)
+        return _sum([self._loop.on(self._cached, steps)])
+
+
+class _Asynchronous:
+    """Steps of asynchronous workers, each by itself."""
+
+    def __init__(self, loop: ScheduledLoop, data: Data, shards: Sequence[Part]) -> None:
+        self._loop, self._data = loop, data
+        self._source = source.source(data, shards, loop.concurrent_steps)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
+        self._batches = iter(self._coordinator.create_per_worker_dataset(self._source.made))
+        self._read = tf.function(self._some, autograph=False)
+        self._handed_out = 0
+        self._async_steps: AsyncSteps | None = None
+
+    def read(self, steps: int) -> tuple[float, float]:
+        """(examples, seconds) of so many steps' batches for each worker, read by any of them."""
+        began = time.perf_counter()
+        calls = []
+        # In as many calls as make it even, whoever is faster.
+        for _ in range(PIECES * self._loop.concurrent_steps):
+            count = -(-steps // PIECES)
+            rows, edges = self._source.rows(self._handed_out, count)
+            self._handed_out += count
+            calls.append(self._coordinator.schedule(self._read, args=(self._batches, rows, edges)))
+        self._coordinator.join()
+        return float(sum(call.fetch() for call in calls)), time.perf_counter() - began
+
+    def train(self, steps: int) -> tuple[float, float]:
+        """(examples, seconds) of so many steps for each worker, on one batch."""
+        loop = self._loop
+        if self._async_steps is None:
+            _, (batch,) = _first(self._data)
+            source = Source(
+                lambda: tf.data.Dataset.from_tensors(batch).repeat(),
+                self._source_rows,
+                lambda source_batches, *_: next(source_batches),
+            )
+            losses = 1 + len(loop.outputs)
+            self._async_steps = AsyncSteps(
+                loop.model, loop.strategy, source, loop.concurrent_steps, losses, loop.gradient_bits
+            )
+        began = time.perf_counter()
+        total = steps * loop.concurrent_steps
+        calls: list[Call] = []
+        while (left := total - sum(call.steps for call in calls)) > 0:
+            calls.append(self._async_steps.call(min(left, -(-steps // PIECES)), left))
+        examples, _ = _sum(calls)
+        return examples, time.perf_counter() - began
+
+    def _source_rows(self, first: int, count: int) -> Rows:
+        with tf.device("CPU:0"):
+            return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+    def _some(self, batches: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
+        def one(index: tf.Tensor, examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            leaves = tf.nest.flatten(self._source.batch(batches, rows, edges[index], edges[index + 1]))
+            with tf.control_dependencies(leaves):
+                return index + 1, examples + tf.cast(tf.shape(leaves[0])[0], tf.float32)
+
+        return tf.while_loop(lambda index, _: index < tf.shape(edges)[0] - 1, one, (0, 0.0))[1]
+
+
+def plain(part: Part) -> Part:
+    """Returns a data set without its own shuffles and caches in files, which would be filled first, as far as known."""
+    if not isinstance(part, tf.data.Dataset):
+        return part
+    remade, left_out = None, False
+    for node in _nodes(part):
+        if isinstance(node, shuffle_op._ShuffleDataset) or _keeps_in_file(node):
+            remade, left_out = (remade or node._input_dataset), True
+        elif left_out:
+            remade = _again(node, remade)
+            if remade is None:
+                return part
+        else:
+            remade = node
+    return remade.with_options(part.options()) if left_out and remade is not None else part
+
+
+def _again(node: tf.data.Dataset, source_set: tf.data.Dataset) -> tf.data.Dataset | None:
+    """The stage made again, of another input; None where that is not known to be the same."""
+    if isinstance(node, reads.AT_ONCE):
+        return source_set
+    if isinstance(node, prefetch_op._PrefetchDataset):
+        return source_set.prefetch(int(node._buffer_size))
+    if not isinstance(node, reads.MAPS):
+        return None
+    in_parts, function = isinstance(node._input_dataset.element_spec, tuple), reads.applied(node)
+
+    def made(*element: Batch) -> Batch:
+        return function(element if in_parts else element[0])
+
+    calls = getattr(node, "_num_parallel_calls", None)
+    return source_set.map(tf.autograph.experimental.do_not_convert(made), num_parallel_calls=calls)
+
+
+def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The data sets that one is made of, from the source on; what joins several is a source itself."""
+    nodes = [part]
+    while len(inputs := nodes[0]._inputs()) == 1:
+        nodes.insert(0, inputs[0])
+    return nodes
+
+
+def _keeps_in_file(node: tf.data.Dataset) -> bool:
+    return isinstance(node, cache_op.CacheDataset) and bool(tf.get_static_value(node._filename))
+
+
+def _fill(part: Part) -> None:
+    """Reads a data set that keeps its examples in memory to the end, if that takes no longer than `FILL_SECONDS`."""
+    if isinstance(part, tf.data.Dataset) and any(isinstance(node, cache_op.CacheDataset) for node in _nodes(part)):
+        until = time.monotonic() + FILL_SECONDS
+        for _ in part:
+            if time.monotonic() > until:
+                return
+
+
+def _stream(data: Data) -> tf.data.Dataset:
+    return batches.stream(data.part, data.layout, data.shuffle, data.seed, reading=data.reading)
+
+
+def _first(data: Data) -> Step:
+    """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
+    first = _stream(dataclasses.replace(data, reading=dataclasses.replace(data.reading, servers=()))).take(1)
+    options = tf.data.Options()
+    # Its thread would hold up the end of the iterator.
+    options.autotune.enabled = False
+    examples, batches = next(iter(first.with_options(options)))
+    return examples, batches
+
+
+def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:
+    examples, seconds = zip(*(make(steps) for _ in range(PIECES)), strict=True)
+    return list(examples), list(seconds)
+
+
+def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
+    """Examples of the global batches of so many steps, once they are there."""
+
+    def one(index: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        examples, of_replicas = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(of_replicas)):
+            return index + 1, total + examples
+
+    return tf.while_loop(lambda index, _: index < count, one, (0, 0.0))[1]
+
+
+def _sum(calls: Sequence[Call]) -> tuple[float, float]:
+    return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
