@@ -290,7 +290,7 @@ def test_fit_answers_callbacks_and_refuses_a_training_inside_another(mirrored, t
     counted = tmp_path / "count.txt"
     fitted(mirrored, odd.numbers(), epochs=2, callbacks=[odd.Asking(counted, "count")])
     assert [json.loads(line)[0] for line in counted.read_text().splitlines()] == [2, 4]
-    with pytest.raises(RuntimeError, match=r"leave training to the run, received a call of model\.fit in one"):
+    with pytest.raises(UserError, match=r"leave training to the run, received a call of model\.fit in one"):
         fitted(mirrored, odd.numbers(), callbacks=[odd.Asking(counted, "fit")])
 
 
