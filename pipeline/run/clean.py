@@ -86,7 +86,7 @@ def staying(
 def gather(output: Path) -> list[Stored]:
     """The runs and sweeps in an output folder, oldest first."""
     runs = [_stored(folder, [folder]) for folder in _folders(output / "runs")]
-    stored = [*runs, *(_stored(folder, _points(folder)) for folder in _folders(output / "sweeps"))]
+    stored = [*runs, *(_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps"))]
     return sorted(stored, key=lambda stored: stored.written)
 
 
@@ -124,8 +124,8 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _points(sweep: Path) -> list[Path]:
-    """The folders of a sweep's points, of earlier attempts at them, and of runs elsewhere that they went on with."""
+def _runs_of(sweep: Path) -> list[Path]:
+    """The folders of a sweep's runs, of earlier attempts, and of runs elsewhere that they resumed."""
     listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in sweeps.read(sweep)]
     inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
     return [path for path in dict.fromkeys([*listed, *inside]) if (path / PLAN).exists()]

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.analyze import calibration, history, outlook, predict, scoring, step_model
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -45,24 +46,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     errors = calibration.of_log(plan, basis, logged)
     prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
     examples = plan.data.train_examples or basis.runs[-1].run.train_examples
-    seconds = outlook.seconds_to_finish(plan, prediction.examples_per_second, examples)
-    watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
-    price = config.hardware.price_per_hour
-    result = Result(
-        Ending("PREDICTED"),
-        choices_of(config),
-        layout_of(plan, None),
-        Speed(
-            prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
-        ),
-        cost=Cost(
-            seconds_to_finish=seconds,
-            price_per_hour=price,
-            cost_to_finish=outlook.cost(price, plan.hardware.hosts, seconds),
-            energy_joules=None if watts is None or seconds is None else watts * plan.workers * seconds,
-        ),
-        notes=(*plan.notes, *prediction.notes),
-    )
+    result = _result(plan, config, prediction, examples, basis)
     score = scoring.score([timed_run.run.result for timed_run in logged])
     knee = config.predict.knee_share
     foreseen = Foreseen(
@@ -79,6 +63,29 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     # The plan's notes were shown with it.
     session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=prediction.notes)))
     return point
+
+
+def _result(
+    plan: Plan, config: Config, prediction: predict.Prediction, examples: int | None, basis: predict.Basis
+) -> Result:
+    seconds = outlook.seconds_to_finish(plan, prediction.examples_per_second, examples)
+    watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
+    price = config.hardware.price_per_hour
+    return Result(
+        Ending("PREDICTED"),
+        choices_of(config),
+        layout_of(plan, None),
+        Speed(
+            prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
+        ),
+        cost=Cost(
+            seconds_to_finish=seconds,
+            price_per_hour=price,
+            cost_to_finish=outlook.cost(price, plan.hardware.hosts, seconds),
+            energy_joules=None if watts is None or seconds is None else watts * plan.workers * seconds,
+        ),
+        notes=(*plan.notes, *prediction.notes),
+    )
 
 
 def _timed_alone(

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
-from pipeline.config.schema import COMPOSED, Config, Mode
+from pipeline.config.schema import COMPOSED, Config, Mode, Order
 from pipeline.errors import UserError
 from pipeline.launch import AT_ONCE, LaunchError, machine
 from pipeline.plan import planning
@@ -139,20 +139,10 @@ class Requests:
                 self._validate(place, self._as_one(request, one))
         for folder, output in self._to_delete:
             folders.remove(folder, output)
-        accepted = {place: request for place, request in enumerate(self._all) if request is not None}
-        for place, request in accepted.items():
-            # One that starts nothing has no entry.
-            if first := self.entries.get((place, 0)):
-                for repeat in range(1, request.config.sweep.repeats):
-                    self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+        order, repeats = self._repeat()
         for key, point in self.shown(self._session.results).items():
             if key in self._session.results and point.result.ending.status == "REFUSED":
                 self._show(point, self.many)
-        if not self._all:
-            return
-        (order, repeats) = next(
-            ((request.config.sweep.order, request.config.sweep.repeats) for request in accepted.values()), (None, 1)
-        )
         keys = sweeps.ordered(len(self._all), repeats, order) if order else []
         self.to_run = {key: self.to_run[key] for key in keys if key in self.to_run}
         if self.sweep is not None:
@@ -160,6 +150,17 @@ class Requests:
         elif self._folder is not None and self._folder.name == COMPOSED:
             shutil.rmtree(self._folder, ignore_errors=True)
             folders.remove(self._folder, self._folder.parents[2])
+
+    def _repeat(self) -> tuple[Order | None, int]:
+        """Adds the repeats of each run; returns (the sweep's order, its repeats)."""
+        accepted = {place: request for place, request in enumerate(self._all) if request is not None}
+        for place, request in accepted.items():
+            # One that starts nothing has no entry.
+            if first := self.entries.get((place, 0)):
+                for repeat in range(1, request.config.sweep.repeats):
+                    self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+        sweep = next((request.config.sweep for request in accepted.values()), None)
+        return (None, 1) if sweep is None else (sweep.order, sweep.repeats)
 
     def _as_one(self, request: RunRequest, one: Config) -> RunRequest:
         """The run on the one device of its strategy, which the terminal says once."""

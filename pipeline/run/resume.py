@@ -42,7 +42,11 @@ def find(
         return _last_of_same(
             plan, sorted(dict.fromkeys([*folders.same_identity(plan, output), *also]), key=folders.began), say
         )
-    folder = only_named(config.resume, output)
+    return _named(config, plan, only_named(config.resume, output))
+
+
+def _named(config: Config, plan: Plan, folder: Path) -> Run:
+    """The run in the folder that `resume` names, locked. Raises `UserError`."""
     values = log.read_whole(folder / PLAN)
     differing = [
         key

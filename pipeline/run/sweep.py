@@ -58,7 +58,7 @@ def fingerprint_of_words(overrides: Sequence[str]) -> str:
 def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
     """(run, repeat) in the order in which they start.
 
-    Interleaved, each round takes all points, every other one from the last to the first: a machine that slows down or
+    Interleaved, each round takes all runs, every other round from the last to the first: a machine that slows down or
     speeds up steadily then favours none of them.
 
     >>> ordered(3, 2, Order.interleaved)
