@@ -74,7 +74,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def chosen(seed: int, count: int) -> list[Cell]:
+def chosen(seed: int | str, count: int) -> list[Cell]:
     """So many cells, another choice for each seed."""
     return random.Random(seed).sample(cells(), count)
 

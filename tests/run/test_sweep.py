@@ -127,7 +127,7 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_words(asked, tmp_path, argume
 def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
     folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
-    seed = int(os.environ["TEST_SEED"])
+    seed = os.environ["TEST_SEED"]
     rng = random.Random(seed)
     process = start(tmp_path, *command)
     time.sleep(rng.uniform(0.5, 11.0))
