@@ -17,11 +17,11 @@ from pathlib import Path
 from pipeline.analyze.measure import CALL_SECONDS
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
-from pipeline.launch.agents.messages import CONDUCTOR
+from pipeline.launch.agents.endpoint import Endpoint
+from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.child import BEAT_SECONDS
-from pipeline.launch.line.hub import Hub
-from pipeline.launch.line.link import Link
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command, Train
@@ -78,14 +78,14 @@ def serve(hosts: int, per_host: int, contacts: Connection, doom: Doom) -> None:
 
 
 def _agent(order: int, per_host: int, contact: Contact, doom: Doom) -> None:
-    hub = Hub(f"host{order}", contact.token)
+    endpoint = Endpoint(f"host{order}", contact.token)
 
-    def gone(line: Link, orphan_timeout: float) -> bool:
-        return line.away > AWAY_SECONDS
+    def gone(channel: Channel, orphan_timeout: float) -> bool:
+        return channel.away > AWAY_SECONDS
 
-    host = _Host(Machine(hub.name, tuple(range(per_host)), 1.0, "pretended"), doom)
-    Agent(hub, hub.dial(CONDUCTOR, contact.address), host, Place(order, "127.0.0.1"), gone).serve(lambda: None)
-    hub.close(1.0)
+    host = _Host(Machine(endpoint.name, tuple(range(per_host)), 1.0, "pretended"), doom)
+    Agent(endpoint, endpoint.dial(DRIVER, contact.address), host, Place(order, "127.0.0.1"), gone).serve(lambda: None)
+    endpoint.close(1.0)
 
 
 class _Host:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from pipeline.config import config as configs
 from pipeline.config.schema import Config
-from pipeline.launch.agents.alike import alike
+from pipeline.launch.agents.messages import alike
 from pipeline.plan.machine import Host, inventory
 from pipeline.plan.plan import Plan
 from pipeline.plan.planning import listening, make

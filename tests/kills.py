@@ -65,7 +65,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """All of them. A conductor that is stopped does nothing until it goes on, and so is none of them."""
+    """All of them. A driver that is stopped does nothing until it goes on, and so is none of them."""
     return [
         Cell(strategy, role, number, moment)
         for strategy in STRATEGIES

@@ -22,8 +22,7 @@ from pipeline.config.schema import Config
 from pipeline.doctor.examine import OF_DRIVER, examine, expected_of, look_of
 from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
 from pipeline.errors import UserError
-from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
-from pipeline.launch.asking import Helpers
+from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links

@@ -16,7 +16,7 @@ from pipeline.config.schema import Config, Kind
 from pipeline.doctor.facts import BACKENDS, Facts, Finding, LinkFacts, Look, Severity
 from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
 from pipeline.doctor.look import installed
-from pipeline.launch.asking import Helpers, Line, LineError
+from pipeline.launch import Helpers, LaunchError, Line
 from pipeline.record.links import Measured
 
 PACKAGE = "distributed-keras-pipeline"
@@ -138,7 +138,7 @@ def examine(
     for name, report in reports.items():
         try:
             facts[name] = report.result()
-        except LineError as error:
+        except LaunchError as error:
             findings.append(_silent("python", name, error))
     for name, of_host in facts.items():
         findings += judge(name, of_host, expected, checks)
@@ -154,12 +154,12 @@ def examine(
 
 
 def _look(line: Line, look: Look) -> Facts:
-    """The facts of a host. Raises `LineError`."""
+    """The facts of a host. Raises `LaunchError`."""
     report = line.ask({"do": "look", "asked": msgspec.to_builtins(look)}, LOOK_SECONDS)
     try:
         return msgspec.convert(report, Facts)
     except msgspec.ValidationError as error:
-        raise LineError(f"an answer of another version of the pipeline: {error}") from error
+        raise LaunchError(f"an answer of another version of the pipeline: {error}") from error
 
 
 def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
@@ -167,17 +167,17 @@ def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
     for name, line in lines.items():
         try:
             yield judge_clock(name, driver, *clock_of(line))
-        except LineError as error:
+        except LaunchError as error:
             yield _silent("clocks", name, error)
 
 
-def _silent(check: str, host: str, error: LineError) -> Finding:
+def _silent(check: str, host: str, error: LaunchError) -> Finding:
     return Finding(check, host, Severity.FAULT, str(error), "the pipeline there", REMEDY.format(host))
 
 
 def clock_of(line: Line, clock: Callable[[], float] = time.time) -> tuple[float, float]:
     """(Seconds that a host's clock is ahead of `clock`, give or take how many), by the quickest of some requests
-    (Cristian, 1989). Raises `LineError`."""
+    (Cristian, 1989). Raises `LaunchError`."""
     samples = []
     for _ in range(CLOCK_SAMPLES):
         sent = clock()
@@ -224,5 +224,5 @@ def _measure(one: Line, other: Line, address: str) -> LinkFacts:
         port = other.ask({"do": "answer", "host": own, "token": token})
         report = one.ask({"do": "measure", "host": address, "port": port, "token": token}, MEASURE_SECONDS)
         return msgspec.convert(report, LinkFacts)
-    except LineError as error:
+    except LaunchError as error:
         return LinkFacts(error=str(error))

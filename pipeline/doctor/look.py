@@ -21,7 +21,7 @@ import msgspec
 
 from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Gpus, Look, Name, Port, Space
 from pipeline.launch import machine
-from pipeline.launch.ports import holder
+from pipeline.launch.machine import holder
 
 # Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
 BACKEND_SECONDS = 180.0

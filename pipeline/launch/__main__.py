@@ -1,6 +1,6 @@
 """An agent: `python -m pipeline.launch HOST:PORT --name NAME --order NUMBER`, started on each host of a cluster.
 
-Ends with what the conductor's command ends with; 75 where that was given up, after processes have saved a checkpoint.
+Ends with what the driver's command ends with; 75 where that was given up, after processes have saved a checkpoint.
 """
 
 import argparse
@@ -13,55 +13,55 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import reached_from
-from pipeline.launch.agents.messages import CONDUCTOR
-from pipeline.launch.line.hub import Hub
-from pipeline.launch.line.link import Link
+from pipeline.launch.agents.endpoint import Endpoint
+from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.signals import PREEMPTING
 
-# For how long a conductor is dialled that has never answered.
+# For how long a driver is dialled that has never answered.
 CONTACT_SECONDS = 60.0
-# With --detach, the process that was started hears this once the conductor has answered, and ends.
+# With --detach, the process that was started hears this once the driver has answered, and ends.
 READY = "ready"
 ABANDONED, UNREACHED = 75, 69  # EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Serves a conductor to its end."""
-    given = _arguments()
-    token = (given.token_file.read_bytes() if given.token_file else sys.stdin.buffer.readline()).strip()
+    """Serves a driver to its end."""
+    arguments = _arguments()
+    token = (arguments.token_file.read_bytes() if arguments.token_file else sys.stdin.buffer.readline()).strip()
     if not token:
         print("Expected a token on standard input, or --token-file, received none.", file=sys.stderr)
         return UNREACHED
     signals: list[int] = []
     for number in PREEMPTING:
         signal.signal(number, lambda number, frame: signals.append(number))
-    starter = _Starter(given.detach)
-    config = ClusterConfig(name="local", start_method=StartMethod[given.start_method])
+    starter = _Starter(arguments.detach)
+    config = ClusterConfig(name="local", start_method=StartMethod[arguments.start_method])
     cluster = LocalCluster(config, environ)
-    hub = Hub(given.name, token)
-    link = hub.dial(CONDUCTOR, given.conductor)
+    endpoint = Endpoint(arguments.name, token)
+    channel = endpoint.dial(DRIVER, arguments.conductor)
 
-    def gone(line: Link, orphan_timeout: float) -> bool:
-        if line.life:
+    def gone(channel: Channel, orphan_timeout: float) -> bool:
+        if channel.life:
             starter.tell(READY)
-        return line.refused or line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
+        return channel.refused or channel.away > (orphan_timeout if channel.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    place = Place(given.order, given.address or reached_as(given.name, given.conductor))
-    code = Agent(hub, link, cluster, place, gone).serve(lambda: signals[0] if signals else None)
+    place = Place(arguments.order, arguments.address or reached_as(arguments.name, arguments.conductor))
+    code = Agent(endpoint, channel, cluster, place, gone).serve(lambda: signals[0] if signals else None)
     if code is None:
-        code = ABANDONED if link.life else UNREACHED
+        code = ABANDONED if channel.life else UNREACHED
     if code == UNREACHED:
-        starter.tell(f"Expected to reach the conductor at {given.conductor}, received: {link.problem}.")
-    hub.close(1.0)
+        starter.tell(f"Expected to reach the conductor at {arguments.conductor}, received: {channel.problem}.")
+    endpoint.close(1.0)
     cluster.close(0)
     return code
 
 
 def reached_as(name: str, conductor: str) -> str:
-    """Where other hosts reach this one: by its name where that is one, or else at the address that the conductor sees.
+    """Returns where other hosts reach this one: its name if that is known, else the address that the driver sees.
 
     >>> reached_as("no such name", "127.0.0.1:80")
     '127.0.0.1'
@@ -74,10 +74,10 @@ def reached_as(name: str, conductor: str) -> str:
 
 
 class _Starter:
-    """Who has started this process, and is to know whether it has reached the conductor."""
+    """Reports to whoever started this process whether it has reached the driver."""
 
     def __init__(self, detach: bool) -> None:
-        """With `detach`, goes on in a process of its own session; this one ends with what that tells."""
+        """With `detach`, goes on in a process of its own session; this one ends with what that reports."""
         self._told = False
         self._end: int | None = None
         if not detach:
@@ -86,10 +86,10 @@ class _Starter:
         if os.fork():
             os.close(self._end)
             with os.fdopen(reading) as end:
-                said = end.read()
-            if said != READY:
-                print(said or "Expected an agent that reaches its conductor, received one that ended.", file=sys.stderr)
-            os._exit(0 if said == READY else UNREACHED)
+                text = end.read()
+            if text != READY:
+                print(text or "Expected an agent that reaches its conductor, received one that ended.", file=sys.stderr)
+            os._exit(0 if text == READY else UNREACHED)
         os.close(reading)
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

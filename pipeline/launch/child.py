@@ -1,6 +1,6 @@
-"""The first and last moments of a process: its log, its signals, its pipes, and its end when the conductor's comes.
+"""The first and last moments of a process: its log, its signals, its pipes, and its end when the driver's comes.
 
-Imports nothing slow, because the conductor imports it too, to name `main` to the fork server.
+Imports nothing slow, because the driver imports it too, to name `main` to the fork server.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
-from pipeline.launch.computing import Computing
 from pipeline.launch.signals import PREEMPTING, STACKS
 from pipeline.record.commands import Command, Leave, from_json
 from pipeline.record.events import Beat, Event, EventBase, Failed, Signalled, System
@@ -24,15 +24,20 @@ from pipeline.record.log import stamped, to_line
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
 F_SETSIG = 10
+# A process that waits for cores counts as computing for so many times what it has used: of two cores that twenty
+# others want as well, a thread gets a tenth. Threads that only wake now and then use too little to count.
+MOST_WAITED = 10
+# The shares of a core from which on there is nothing to ask about.
+ENOUGH_SHARE = 0.5
 
 
 def main(
     plan: str, rank: int, group: str, events: Connection, commands: Connection, lifeline: Connection, log: str
 ) -> None:
     """Runs process `rank` of a plan by `pipeline.worker.main`; it ends with 0, or 1 after telling why."""
-    # A Ctrl-C at the terminal is the conductor's to handle.
+    # A Ctrl-C at the terminal is the driver's to handle.
     os.setpgid(0, 0)
-    # Before any else: the conductor, which does the same, may have come to its end before it could.
+    # Before any else: the driver, which does the same, may have come to its end before it could.
     die_with(lifeline, os.getpid())
     _write_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,7 +74,7 @@ def _leave(code: int) -> NoReturn:
 
 
 class Line:
-    """Writes events to the conductor, whole lines, from any thread."""
+    """Writes events to the driver, whole lines, from any thread."""
 
     def __init__(self, connection: Connection, group: str, rank: int) -> None:
         self._connection, self._lock = connection, threading.Lock()
@@ -90,10 +95,10 @@ class Line:
 
 
 def die_with(lifeline: Connection, pid: int) -> None:
-    """Has the kernel kill a process when the conductor's end of a pipe that it reads closes, however that came.
+    """Makes the kernel kill a process when the driver's end of a pipe that it reads closes, however that came.
 
     No thread could: TensorFlow holds Python's lock while it waits for other processes to join. What is set belongs to
-    the pipe, not to who sets it: the conductor does it too, for a process that is stopped before its first line.
+    the pipe, not to who sets it: the driver does it too, for a process that is stopped before its first line.
     """
     descriptor = lifeline.fileno()
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, pid)
@@ -104,7 +109,7 @@ def die_with(lifeline: Connection, pid: int) -> None:
 
 
 class Inbox:
-    """Commands from the conductor, in the order they were given."""
+    """Commands from the driver, in the order they were given."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -141,7 +146,7 @@ def _beat(line: Line) -> None:
 
 
 def _pass_on(line: Line) -> None:
-    """Tells the conductor of a scheduler's signals, which decides for all processes."""
+    """Tells the driver of a scheduler's signals, which decides for all processes."""
     while True:
         number = signal.sigwait(PREEMPTING)
         with contextlib.suppress(OSError):
@@ -153,3 +158,36 @@ def _write_to(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+class Computing:
+    """Counts seconds of cores that this process has used, or waited for while others had them."""
+
+    def __init__(self) -> None:
+        self._seconds = self._used = time.process_time()
+        self._waited, self._asked = _waited(), time.monotonic()
+
+    def seconds(self) -> float:
+        """So many until now."""
+        used, now = time.process_time(), time.monotonic()
+        more, passed = used - self._used, now - self._asked
+        self._seconds, self._used, self._asked = self._seconds + more, used, now
+        if more < ENOUGH_SHARE * passed:
+            before, self._waited = self._waited, _waited()
+            # Threads that have ended take their waits along.
+            self._seconds += min(max(self._waited - before, 0.0), MOST_WAITED * more)
+        return self._seconds
+
+
+def _waited() -> float:
+    """Seconds that the threads of this process have been ready to run without a core; 0 where the system tells none.
+
+    The second number of a task's `schedstat`, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    total = 0
+    try:
+        for counts in Path("/proc/self/task").glob("*/schedstat"):
+            total += int(counts.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        pass
+    return total / 1e9

@@ -1,7 +1,7 @@
 """This machine, where processes outlive the command: an agent that dials it on loopback starts and watches them.
 
 The agent has a session of its own, so that neither a Ctrl-C nor a terminal that is closed reaches it. It ends when it
-is told to, or once it was without a conductor for `launch.orphan_timeout` seconds.
+is told to, or once it has been without a driver for `launch.orphan_timeout` seconds.
 """
 
 import os
@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import machine
-from pipeline.launch.agents.alike import PACKAGE
+from pipeline.launch import LaunchError, machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.messages import PACKAGE
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.errors import LaunchError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
@@ -49,7 +48,7 @@ class DetachedCluster(DiallingCluster):
         return self.inventory()
 
     def warm_up(self) -> None:
-        """Starts the agent, whose imports run beside what the conductor does next."""
+        """Starts the agent, whose imports run beside what the driver does next."""
         self.gather()
 
     def begin(self, contact: Contact) -> None:
@@ -72,8 +71,8 @@ class DetachedCluster(DiallingCluster):
         """Raises `LaunchError` where the agent has ended."""
         if self._agent is None or self._agent.poll() in (None, 0):
             return
-        said = b"" if self._agent.stderr is None else self._agent.stderr.read()
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        output = b"" if self._agent.stderr is None else self._agent.stderr.read()
+        lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
         raise LaunchError(
             "an agent that outlives this command",
             f"one that has ended with {self._agent.returncode}{f': {lines[-1]}' if lines else ''}",
@@ -92,7 +91,7 @@ class DetachedCluster(DiallingCluster):
         return super().addresses(plan) if len(plan.processes) > 1 else []
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agent start a plan's processes."""
+        """Starts a plan's processes by the agent."""
         self.gather()
         return super().start(plan, group, folder)
 
@@ -107,5 +106,5 @@ class DetachedCluster(DiallingCluster):
 
     def _command(self, address: str) -> list[str]:
         name, method = self.inventory().hostname, self.config.start_method.value
-        given = ["--name", name, "--order", "0", "--address", self.config.host, "--start-method", method]
-        return [sys.executable, "-m", "pipeline.launch", address, *given, "--detach"]
+        arguments = ["--name", name, "--order", "0", "--address", self.config.host, "--start-method", method]
+        return [sys.executable, "-m", "pipeline.launch", address, *arguments, "--detach"]

@@ -1,7 +1,7 @@
 """Plain machines: an agent on each, started by the program `ssh`, which needs no password for them.
 
 Each agent dials this command, and goes on without the connection that has started it. It ends when it is told to, or
-once it was without a conductor for `launch.orphan_timeout` seconds.
+once it was without a driver for `launch.orphan_timeout` seconds.
 """
 
 import contextlib
@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
-from pipeline.launch import machine
-from pipeline.launch.agents.alike import FILES, LOCK, PACKAGE, alike
-from pipeline.launch.agents.conductor import Known
+from pipeline.launch import Helpers, LaunchError, Line, machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
-from pipeline.launch.asking import MODULE, Helpers, Line, LineError, ProcessLine
-from pipeline.launch.errors import LaunchError
+from pipeline.launch.agents.driver import Known
+from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.asking import MODULE, ProcessLine
 from pipeline.launch.options import options_of
 from pipeline.plan.checks import HOST, stays_here
 from pipeline.plan.machine import Host, Machine, inventory
@@ -35,12 +34,12 @@ from pipeline.plan.plan import Plan
 SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 # Connections that are made side by side, and seconds before a host that was lost is tried again.
 MOST_AT_ONCE, AGAIN_SECONDS = 32, 5.0
-# Of a person's own code, what is copied: no more than this, and nothing from folders with these names.
+# Of a user's own code, what is copied: no more than this, and nothing from folders with these names.
 MOST_COPIED = 64 << 20
 NOT_COPIED = {"outputs", "multirun", "node_modules", "site-packages", "__pycache__", "mlruns", "mlartifacts"}
 # Where it goes, in the home of the hosts' user.
 COPIES = ".cache/pipeline"
-# Lines of what ssh said that a person is shown.
+# Lines of what ssh said that a user is shown.
 LINES = 3
 
 
@@ -80,14 +79,14 @@ class HostsCluster(DiallingCluster):
         return len(self._targets)
 
     def listens_at(self) -> str:
-        """What `conductor` says, or the address from which this machine reaches the first host."""
-        given = self._options.conductor
-        if given is None:
+        """`cluster.options.conductor`, or the address from which this machine reaches the first host."""
+        address = self._options.conductor
+        if address is None:
             return f"{reached_from(next(iter(self._targets)))}:0"
-        return given if ":" in given else f"{given}:0"
+        return address if ":" in address else f"{address}:0"
 
     def begin(self, contact: Contact) -> None:
-        """Has ssh start an agent on each host, several at a time."""
+        """Starts an agent on each host by ssh, several at a time."""
         pool = self._prepare()
         for name in self._targets:
             pool.submit(self._start_agent, name, contact)
@@ -114,19 +113,19 @@ class HostsCluster(DiallingCluster):
     def gather(self) -> None:
         """The same. Raises `LaunchError` where one of them is named twice, by its address and by its name, say."""
         super().gather()
-        there: dict[tuple[str, int], Known] = {}
-        for known in self.agents.ordered() if not self.agents.tolerates else ():
-            for core in known.host.cores if known.hello.network else ():
-                other = there.setdefault((known.hello.network, core), known)
-                if other is not known:
+        owners: dict[tuple[str, int], Known] = {}
+        for agent in self.agents.ordered() if not self.agents.tolerates else ():
+            for core in agent.host.cores if agent.hello.network else ():
+                other = owners.setdefault((agent.hello.network, core), agent)
+                if other is not agent:
                     raise LaunchError(
                         "cluster.hosts to be different machines",
-                        f"{other.link.name} and {known.link.name}, which are one",
+                        f"{other.channel.name} and {agent.channel.name}, which are one",
                         "one of these",
                     )
 
     def waiting(self) -> str:
-        """Which hosts are waited for."""
+        """Names the hosts."""
         return f"Starting agents on {', '.join(self._targets)}."
 
     def end(self) -> None:
@@ -140,9 +139,9 @@ class HostsCluster(DiallingCluster):
 
     def describe(self, plan: Plan) -> str:
         """The commands that start agents, and where they dial."""
-        given = self._options.conductor
-        where = "HOST:PORT" if given is None else given if ":" in given else f"{given}:PORT"
-        if given is None and all(map(stays_here, self._targets)):
+        address = self._options.conductor
+        where = "HOST:PORT" if address is None else address if ":" in address else f"{address}:PORT"
+        if address is None and all(map(stays_here, self._targets)):
             where = "127.0.0.1:PORT"
         lines = [f"One agent a host, which dials {where}: this command, with a token on its standard input."]
         if self.config.copy:
@@ -151,7 +150,7 @@ class HostsCluster(DiallingCluster):
         return "\n".join(lines)
 
     def helpers(self) -> Helpers:
-        """What ssh starts on each host: whatever is wrong there, it is said of that host alone."""
+        """A process that ssh starts on each host; whatever is wrong there is said of that host alone."""
         if self.config.copy:
             self._copy = _packed(Path.cwd())
         lines: dict[str, Line] = {}
@@ -163,19 +162,17 @@ class HostsCluster(DiallingCluster):
                 continue
             try:
                 lines[name] = ProcessLine([*self._ssh(name), self._typed_there([MODULE])], self.environ)
-            except LineError as error:
+            except LaunchError as error:
                 absent[name] = str(error)
         return Helpers(lines, {name: name for name in self._targets}, absent)
 
     def assumed(self) -> Machine:
         """The hosts by their names, each like this machine."""
-        here = machine.detect(self.environ)
-        return inventory(
-            [Host(name, here.cores, here.memory_gib, here.cpu, here.gpus, here.tpus) for name in self._targets]
-        )
+        own = machine.detect(self.environ)
+        return inventory([Host(name, own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus) for name in self._targets])
 
     def _prepare(self) -> ThreadPoolExecutor:
-        """What agents are started by, and with."""
+        """Returns the pool that agents are started by, once there is a copy to start them with."""
         self._copy = _packed(Path.cwd()) if self.config.copy else None
         self._pool, self._over = ThreadPoolExecutor(MOST_AT_ONCE, "ssh"), False
         return self._pool
@@ -187,28 +184,28 @@ class HostsCluster(DiallingCluster):
         return f"{COPIES}/{alike()[FILES]}"
 
     def _command(self, name: str, address: str) -> str:
-        """What ssh has the host's shell do. The token is on its standard input."""
+        """The command that ssh runs on a host to start its agent, with the token on standard input."""
         order = list(self._targets).index(name)
         agent = ["pipeline.launch", address, "--name", name, "--order", str(order), "--detach"]
         return self._typed_there([*agent, "--start-method", self.config.start_method.value])
 
     def _typed_there(self, module: Sequence[str]) -> str:
-        """What has a host's shell run a module, given with its arguments, where and with what the config says."""
+        """The command that runs a module, given with its arguments, on a host, as the config says."""
         options = self._options
         variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", "")} | {
             key: str(value) for key, value in options.environment.items()
         }
-        given = [f"{key}={shlex.quote(value)}" for key, value in variables.items() if value]
+        settings = [f"{key}={shlex.quote(value)}" for key, value in variables.items() if value]
         python = [options.python or sys.executable]
         directory = shlex.quote(options.directory or os.getcwd())
         change = f"cd {directory}"
         if self.config.copy:
             copied = f'"$HOME/{self._home()}"'
-            given = [*(part for part in given if not part.startswith("PYTHONPATH=")), f"PYTHONPATH={copied}"]
+            settings = [*(part for part in settings if not part.startswith("PYTHONPATH=")), f"PYTHONPATH={copied}"]
             # Nothing that lies in the folder comes before the copy.
             python.append("-P")
             change = f"{{ {change} 2>/dev/null || cd {copied}; }}"
-        return f"{change} && {' '.join(['exec env', *given])} {shlex.join([*python, '-m', *module])}"
+        return f"{change} && {' '.join(['exec env', *settings])} {shlex.join([*python, '-m', *module])}"
 
     def _give_copy(self, name: str) -> str | None:
         """Copies this code to a host, where that is asked for; what went wrong, in words, or None."""
@@ -225,8 +222,8 @@ class HostsCluster(DiallingCluster):
             self._failed[name] = why
         self._tried[name] = time.monotonic()
 
-    def _typed(self, name: str, command: str, given: bytes) -> str | None:
-        """Has ssh do something on a host; what went wrong, in words, or None."""
+    def _typed(self, name: str, command: str, data: bytes) -> str | None:
+        """Runs a command on a host by ssh; returns what went wrong, in words, or None."""
         pipe, seconds = subprocess.PIPE, self._options.timeout
         with self._lock:
             if self._over:
@@ -243,7 +240,7 @@ class HostsCluster(DiallingCluster):
                 return f"{error.strerror or error}."
             self._running.add(process)
         try:
-            out, _ = process.communicate(given, seconds)
+            out, _ = process.communicate(data, seconds)
         except subprocess.TimeoutExpired:
             return f"no end of it within {seconds:g} s."
         finally:
@@ -256,8 +253,8 @@ class HostsCluster(DiallingCluster):
                 end.close()
         if process.returncode == 0:
             return None
-        said = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()][-LINES:]
-        return f"{' '.join(said) or 'nothing'} (exit code {process.returncode})."
+        lines = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()][-LINES:]
+        return f"{' '.join(lines) or 'nothing'} (exit code {process.returncode})."
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -286,8 +283,8 @@ def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
 
 def _packed(folder: Path) -> bytes:
     """This package, and the Python files of the folder that the command was typed in, as a compressed archive."""
-    made, size = io.BytesIO(), 0
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    buffer, size = io.BytesIO(), 0
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for path in [*sorted(PACKAGE.rglob("*.py")), *([LOCK] if LOCK.is_file() else [])]:
             archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
         for path in _own(folder):
@@ -299,17 +296,17 @@ def _packed(folder: Path) -> bytes:
                     "cluster.copy=false, or the command in a folder of its own",
                 )
             archive.add(path, path.relative_to(folder).as_posix())
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _own(folder: Path) -> Iterator[Path]:
-    """A person's own Python files in a folder and below it, but for this package."""
+    """A user's own Python files in a folder and below it, but for this package."""
     for where, names, files in os.walk(folder):
-        here = Path(where)
+        current = Path(where)
         names[:] = sorted(
             name
             for name in names
-            if not name.startswith(".") and name not in NOT_COPIED and (here / name).resolve() != PACKAGE
+            if not name.startswith(".") and name not in NOT_COPIED and (current / name).resolve() != PACKAGE
         )
         with contextlib.suppress(OSError):
-            yield from (here / name for name in sorted(files) if name.endswith(".py"))
+            yield from (current / name for name in sorted(files) if name.endswith(".py"))

@@ -1,22 +1,28 @@
-"""Finds out what this machine has, without importing TensorFlow.
+"""Finds out what this machine has, without importing TensorFlow, and keeps its ports from others.
 
 Cores are those this process may run on, so a container's or a scheduler's limit counts. GPUs are asked of
 `nvidia-smi`, and of `CUDA_VISIBLE_DEVICES` when a scheduler has set it. TPU chips are files under /dev.
 """
 
+import errno
 import os
 import platform
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.launch import LaunchError
 from pipeline.plan.machine import Machine
 
 # PCI identities of TPU chips, from `hardware_utils.py` of JAX: v2 and v3, one without a public name, v4, v5p, v5e, v6e.
 GOOGLE = "0x1ae0"
 TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
+# For which a port is waited for whose process, as that of a command that was just killed, is about to end.
+FREE_SECONDS, LOOK_SECONDS = 3.0, 0.1
 # Set on TPU VMs and in pods that have a TPU.
 TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
 
@@ -36,7 +42,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
 
 
 def network() -> str:
-    """What no other machine has, nor another network of this one, as that of a container; empty where Linux tells not.
+    """An id of this machine and its network, which a container may have of its own; empty if Linux has none.
 
     Source: random(4), `boot_id`, and namespaces(7), `/proc/self/ns/net`.
     """
@@ -58,11 +64,11 @@ def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int
 
 def usable_memory_gib(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
     """GiB of memory, no more than the control group may have."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # There may be no control group, or one without a limit, which says "max".
     with suppress(OSError, ValueError):
-        there = min(there, int(limit_file.read_text()))
-    return round(there / 2**30, 1)
+        size = min(size, int(limit_file.read_text()))
+    return round(size / 2**30, 1)
 
 
 def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
@@ -71,20 +77,20 @@ def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/syste
     None where Linux tells of none, and where several of them are threads of one core, by its cache of level 1: they
     take more from each other than room. Source: Documentation/ABI/stable/sysfs-devices-system-cpu of Linux.
     """
-    found: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str], int] = {}
     for core in cores:
         for cache in cpus.glob(f"cpu{core}/cache/index[0-9]*"):
             try:
                 level, shared, size = (
                     (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
                 )
-                found[int(level), shared] = int(size.removesuffix("K")) * 1024
+                sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
             except (OSError, ValueError):
                 continue
-    highest = max((level for level, _ in found), default=1)
-    if sum(level == 1 for level, _ in found) < len(cores) or highest == 1:
+    highest = max((level for level, _ in sizes), default=1)
+    if sum(level == 1 for level, _ in sizes) < len(cores) or highest == 1:
         return None
-    return sum(size for (level, _), size in found.items() if level == highest)
+    return sum(size for (level, _), size in sizes.items() if level == highest)
 
 
 def cpu_name(cpuinfo: Path) -> str:
@@ -141,7 +147,7 @@ def installed_tpus(
 
 
 def _on_bus(pci: Path) -> bool:
-    """Is there a TPU chip among the PCI devices?"""
+    """True if there is a TPU chip among the PCI devices."""
     for device in pci.glob("*"):
         try:
             vendor, chip = ((device / name).read_text().strip() for name in ("vendor", "device"))
@@ -150,3 +156,38 @@ def _on_bus(pci: Path) -> bool:
         if vendor == GOOGLE and chip in TPU_CHIPS:
             return True
     return False
+
+
+def reserve(host: str, port: int, until: float) -> socket.socket:
+    """A socket bound to a free port, or to `port`, that does not listen, by a time on the monotonic clock.
+
+    With SO_REUSEADDR set, TensorFlow's server may bind it too, while nobody is given it by chance meanwhile.
+    """
+    while True:
+        reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind((host, port))
+            return reserved
+        except OSError as error:
+            reserved.close()
+            if error.errno == errno.EADDRINUSE and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+                continue
+            by = holder(port) if error.errno == errno.EADDRINUSE else None
+            instead = "cluster.base_port=null for free ports" if port else "cluster.host=127.0.0.1"
+            raise LaunchError(
+                f"Expected to be able to listen on {host}:{port}, received: {error.strerror or error}"
+                f"{f', by {by}' if by else ''}. Try {instead}."
+            ) from error
+
+
+def holder(port: int) -> str | None:
+    """Names the process that listens at a port, as far as this one may know."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} ({connection.pid})"
+    return None

@@ -1,4 +1,4 @@
-"""Processes of an MPI job, which were started with the same command: the first conducts, the others are its agents.
+"""Processes of an MPI job, all started with the same command: the first drives, the others are its agents.
 
 MPI itself is not used: of it there are the places, and the numbers. Each place trains on its part of its host's cores
 and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
@@ -14,16 +14,17 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
+
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import machine
+from pipeline.launch import LaunchError, machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.agent import Place as Seat
+from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
-from pipeline.launch.agents.messages import CONDUCTOR
+from pipeline.launch.agents.endpoint import Endpoint
+from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.line.hub import Hub
-from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.options import options_of
 from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
@@ -32,7 +33,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record.log import SECRET, read_json, write_json
 
 POLL_SECONDS = 0.2
-# Without its conductor, which mpirun ends all others with, an agent goes on for so long.
+# Without its driver, which mpirun ends all others with, an agent goes on for so long.
 GONE_SECONDS = 15.0
 LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
 
@@ -46,10 +47,10 @@ class Options:
     timeout: float = 120.0
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """What the conductor leaves for the others, in a file that nobody else can read: an address and the token, or what
-    its command has ended with.
+class Meeting(msgspec.Struct, frozen=True):
+    """What the driver leaves for the others, in a file that nobody else can read.
+
+    An address and the token, or what its command has ended with.
     """
 
     address: str = ""
@@ -63,7 +64,7 @@ class Meeting:
 
     @classmethod
     def read(cls, path: Path) -> "Meeting | None":
-        """What is there; None where nothing is."""
+        """Returns what is there; None where nothing is."""
         return read_json(cls, path)
 
 
@@ -74,38 +75,38 @@ class MpiCluster(DiallingCluster):
         super().__init__(config, environ)
         self._options = options_of(config, Options)
         self.dial_seconds = self._options.timeout
-        found = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
-        self._place: Place | None = next((place for place in found if place is not None), None)
+        places = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
+        self._place: Place | None = next((place for place in places if place is not None), None)
         self._local = LocalCluster(config, environ)
         self._conducts = False
 
     @property
     def count(self) -> int:
-        """All but the conductor's own place, which is no agent's."""
+        """All but the driver's own place, which is no agent's."""
         return self._there_is().size - 1
 
-    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
-        """Conducts in the first place; serves in the others, and returns what the conductor's command ended with."""
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+        """Drives in the first place; serves in the others, and returns what the driver's command ended with."""
         place = self._place
         if place is None:
             # Refused once a run needs its places.
-            return super().serve(say, asked)
+            return super().serve(say, signalled)
         self._local = LocalCluster(self.config, _share(place, self.environ, say))
         if place.rank == 0:
             self._conducts = True
             # Of a job that had the same number.
             self._path.unlink(missing_ok=True)
-            return super().serve(say, asked)
+            return super().serve(say, signalled)
         self._local.warm_up()
         until = time.monotonic() + self._options.timeout
         while time.monotonic() < until:
-            if (said := asked()) is not None:
-                return 128 + _number(said)
+            if (signal_name := signalled()) is not None:
+                return 128 + _number(signal_name)
             meeting = Meeting.read(self._path)
             if meeting is not None and meeting.code is not None:
                 return meeting.code
             if meeting is not None:
-                code = self._served(meeting, place, asked)
+                code = self._served(meeting, place, signalled)
                 if code is not None:
                     return code
             time.sleep(POLL_SECONDS)
@@ -116,10 +117,10 @@ class MpiCluster(DiallingCluster):
         )
 
     def listens_at(self) -> str:
-        """What `conductor` says; loopback where all places are of this host, and else its address."""
-        given, place = self._options.conductor, self._there_is()
-        if given is not None:
-            return given if ":" in given else f"{given}:0"
+        """`cluster.options.conductor`; else loopback if all places are on this host, or its address."""
+        address, place = self._options.conductor, self._there_is()
+        if address is not None:
+            return address if ":" in address else f"{address}:0"
         return "127.0.0.1:0" if place.local_size == place.size else f"{reached_from(socket.gethostname())}:0"
 
     def begin(self, contact: Contact) -> None:
@@ -132,7 +133,7 @@ class MpiCluster(DiallingCluster):
         self._path.unlink(missing_ok=True)
 
     def waiting(self) -> str:
-        """What is waited for."""
+        """Says how many processes are missing."""
         return f"Waiting for {self.count} other processes of the MPI job."
 
     def inventory(self) -> Machine:
@@ -141,9 +142,9 @@ class MpiCluster(DiallingCluster):
         own = self._local.inventory()
         facts = {field.name: getattr(own, field.name) for field in fields(Host)}
         hosts = (Host(**facts | {"hostname": _name(0)}), *others)
-        here = {name: known.hello.machine.hostname for name, known in self.agents.known.items()}
-        here[_name(0)] = own.hostname
-        _check_cores(hosts, here)
+        machines = {name: agent.hello.machine.hostname for name, agent in self.agents.known.items()}
+        machines[_name(0)] = own.hostname
+        _check_cores(hosts, machines)
         return inventory(hosts)
 
     def addresses(self, plan: Plan) -> Sequence[str]:
@@ -151,23 +152,27 @@ class MpiCluster(DiallingCluster):
         if not self._begun:
             return super().addresses(plan)
         where = self._where(plan)
-        mine = [process.rank for process in plan.processes if where[process.rank] == _name(0)]
+        own_ranks = [process.rank for process in plan.processes if where[process.rank] == _name(0)]
         base = self.config.base_port
-        own = dict(zip(mine, self._local.hold(self._own_host(), [base + r if base else 0 for r in mine]), strict=True))
-        wanted: dict[str, list[int]] = {}
+        own = dict(
+            zip(
+                own_ranks, self._local.hold(self._own_host(), [base + r if base else 0 for r in own_ranks]), strict=True
+            )
+        )
+        requests: dict[str, list[int]] = {}
         for rank, name in where.items():
             if rank not in own:
-                wanted.setdefault(name, []).append(base + rank if base else 0)
-        found = {name: iter(ports) for name, ports in self.agents.ports(wanted).items()}
+                requests.setdefault(name, []).append(base + rank if base else 0)
+        held = {name: iter(ports) for name, ports in self.agents.ports(requests).items()}
         return [
             f"{self._own_host()}:{own[rank]}"
             if rank in own
-            else f"{self.agents.known[name].hello.address}:{next(found[name])}"
+            else f"{self.agents.known[name].hello.address}:{next(held[name])}"
             for rank, name in where.items()
         ]
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents start a plan's processes; those of this place are started here."""
+        """Starts a plan's processes by the agents; those of this place are started here."""
         where = {rank: name for rank, name in self._where(plan).items() if name != _name(0)}
         return RemoteJob(
             self.agents,
@@ -178,7 +183,7 @@ class MpiCluster(DiallingCluster):
             missing=self._missing,
             timeout=self._options.timeout,
             returns=0.0,
-            here=self._local,
+            local=self._local,
         )
 
     def close(self, code: int) -> None:
@@ -199,11 +204,11 @@ class MpiCluster(DiallingCluster):
 
     def assumed(self) -> Machine:
         """So many places as there are, on this machine."""
-        here = machine.detect(self.environ)
+        own = machine.detect(self.environ)
         size = self._place.size if self._place else 1
-        each = max(1, len(here.cores) // size)
-        cores = [here.cores[rank * each : (rank + 1) * each] or here.cores[:1] for rank in range(size)]
-        return inventory([Host(_name(rank), cores[rank], here.memory_gib, here.cpu) for rank in range(size)])
+        each = max(1, len(own.cores) // size)
+        cores = [own.cores[rank * each : (rank + 1) * each] or own.cores[:1] for rank in range(size)]
+        return inventory([Host(_name(rank), cores[rank], own.memory_gib, own.cpu) for rank in range(size)])
 
     @property
     def _path(self) -> Path:
@@ -223,39 +228,39 @@ class MpiCluster(DiallingCluster):
     def _own_host(self) -> str:
         return self.contact.address.rpartition(":")[0] if self.contact else "127.0.0.1"
 
-    def _served(self, meeting: Meeting, place: Place, asked: Callable[[], str | None]) -> int | None:
-        """Serves the conductor to its end; None where it was never reached."""
-        hub = Hub(_name(place.rank), meeting.token.encode())
-        link = hub.dial(CONDUCTOR, meeting.address)
+    def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], str | None]) -> int | None:
+        """Serves the driver to its end; None where it was never reached."""
+        endpoint = Endpoint(_name(place.rank), meeting.token.encode())
+        channel = endpoint.dial(DRIVER, meeting.address)
         host = reached_from(meeting.address.rpartition(":")[0])
 
-        def gone(line: Link, orphan_timeout: float) -> bool:
-            return line.away > GONE_SECONDS
+        def gone(channel: Channel, orphan_timeout: float) -> bool:
+            return channel.away > GONE_SECONDS
 
         def number() -> int | None:
-            return None if (said := asked()) is None else _number(said)
+            return None if (words := signalled()) is None else _number(words)
 
         try:
-            code = Agent(hub, link, self._local, Seat(place.rank, host), gone).serve(number)
-            return 1 if code is None and link.life else code
+            code = Agent(endpoint, channel, self._local, Seat(place.rank, host), gone).serve(number)
+            return 1 if code is None and channel.life else code
         finally:
-            hub.close(1.0)
+            endpoint.close(1.0)
 
 
 def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
     """Keeps this process to its part of its host's cores, unless it is bound, and of its GPUs; its environment then."""
-    size, given = place.local_size or 1, dict(environ)
+    size, changed = place.local_size or 1, dict(environ)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) == os.cpu_count():
         os.sched_setaffinity(0, part(cores, place.local_rank, size))
     elif place.rank == 0:
-        said = f"Each process of the MPI job is bound to {len(cores)} of {os.cpu_count()} cores"
-        say(f"{said}: `mpirun --bind-to none` leaves all of them to be dealt out.")
+        text = f"Each process of the MPI job is bound to {len(cores)} of {os.cpu_count()} cores"
+        say(f"{text}: `mpirun --bind-to none` leaves all of them to be dealt out.")
     gpus = machine.installed_gpus()
     if gpus and size > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
-        mine = part(range(len(gpus)), place.local_rank, size) if len(gpus) >= size else []
-        given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
-    return given
+        indexes = part(range(len(gpus)), place.local_rank, size) if len(gpus) >= size else []
+        changed["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indexes))
+    return changed
 
 
 def part(items: Sequence[int], number: int, parts: int) -> list[int]:
@@ -286,6 +291,6 @@ def _name(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _number(said: str) -> int:
+def _number(words: str) -> int:
     """The number of the signal that is named first."""
-    return signal.Signals[said.split()[0]].value
+    return signal.Signals[words.split()[0]].value

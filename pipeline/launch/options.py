@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 
 Kind = TypeVar("Kind")
 WORDS = {
@@ -44,11 +44,11 @@ def options_of(config: ClusterConfig, kind: Callable[[], Kind]) -> Kind:
     Waits(timeout=5.0, hosts=1)
     >>> options_of(ClusterConfig("mine", options={"timeout": "soon"}), Waits)
     Traceback (most recent call last):
-    pipeline.launch.errors.LaunchError: Expected cluster.options.timeout to be a number, received soon. \
+    pipeline.launch.LaunchError: Expected cluster.options.timeout to be a number, received soon. \
 Try cluster.options.timeout=60.0.
     >>> options_of(ClusterConfig("mine", options={"hosts": 0}), Waits)
     Traceback (most recent call last):
-    pipeline.launch.errors.LaunchError: Expected cluster.options.hosts to be 1 or more hosts, received 0. \
+    pipeline.launch.LaunchError: Expected cluster.options.hosts to be 1 or more hosts, received 0. \
 Try cluster.options.hosts=2.
     """
     defaults: Any = kind()

@@ -23,55 +23,42 @@ GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 VERBOSITY = "GRPC_VERBOSITY"
 
 
-class _Instead(Exception):
-    """What was found in place of a server that answers."""
-
-
 def expect_tpu(address: str, key: str = "strategy.build.address") -> None:
     """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, and raises `UserError` elsewhere.
 
-    `key` is what a person sets to name another.
+    `key` is what a user sets to name another.
     """
-    try:
-        # The answer lists the worker's devices, among them TPU_SYSTEM, without which TensorFlow finds no TPU.
-        if b"TPU" in _ask(address, GET_STATUS, "a gRPC server that is no TensorFlow worker"):
-            return
-        missing = "a TensorFlow worker without a TPU"
-    except _Instead as instead:
-        missing = str(instead)
-    raise UserError(
-        f"a TPU at {key}={address}",
-        missing,
-        "the address of a TPU that is running, or hardware.rehearse=true to run the same plan on logical CPU devices",
-    )
+    answer = _ask(address, GET_STATUS, "a gRPC server that is no TensorFlow worker")
+    # The answer lists the worker's devices, among them TPU_SYSTEM, without which TensorFlow finds no TPU.
+    if isinstance(answer, str) or b"TPU" not in answer:
+        raise UserError(
+            f"a TPU at {key}={address}",
+            answer if isinstance(answer, str) else "a TensorFlow worker without a TPU",
+            "the address of a TPU that is running, "
+            "or hardware.rehearse=true to run the same plan on logical CPU devices",
+        )
 
 
 def expect_data_service(address: str) -> None:
     """Returns where a tf.data service with one worker listens at `address`, HOST:PORT. Raises `UserError`."""
-    try:
-        workers = _count(_ask(address, GET_WORKERS, "a gRPC server that is no dispatcher of tf.data"))
-        missing = f"one with {workers or 'none'}"
-    except _Instead as instead:
-        workers, missing = 0, str(instead)
+    answer = _ask(address, GET_WORKERS, "a gRPC server that is no dispatcher of tf.data")
+    workers = 0 if isinstance(answer, str) else _count(answer)
     if workers != 1:
         raise UserError(
             f"a tf.data service with one worker at data.service={address}",
-            missing,
+            answer if isinstance(answer, str) else f"one with {workers or 'none'}",
             "a dispatcher for each worker, and all their addresses with commas between; or data.service=2",
         )
 
 
-def _ask(address: str, call: str, other: str) -> bytes:
-    """The answer to a gRPC call without arguments. Raises `_Instead`, `other` for a server that does not know it."""
-    found: list[bytes | str] = []
+def _ask(address: str, call: str, other: str) -> bytes | str:
+    """The answer to a gRPC call without arguments; in words what is there instead, `other` for another server."""
+    answers: list[bytes | str] = []
     # A thread, because looking up a name has no time limit.
-    asking = threading.Thread(target=lambda: found.append(_answer(address, call) or other), daemon=True)
+    asking = threading.Thread(target=lambda: answers.append(_answer(address, call) or other), daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS + 1)
-    answer = found[0] if found else f"no answer within {ANSWER_SECONDS + 1:g} s"
-    if isinstance(answer, str):
-        raise _Instead(answer)
-    return answer
+    return answers[0] if answers else f"no answer within {ANSWER_SECONDS + 1:g} s"
 
 
 def _answer(address: str, call: str) -> bytes | str:
@@ -89,7 +76,7 @@ def _answer(address: str, call: str) -> bytes | str:
 
 
 def _called(target: str, call: str, timeout: float) -> bytes | str:
-    """What a server that takes connections answers to a call."""
+    """Returns the answer to a call of a server that takes connections."""
     grpc = _quiet_grpc()
     states: list[Any] = []
     # Of this machine, a proxy knows nothing.
@@ -115,23 +102,23 @@ def _called(target: str, call: str, timeout: float) -> bytes | str:
 
 def _quiet_grpc() -> Any:
     """gRPC's library, which reads how much it is to say when it is imported."""
-    kept = os.environ.get(VERBOSITY)
-    os.environ[VERBOSITY] = kept or "NONE"
+    before = os.environ.get(VERBOSITY)
+    os.environ[VERBOSITY] = before or "NONE"
     try:
         import grpc  # type: ignore[import-untyped]
     finally:
-        if kept is None:
+        if before is None:
             del os.environ[VERBOSITY]
     return grpc
 
 
 def _count(answer: bytes) -> int:
-    """How many of field 1, of less than 128 bytes each, a message has.
+    """Counts the fields 1, of less than 128 bytes each, of a message.
 
     >>> _count(b""), _count(b"\\x0a\\x02ab" + b"\\x0a\\x01c")
     (0, 2)
     """
-    found = place = 0
+    fields = place = 0
     while place < len(answer):
-        found, place = found + 1, place + 2 + answer[place + 1]
-    return found
+        fields, place = fields + 1, place + 2 + answer[place + 1]
+    return fields

@@ -45,16 +45,16 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {ending: signal.signal(ending, end) for ending in ENDING}
+    handlers = {ending: signal.signal(ending, end) for ending in ENDING}
     try:
         yield
     finally:
-        for ending, handler in kept.items():
+        for ending, handler in handlers.items():
             signal.signal(ending, handler)
 
 
 def die_with_conductor() -> None:
-    """Has the kernel kill this process, a child of the conductor's, when that ends, which may have been already.
+    """Makes the kernel kill this process, a child of the driver's, when that ends, which may have been already.
 
     No thread could: an import of TensorFlow holds Python's lock.
     """

@@ -1,9 +1,10 @@
-"""What schedulers and MPI launchers tell a process by its environment: a table, since they differ in names alone."""
+"""Reads what schedulers and MPI launchers put into a process's environment: they differ in names alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
+from pipeline.launch.slurm.hostlist import counts_of, hosts_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ OPEN_MPI = Variables(
 
 @dataclass(frozen=True)
 class Place:
-    """Which process of its job this is, and which of those of its host; `local_size` None where that is not told."""
+    """The rank of this process in its job, and on its host; `local_size` is None where that is not known."""
 
     job: str
     rank: int
@@ -53,7 +54,7 @@ class Place:
 
 
 def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
-    """What `environ` says; None where this process was not started by this launcher. Raises `LaunchError`.
+    """Reads `environ`; None if this process was not started by this launcher. Raises `LaunchError`.
 
     >>> given = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
     >>> place_of(SLURM, given)
@@ -69,10 +70,10 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
     for name, value in numbers.items():
         if value is not None and not value.isdecimal():
             raise LaunchError(f"{name} to be a number, as {variables.name} sets it", value, "cluster=local")
-    known = {name: int(value) for name, value in numbers.items() if value is not None}
-    rank, size = known[variables.rank], known[variables.size]
-    local_rank = known.get(variables.local_rank, 0)
-    local_size = known.get(variables.local_size) if variables.local_size else None
+    values = {name: int(value) for name, value in numbers.items() if value is not None}
+    rank, size = values[variables.rank], values[variables.size]
+    local_rank = values.get(variables.local_rank, 0)
+    local_size = values.get(variables.local_size) if variables.local_size else None
     _check(rank, size, variables.rank, variables.size)
     if local_size is not None:
         _check(local_rank, local_size, variables.local_rank, variables.local_size)
@@ -83,3 +84,42 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
 def _check(rank: int, size: int, rank_name: str, size_name: str | None) -> None:
     if rank >= size:
         raise LaunchError(f"{rank_name} below {size_name}", f"{rank} and {size}", "cluster=local")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A job that this command is in: its number, its nodes, the cores and GPUs that it has on the least of them."""
+
+    job: str
+    nodes: tuple[str, ...]
+    cores: int
+    gpus: int
+    # Was it a script, which Slurm can start anew?
+    batch: bool
+    restarts: int
+
+
+def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
+    """The allocation of an environment; None outside of any. Raises `LaunchError`.
+
+    >>> given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+    >>> allocation_of(given)
+    Allocation(job='7', nodes=('n1', 'n2'), cores=4, gpus=0, batch=False, restarts=0)
+    """
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    # Those of the job: SLURM_NODELIST and SLURM_STEP_NODELIST are a step's within one.
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        return None
+    counts = counts_of(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    gpus = environ.get("SLURM_GPUS_ON_NODE", "0").rpartition(":")[2]
+    # A script's shell is a task of a node, and is no step's.
+    batch = "SLURMD_NODENAME" in environ and "SLURM_STEP_ID" not in environ
+    return Allocation(
+        job,
+        tuple(hosts_of(nodes)),
+        min(counts, default=1),
+        int(gpus) if gpus.isdecimal() else 0,
+        batch,
+        int(environ.get("SLURM_RESTART_COUNT") or 0),
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.local.share import Part, Share, part_for, whole
+from pipeline.launch.share import Part, Share, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.run import start
 from pipeline.run.requests import Requests

@@ -24,8 +24,8 @@ from pipeline.doctor.examine import clock_of, examine, measure_links, turns
 from pipeline.doctor.facts import CHECKS, Accelerator, Facts, Gpus, LinkFacts, Look, Name, Severity, Space
 from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
 from pipeline.doctor.look import gpus, installed
-from pipeline.launch import asking
-from pipeline.launch.asking import Helpers, LineError, ProcessLine
+from pipeline.launch import Helpers, LaunchError, asking
+from pipeline.launch.asking import ProcessLine
 from pipeline.views.mlflow import examined
 from pipeline.views.mlflow.stores import open_client
 
@@ -304,18 +304,18 @@ def test_a_name_that_leads_a_host_back_to_itself_is_a_fault():
 
 def test_a_process_that_says_nothing_in_time_is_given_up():
     line = ProcessLine(["sleep", "60"], os.environ)
-    with pytest.raises(LineError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(LaunchError, match=r"no answer within 0\.2 s"):
         line.ask({"do": "clock"}, 0.2)
     line.close()
-    with pytest.raises(LineError, match="No such file"):
+    with pytest.raises(LaunchError, match="No such file"):
         ProcessLine(["/nowhere/at/all"], os.environ)
 
 
 def test_a_question_that_cannot_be_answered_does_not_end_the_process():
     line = asking.here(os.environ)
-    with pytest.raises(LineError, match="Expected a request that is known"):
+    with pytest.raises(LaunchError, match="Expected a request that is known"):
         line.ask({"do": "dance"})
-    with pytest.raises(LineError, match="Expected `str`"):
+    with pytest.raises(LaunchError, match="Expected `str`"):
         line.ask({"do": "look", "asked": {"packages": [1]}})
     assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
     line.close()

@@ -11,13 +11,13 @@ import psutil
 import pytest
 from test_plan import config, machine
 
+from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
 from pipeline.launch.agents.agent import Agent, Place
 from pipeline.launch.agents.dialling import DiallingCluster
-from pipeline.launch.agents.messages import CONDUCTOR, Close, Start, from_bytes
-from pipeline.launch.errors import LaunchError
+from pipeline.launch.agents.endpoint import Endpoint
+from pipeline.launch.agents.messages import DRIVER, Close, Start, from_bytes
 from pipeline.launch.hosts import HostsCluster
-from pipeline.launch.line.hub import Hub
 from pipeline.plan import planning
 from pipeline.record.events import Signalled
 from pipeline.record.kept import Kept
@@ -63,16 +63,16 @@ class OneHost(DiallingCluster):
 
     def begin(self, contact):
         self.here = Here()
-        hub = Hub("a", contact.token)
-        link = hub.dial(CONDUCTOR, contact.address)
+        endpoint = Endpoint("a", contact.token)
+        channel = endpoint.dial(DRIVER, contact.address)
         place = Place(0, "127.0.0.1")
-        agent = Agent(hub, link, self.here, place, lambda line, patience: line.away > patience, self.leaves)
-        threading.Thread(target=_serve, args=(agent, hub, self.here), daemon=True).start()
+        agent = Agent(endpoint, channel, self.here, place, lambda end, patience: end.away > patience, self.leaves)
+        threading.Thread(target=_serve, args=(agent, endpoint, self.here), daemon=True).start()
 
 
-def _serve(agent, hub, here):
+def _serve(agent, endpoint, here):
     here.did.append(f"ended with {agent.serve(lambda: here.signals[0] if here.signals else None)}")
-    hub.close(1.0)
+    endpoint.close(1.0)
 
 
 def until(true, *jobs):
@@ -92,7 +92,7 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     job = first.start(one, "point", tmp_path)
     until(lambda: first.here.did == ["start point"], job)
     # As its process ends, nothing is said.
-    first.agents.hub.close()
+    first.agents.endpoint.close()
     second.gather()
     said: list[str] = []
     second.serve(said.append, lambda: None)
@@ -103,18 +103,18 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     # Who does not answer is told of, and hears of it whenever it does.
     job = second.start(one, "point", tmp_path)
     until(lambda: second.here.did, job)
-    second.agents.hub.close()
+    second.agents.endpoint.close()
     left = Kept.read(tmp_path)
-    assert (left.agents, left.token.encode()) == (["a"], second.agents.hub.token)
+    assert (left.agents, left.token.encode()) == (["a"], second.agents.endpoint.token)
     dataclasses.replace(left, agents=["a", "b"]).write(tmp_path)
     third.serve(said.append, lambda: None)
     third.end_earlier(tmp_path)
     assert second.here.did[-1] == "ended with 0"
     assert said[-1].startswith("b did not answer")
-    late = Hub("b", left.token.encode())
-    line = late.dial(CONDUCTOR, left.address)
+    late = Endpoint("b", left.token.encode())
+    channel = late.dial(DRIVER, left.address)
     heard = []
-    until(lambda: heard.extend(from_bytes(received.data) for received in line.take()) or heard)
+    until(lambda: heard.extend(from_bytes(received.data) for received in channel.take()) or heard)
     assert heard == [Close(0)]
     late.close()
     for cluster in (first, second, third):
@@ -160,9 +160,9 @@ def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_w
     made.gather()
     start = Start(1, "point", planned.to_json(), [rank])
     assert planned.processes[rank].role == "worker"
-    made.agents.say("a", start)
+    made.agents.send("a", start)
     until(lambda: made.here.did == ["start point"])
-    made.agents.hub.close()
+    made.agents.endpoint.close()
     made.here.signals.append(signal.SIGTERM)
     until(lambda: made.here.did[-1].startswith("ended"))
     assert made.here.did[: len(did)] == did
@@ -177,9 +177,9 @@ class OneByTwoNames(HostsCluster):
 
     def begin(self, contact):
         for order, name in enumerate(self._targets):
-            here, hub = Here(), Hub(name, contact.token)
-            agent = Agent(hub, hub.dial(CONDUCTOR, contact.address), here, Place(order, name), lambda *_: False)
-            threading.Thread(target=_serve, args=(agent, hub, here), daemon=True).start()
+            here, endpoint = Here(), Endpoint(name, contact.token)
+            agent = Agent(endpoint, endpoint.dial(DRIVER, contact.address), here, Place(order, name), lambda *_: False)
+            threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
 
 
 def test_one_machine_by_two_names_is_refused():

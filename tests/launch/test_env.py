@@ -14,9 +14,9 @@ from conftest import Ran, finish, left_behind, start
 from test_plan import config
 
 from pipeline.errors import UserError
+from pipeline.launch import LaunchError
 from pipeline.launch.agents.agent import on_cores
-from pipeline.launch.env.tasks import tasks_of
-from pipeline.launch.errors import LaunchError
+from pipeline.launch.tasks import tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
 

@@ -79,7 +79,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     step = under.step()
     under.until(lambda: under.step() >= step + 100)
     assert not under.restarted()
-    # Its conductor killed outright, and another in its place.
+    # Its driver killed outright, and another in its place.
     under.kill()
     (run,) = tmp_path.glob("outputs/runs/*")
     step = under.step()

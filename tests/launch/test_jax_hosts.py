@@ -1,6 +1,7 @@
 """`backend=jax` over several hosts: network namespaces that ssh reaches, and nodes of a real Slurm."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -31,25 +32,17 @@ def losses(pipeline, folder, *arguments):
     return [loss for event in events if event["event"] == "steps" for loss in event["losses"]], hosts
 
 
-def test_two_hosts_train_as_one_device_does(pipeline, tmp_path):
+def test_two_hosts_and_two_nodes_of_slurm_train_as_one_device_does(pipeline, tmp_path):
     one, _ = losses(pipeline, tmp_path / "one", *SMALL, "strategy=one_device")
+    assert len(one) == 50
     (tmp_path / "ssh").mkdir()
     with made(tmp_path / "ssh", 2) as hosts:
         two, on = losses(pipeline, tmp_path / "two", *TWO, *hosts.options())
         assert on == set(hosts.addresses)
-    assert len(two) == 50
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
-
-
-def test_two_nodes_of_slurm_train_as_one_device_does(pipeline, tmp_path):
     if why := pretend_slurm.missing():
         pytest.skip(f"no Slurm can be started here: {why}")
-    one, _ = losses(pipeline, tmp_path / "one", *SMALL, "strategy=one_device")
     with pretend_slurm.pretend_slurm() as slurm:
-
-        def typed(*arguments):
-            return pipeline(*arguments, **slurm.environ)
-
-        two, _ = losses(typed, tmp_path / "two", *TWO, "cluster=slurm", "hardware.hosts=2")
-    assert len(two) == 50
-    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+        typed = partial(pipeline, **slurm.environ)
+        nodes, _ = losses(typed, tmp_path / "nodes", *TWO, "cluster=slurm", "hardware.hosts=2")
+    np.testing.assert_allclose(nodes, one, rtol=0, atol=1e-5)

@@ -10,8 +10,8 @@ from stand_in.cluster import StandIn
 from test_kubernetes_manifest import planned
 
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
-from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import Client
 from pipeline.launch.kubernetes.cluster import KubernetesCluster, write
 from pipeline.launch.kubernetes.manifest import Pods, manifests, owner_kind, shape_of
@@ -152,7 +152,7 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
     monkeypatch.setattr(dialling, "ATTACH_SECONDS", 2.0)
     other = KubernetesCluster(config, os.environ)
     assert not other.attach(tmp_path)
-    assert Kept.read(tmp_path).token.encode() == other.agents.hub.token == mine.agents.hub.token
+    assert Kept.read(tmp_path).token.encode() == other.agents.endpoint.token == mine.agents.endpoint.token
     other.leave()
     other.close(0)
     job.stop(0.0)

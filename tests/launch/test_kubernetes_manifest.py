@@ -11,9 +11,8 @@ import yaml
 from test_plan import config
 
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch import LaunchError, mpi
 from pipeline.launch import hosts as ssh
-from pipeline.launch import mpi
-from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.manifest import Pods, manifests, owner_kind, shape_of, to_yaml
 from pipeline.launch.kubernetes.options import Options
 from pipeline.launch.options import options_of

@@ -66,12 +66,12 @@ def test_the_processor_has_a_name(tmp_path, text, name):
     assert cpu_name(tmp_path / "cpuinfo") == name
 
 
-def caches(folder, *found):
+def caches(folder, *rows):
     """Files as Linux has them of caches, each (core, index, level, size, cores that share it)."""
-    for core, index, *told in found:
+    for core, index, *values in rows:
         cache = folder / f"cpu{core}" / "cache" / f"index{index}"
         cache.mkdir(parents=True)
-        for name, value in zip(("level", "size", "shared_cpu_list"), told, strict=True):
+        for name, value in zip(("level", "size", "shared_cpu_list"), values, strict=True):
             (cache / name).write_text(f"{value}\n")
     return folder
 

@@ -19,14 +19,13 @@ from conftest import Ran, environment, finish, left_behind, once_in_mlflow, star
 from pretend_slurm import Slurm
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.allocation import Allocation, allocation_of
 from pipeline.launch.slurm.cluster import within
 from pipeline.launch.slurm.hostlist import counts_of, hosts_of
 from pipeline.launch.slurm.options import Options, check
 from pipeline.launch.slurm.script import batch_script, clean
-from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
+from pipeline.launch.variables import OPEN_MPI, SLURM, Allocation, Place, allocation_of, place_of
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",
          "train.check=off")  # fmt: skip
@@ -183,7 +182,7 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     logged = [argument for argument in LONG if argument != "tracking=none"]
     typed.type(*logged, SLOW, "hardware.hosts=2", *limits)
     typed.more()
-    # Its conductor killed outright, and another in its place.
+    # Its driver killed outright, and another in its place.
     os.kill(typed.process.pid, signal.SIGKILL)
     typed.process.communicate()
     (run,) = typed.folder.glob("outputs/runs/*")

@@ -1,4 +1,4 @@
-"""What a run's folder keeps for another conductor, what of it is told again, and which runs none can attach to."""
+"""What a run's folder keeps for another driver, what of it is told again, and which runs none can attach to."""
 
 import dataclasses
 import io
@@ -20,8 +20,8 @@ from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
 from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
+from pipeline.launch.agents.tls import new_token
 from pipeline.launch.detached import DetachedCluster
-from pipeline.launch.line.handshake import new_token
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json
@@ -58,7 +58,7 @@ def left(directory: str = "/nowhere") -> Handover:
 
 
 def run(folder: Path, *more) -> Path:
-    """A run's folder as a conductor that was killed has left it."""
+    """A run's folder as a driver that was killed has left it."""
     made = folder / "outputs" / "runs" / "mine"
     made.mkdir(parents=True)
     (made / "plan.json").write_text(PLAN.to_json())
@@ -157,7 +157,7 @@ class Lines:
         self.said: list[tuple[str, object]] = []
         self.left, self.known = False, dict.fromkeys(names)
 
-    def say(self, name, message):
+    def send(self, name, message):
         self.said.append((name, message))
 
     def over(self, number):
@@ -165,10 +165,18 @@ class Lines:
 
 
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
-    held = Taken(4, {"a": _held(2, {"0": 3})})
+    held = Taken(4, {"a": _held(2, {0: 3})})
     lines = Lines()
     job = RemoteJob(
-        lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, missing=lambda names: "", timeout=1, returns=1, taken=held
+        lines,
+        PLAN,
+        "point",
+        tmp_path,
+        {0: "a", 1: "b"},
+        missing=lambda names: "",
+        timeout=1,
+        returns=1,
+        job_before=held,
     )
     assert job.number == 4
     for _ in range(2):

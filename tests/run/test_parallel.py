@@ -17,7 +17,7 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from rich.console import Console
 from test_plan import config, machine
 
-from pipeline.launch.local.share import Part, moved, part_for, whole
+from pipeline.launch.share import Part, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed

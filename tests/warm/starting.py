@@ -94,7 +94,7 @@ def serve(descriptor: int) -> None:
     compose_once()
     path, theirs = path_of_all(), Imported()
     with theirs.alone():
-        from pipeline.launch.local import preload  # noqa: F401
+        from pipeline.launch import preload  # noqa: F401
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _end_threads()

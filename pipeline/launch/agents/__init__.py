@@ -1,1 +1,1 @@
-"""Agents, one a host, which start, watch and stop processes there, and a conductor's job that they have in common."""
+"""Agents, one a host, which start, watch and stop processes there, and the driver's side of them."""

@@ -1,12 +1,13 @@
-"""Starts, watches and stops the processes of its host for a conductor elsewhere, over a line (`pipeline.launch.line`).
+"""Starts, watches and stops the processes of its host for a driver elsewhere.
 
-What processes tell, and write into their logs, is sent on as it comes, and kept until the conductor is done with it.
-Their signs of life are folded: of each process the last one counts, and those of all go in one status a second.
+Events of processes, and what they write into their logs, are sent on as they come, and kept until the driver is done
+with them. Signs of life are folded: the last one of each process counts, and those of all go in one status a second.
 """
 
-import base64
+import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,58 +16,53 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.launch import machine
-from pipeline.launch.agents.alike import alike
+from pipeline.launch import LaunchError, machine
+from pipeline.launch.agents.channel import Channel
+from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import (
-    Answered,
     Ask,
     Close,
     DumpStacks,
+    Emitted,
     Find,
-    Found,
     Give,
     Held,
     Hello,
     Leaving,
-    Logged,
     Lost,
     Message,
     Piece,
     Pulse,
     Pulses,
-    Redial,
+    Response,
     Restart,
     Start,
     Stop,
     Stopped,
-    Told,
+    alike,
     from_bytes,
 )
-from pipeline.launch.asking import Answers
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.line.hub import Hub
-from pipeline.launch.line.link import Link
+from pipeline.launch.asking import ProcessLine, here
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
 from pipeline.record.commands import Command, Leave
-from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, Exited, Left, Signalled, Started
-from pipeline.record.events import EventBase as Record
-from pipeline.record.log import to_plain
+from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, EventBase, Exited, Left, Signalled, Started
+from pipeline.record.log import to_line
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
-LOG_BYTES = 1 << 20
-# Of a run that is to train on without a conductor, what is kept for the next one: some days of it.
+PIECE_BYTES = 1 << 20
+# Kept for the next driver of a run that trains on without one: some days of it.
 DETACHED_BYTES = 1 << 30
-# For how long an agent without a process goes on without a conductor that is cut off, and one that has ended.
+# For how long an agent without a process waits for a driver that is cut off, and for one that has ended.
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
-# For which a conductor that is away is waited for with what it is to have before a job ends.
+# For how long a driver that is away is waited for before a job ends whose files it should have.
 AWAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent is among the others, and the address at which others reach its processes."""
+    """An agent's number among all, and the address at which others reach its processes."""
 
     order: int
     address: str
@@ -74,7 +70,7 @@ class Place:
 
 @dataclass
 class _Job:
-    """Processes that were started together, and what the conductor is to know of them."""
+    """Processes that were started together, and what the driver should know of them."""
 
     start: Start
     plan: Plan
@@ -89,116 +85,126 @@ class _Job:
 
 
 class Agent:
-    """One host's, for the conductor at the other end of a line.
+    """One host's, for the driver at the other end of a channel.
 
-    `gone` says of the line, and of how long processes may be without a conductor, whether that is to be given up; they
-    save a checkpoint then, and end. `leaves`: a scheduler's signal takes this host away, while the others stay.
+    `gone(channel, seconds)` is true once a driver is given up for which processes wait so many seconds; they save a
+    checkpoint then, and end. `leaves`: a scheduler's signal takes this host away, while the others stay.
     """
 
     def __init__(
         self,
-        hub: Hub,
-        link: Link,
+        endpoint: Endpoint,
+        channel: Channel,
         cluster: LocalCluster,
         place: Place,
-        gone: Callable[[Link, float], bool],
+        gone: Callable[[Channel, float], bool],
         leaves: bool = False,
     ) -> None:
-        self._hub, self._link, self._cluster, self._place, self._gone = hub, link, cluster, place, gone
-        self._leaves = leaves
+        self._endpoint, self._channel, self._cluster, self._place = endpoint, channel, cluster, place
+        self._gone, self._leaves = gone, leaves
         self._jobs: dict[int, _Job] = {}
-        # The conductor's life, which another conductor has not.
+        # The driver's life, which another driver has not.
         self._life = ""
         self._next_pulse = 0.0
-        self._answers = Answers(os.environ, lambda asked, answer: self._say(Answered(asked, answer)))
+        # Answers a doctor, from the first request on.
+        self._helper: ProcessLine | None = None
+        self._asking = threading.Lock()
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
-        """Does what the conductor says, to the end; returns what its command ended with.
+        """Does what the driver sends, to the end; returns what its command ended with.
 
-        None where the conductor was given up, and 128 + the signal where this host `leaves`. `signalled` tells of a
+        None where the driver was given up, and 128 + the signal where this host `leaves`. `signalled` returns a
         scheduler's signal, which is passed on.
         """
-        told: int | None = None
+        signal: int | None = None
         with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
             try:
                 while True:
                     self._wait()
                     self._meet()
-                    for received in self._link.take():
+                    for received in self._channel.take():
                         # Before it is done: what this process does not live to do, nobody does.
-                        self._link.done(received)
+                        self._channel.done(received)
                         message = from_bytes(received.data)
                         if isinstance(message, Close):
                             return message.code
                         self._do(message, Path(folder))
                     self._pass_all_on()
-                    if told is None and (told := signalled()) is not None:
-                        self._tell_of(told)
-                    if told is not None and self._leaves and self._is_done():
-                        return 128 + told
-                    if self._gone(self._link, self._orphan_timeout()):
-                        if not self._link.refused:
+                    if signal is None and (signal := signalled()) is not None:
+                        self._report(signal)
+                    if signal is not None and self._leaves and self._is_done():
+                        return 128 + signal
+                    if self._gone(self._channel, self._orphan_timeout()):
+                        if not self._channel.refused:
                             self._save()
                         return None
             finally:
-                self._answers.close()
+                if self._helper is not None:
+                    self._helper.close()
                 for job in self._jobs.values():
                     job.running.stop(0.0)
 
     def _orphan_timeout(self) -> float:
-        """For how long it goes on without a conductor."""
+        """Returns for how long it goes on without a driver."""
         running = [job for job in self._jobs.values() if set(job.start.ranks) - job.exited.keys()]
-        idle = NOBODY_SECONDS if self._link.nobody else IDLE_SECONDS
+        idle = NOBODY_SECONDS if self._channel.nobody else IDLE_SECONDS
         return max((job.plan.launch.orphan_timeout for job in running), default=idle)
 
     def _wait(self) -> None:
         sources = [source for job in self._jobs.values() for source in job.running.sources()]
-        # Where the conductor has not taken what was told, processes wait until it has.
-        wait([self._hub.news, *(sources if self._link.has_room else ())], POLL_SECONDS)
-        self._hub.hear()
+        # Processes wait until the driver has taken enough of what they have emitted.
+        wait([self._endpoint.news, *(sources if self._channel.has_room else ())], POLL_SECONDS)
+        self._endpoint.hear()
 
     def _meet(self) -> None:
-        """Says hello to a conductor that is another one, for which nothing runs unless it takes the other's place."""
-        if self._link.life == self._life:
+        """Says hello to another driver, for which nothing runs unless it takes the place of the one before."""
+        if self._channel.life == self._life:
             return
-        if self._life and not self._link.adopts:
+        if self._life and not self._channel.adopts:
             for job in self._jobs.values():
                 job.running.stop(0.0)
             self._jobs.clear()
-        self._life = self._link.life
+        self._life = self._channel.life
         held = [
-            Held(number, job.start.group, job.start.ranks, job.commands, {str(k): v for k, v in job.exited.items()})
+            Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
             for number, job in self._jobs.items()
         ]
-        here = self._cluster.inventory()
-        network = machine.network()
-        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held, self._life, network))
+        host, network = self._cluster.inventory(), machine.network()
+        self._send(Hello(self._place.order, self._place.address, host, alike(), held, self._life, network))
 
     def _do(self, message: Message, folder: Path) -> None:
         match message:
             case Start(job=number):
                 self._start(message, folder / str(number))
-            case Redial(address=address):
-                self._hub.dial(self._link.name, address)
             case Ask():
-                self._answers.ask(message.asked, message.question, message.timeout)
-            case Find(asked=asked, ports=ports):
+                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+            case Find(number=number, ports=ports):
                 try:
-                    self._say(Found(asked, list(self._cluster.hold(self._place.address, ports))))
+                    self._send(Response(number, list(self._cluster.hold(self._place.address, ports))))
                 except LaunchError as error:
-                    self._say(Found(asked, [], str(error)))
+                    self._send(Response(number, error=str(error)))
             case Give() | Restart() | DumpStacks() | Stop() if message.job in self._jobs:
                 self._do_with(self._jobs[message.job], message)
+
+    def _answer(self, ask: Ask) -> None:
+        """Answers a request, after those before it."""
+        with self._asking:
+            try:
+                self._helper = self._helper or here(os.environ)
+                line = self._helper.answer(ask.request, ask.timeout)
+            except LaunchError as error:
+                line = json.dumps({"failed": str(error)})
+        self._send(Response(ask.number, line=line))
 
     def _start(self, message: Start, folder: Path) -> None:
         plan = on_cores(from_json(message.plan), message.ranks, machine.usable_cores())
         if plan.launch.detach:
-            self._link.window = DETACHED_BYTES
+            self._channel.window = DETACHED_BYTES
         folder.mkdir()
         try:
             running = self._cluster.start(plan, message.group, folder, message.ranks)
         except LaunchError as error:
-            self._say(Lost(message.job, str(error)))
+            self._send(Lost(message.job, str(error)))
             return
         self._jobs[message.job] = _Job(message, plan, running, folder)
 
@@ -212,26 +218,26 @@ class Agent:
                     job.running.restart(rank)
                     job.exited.pop(rank, None)
                 except LaunchError as error:
-                    self._say(Lost(message.job, str(error)))
+                    self._send(Lost(message.job, str(error)))
             case DumpStacks():
                 job.running.dump_stacks()
             case Stop(grace=grace):
                 job.running.stop(grace)
                 self._pass_on(job)
                 while self._bring(job):
-                    time.sleep(0.0 if self._link.has_room else POLL_SECONDS)
+                    time.sleep(0.0 if self._channel.has_room else POLL_SECONDS)
                 del self._jobs[message.job]
-                self._say(Stopped(message.job))
+                self._send(Stopped(message.job))
 
     def _pass_all_on(self) -> None:
-        """Sends on what all processes have told and written, and now and then their signs of life."""
-        if self._link.has_room:
+        """Sends on what all processes have emitted and written, and now and then their signs of life."""
+        if self._channel.has_room:
             for job in self._jobs.values():
                 self._pass_on(job)
         if time.monotonic() >= self._next_pulse:
             self._next_pulse = time.monotonic() + PULSE_SECONDS
             if pulses := [pulse for job in self._jobs.values() for pulse in job.pulses.values()]:
-                self._link.report(Pulses(pulses).to_bytes())
+                self._channel.report(Pulses(pulses).to_bytes())
 
     def _pass_on(self, job: _Job) -> None:
         number, events = job.start.job, list[Event]()
@@ -248,17 +254,9 @@ class Agent:
                     job.left.add(rank)
             events.append(event)
         if events:
-            self._say(Told(number, [to_plain(event) for event in events]))
+            self._send(Emitted(number, b"".join(map(to_line, events))))
         for log in sorted(job.folder.glob("*.log")):
-            at = job.sent.get(log.name, 0)
-            with log.open("rb") as lines:
-                lines.seek(at)
-                text = lines.read(LOG_BYTES)
-            if text:
-                job.sent[log.name] = at + len(text)
-                # A byte that is none of a text's stays one byte, so that places stay what they are.
-                there = job.start.logged.get(log.name, 0) + at
-                self._say(Logged(number, log.name, there, text.decode("latin-1")))
+            self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
         self._bring(job)
 
     def _bring(self, job: _Job) -> bool:
@@ -267,27 +265,31 @@ class Agent:
         Whoever is away for too long gets none of it.
         """
         for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
-            at, size = job.sent.get(path.name, 0), path.stat().st_size if path.exists() else 0
-            if at >= size or self._link.away > AWAY_SECONDS:
+            size = path.stat().st_size if path.exists() else 0
+            if job.sent.get(path.name, 0) >= size or self._channel.away > AWAY_SECONDS:
                 continue
-            if self._link.has_room:
-                with path.open("rb") as file:
-                    file.seek(at)
-                    data = file.read(LOG_BYTES)
-                job.sent[path.name] = at + len(data)
-                last = at + len(data) >= size
-                self._say(Piece(job.start.job, path.name, at, base64.b64encode(data).decode(), last))
+            if self._channel.has_room:
+                self._send_piece(job, path, size)
             return True
         return False
 
-    def _is_done(self) -> bool:
-        """Has a host that is taken away no process any more that is to save a checkpoint?
+    def _send_piece(self, job: _Job, path: Path, size: int | None = None, before: int = 0) -> None:
+        """Sends what is new of a file, which is whole at a size, or a log with so much `before` it at the driver."""
+        at = job.sent.get(path.name, 0)
+        with path.open("rb") as file:
+            file.seek(at)
+            data = file.read(PIECE_BYTES)
+        if data:
+            end = job.sent[path.name] = at + len(data)
+            self._send(Piece(job.start.job, path.name, before + at, data, None if size is None else end >= size))
 
-        Where one is, the conductor has those of all hosts leave, and this one is told to stop. Where there is none,
-        its own do.
+    def _is_done(self) -> bool:
+        """True once no process of a host that is taken away has a checkpoint to save any more.
+
+        The driver, where there is one, has those of all hosts leave, and this one stop; without it, its own leave.
         """
         if any(map(_is_kept, self._jobs.values())):
-            if self._link.connection is not None:
+            if self._channel.connection is not None:
                 return False
             self._save()
         for job in self._jobs.values():
@@ -295,17 +297,17 @@ class Agent:
             self._pass_on(job)
         return True
 
-    def _tell_of(self, signal: int) -> None:
+    def _report(self, signal: int) -> None:
         if self._leaves:
-            self._say(Leaving())
+            self._send(Leaving())
         for number, job in self._jobs.items():
             if self._leaves and not _is_kept(job):
                 continue
             event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
-            self._say(Told(number, [to_plain(event)]))
+            self._send(Emitted(number, to_line(event)))
 
     def _save(self) -> None:
-        """Has all processes write a checkpoint and leave, since nobody is there any more to tell them what to do."""
+        """Makes all processes write a checkpoint and leave, as no driver is there."""
         for job in self._jobs.values():
             job.running.send(Leave())
         until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in self._jobs.values()), default=0.0)
@@ -314,23 +316,23 @@ class Agent:
             for job in self._jobs.values():
                 self._pass_on(job)
 
-    def _say(self, message: Message) -> None:
-        self._link.send(message.to_bytes())
+    def _send(self, message: Message) -> None:
+        self._channel.send(message.to_bytes())
 
 
 def folded(before: Pulse | None, job: int, beat: Beat) -> Pulse:
-    """The last that is known of a process, after another sign of life.
+    """The pulse of a process after another sign of life.
 
     >>> folded(Pulse(1, 0, 5.0, progress=3, cpu_seconds=1.5), 1, Beat(step=40, time=6.0))
     Pulse(job=1, rank=0, time=6.0, progress=3, cpu_seconds=1.5, step=40, validated=None)
     """
-    told = {name: getattr(beat, name) for name in ("progress", "cpu_seconds", "step", "validated")}
-    known = {name: value for name, value in told.items() if value is not None}
-    return (before or Pulse(job, beat.rank, beat.time))._replace(time=beat.time, **known)
+    values = {name: getattr(beat, name) for name in ("progress", "cpu_seconds", "step", "validated")}
+    values = {name: value for name, value in values.items() if value is not None}
+    return (before or Pulse(job, beat.rank, beat.time))._replace(time=beat.time, **values)
 
 
 def _is_kept(job: _Job) -> bool:
-    """Does what a job computes depend on each of its processes here? One worker of many that take turns is replaced."""
+    """True if what a job computes depends on each process here; one worker of many that take turns is replaced."""
     roles = {job.plan.processes[rank].role for rank in job.start.ranks}
     return not job.plan.strategy.asynchronous or roles != {"worker"}
 
@@ -339,8 +341,8 @@ def _has_left(job: _Job) -> bool:
     return set(job.start.ranks) & set(job.plan.leaders) <= job.left | job.exited.keys()
 
 
-def in_folder(command: Command[Record], folder: Path) -> Command[Record]:
-    """The command with a folder of this host's where the run's, which it names, is not here.
+def in_folder(command: Command[EventBase], folder: Path) -> Command[EventBase]:
+    """The command with a folder of this host where the run's folder, which it names, is not here.
 
     >>> in_folder(commands.Load("/nowhere"), Path("/tmp/here"))
     Load(folder='/tmp/here')
@@ -354,17 +356,17 @@ def in_folder(command: Command[Record], folder: Path) -> Command[Record]:
 
 
 def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
-    """The plan with cores of this host for the processes of `ranks`, where those that it names are not there.
+    """The plan with cores of this host for the processes of `ranks`, where it names cores that are not there.
 
-    As many as it names, in order; any where there are too few.
+    As many as it names, in order; none in particular where there are too few.
     """
-    wanted = [core for rank in ranks for core in plan.processes[rank].cores]
-    if set(wanted) <= set(usable):
+    named = [core for rank in ranks for core in plan.processes[rank].cores]
+    if set(named) <= set(usable):
         return plan
     left, processes = list(usable), list(plan.processes)
     for rank in ranks:
         count = len(processes[rank].cores)
-        mine = tuple(left[:count]) if len(wanted) <= len(usable) else ()
-        processes[rank] = replace(processes[rank], cores=mine)
+        cores = tuple(left[:count]) if len(named) <= len(usable) else ()
+        processes[rank] = replace(processes[rank], cores=cores)
         left = left[count:]
     return replace(plan, processes=tuple(processes))

@@ -1,4 +1,4 @@
-"""What all clusters have in common whose hosts' agents dial this command: a kind says how agents are started there."""
+"""Clusters whose hosts' agents dial this command; each kind says how agents are started."""
 
 import socket
 import time
@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import machine
-from pipeline.launch.agents.conductor import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch import Cluster, Helpers, LaunchError, machine
+from pipeline.launch.agents.driver import POLL_SECONDS, AgentLine, Agents, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
-from pipeline.launch.asking import Helpers
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.line.handshake import new_token
-from pipeline.launch.steady import Steady
+from pipeline.launch.agents.tls import new_token
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.kept import Kept, forget
@@ -24,14 +21,14 @@ from pipeline.record.log import SECRET, from_here, write_whole
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
-# For how long agents of an earlier conductor, which dial every second, may take to find this one, and to end.
+# For how long agents of an earlier driver, which dial every second, may take to find this one, and to end.
 ATTACH_SECONDS = 15.0
 SAY_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Contact:
-    """What an agent needs to dial: HOST:PORT, and the token, which is never to be on a command line or in a log."""
+    """What an agent needs to dial: HOST:PORT, and the token, which never stands on a command line or in a log."""
 
     address: str
     token: bytes
@@ -42,7 +39,7 @@ class Contact:
         return path
 
 
-class DiallingCluster(Steady, ABC):
+class DiallingCluster(Cluster, ABC):
     """Hosts whose agents dial this command, which starts processes by them.
 
     A kind says how many hosts there are (`count`), how agents are started there (`begin`), whether that has failed
@@ -51,7 +48,7 @@ class DiallingCluster(Steady, ABC):
 
         python -m pipeline.launch HOST:PORT --name NAME --order NUMBER [--address ADDRESS] [--token-file FILE]
 
-    where the token comes by standard input if not by a file. NAME is what a person calls the host, and NUMBER its place
+    where the token comes by standard input if not by a file. NAME is what a user calls the host, and NUMBER its place
     among all, from 0; ADDRESS is where other hosts reach it, its name if it is left out.
     """
 
@@ -65,9 +62,9 @@ class DiallingCluster(Steady, ABC):
         self.contact: Contact | None = None
         self.say: Callable[[str], None] = lambda text: None
         self._begun = False
-        # By group, the jobs of an earlier conductor that are gone on with once they are started again.
+        # By group, the jobs of an earlier driver that are gone on with once they are started again.
         self._taken: dict[str, list[int]] = {}
-        # An earlier conductor's agents that did not answer, which are told to end once they do.
+        # An earlier driver's agents that did not answer, which are told to end once they do.
         self._unheard: Agents | None = None
         self._last: Sequence[Known] = ()
 
@@ -76,7 +73,7 @@ class DiallingCluster(Steady, ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many agents are to dial."""
+        """The number of agents that will dial."""
 
     @abstractmethod
     def listens_at(self) -> str:
@@ -84,20 +81,20 @@ class DiallingCluster(Steady, ABC):
 
     @abstractmethod
     def begin(self, contact: Contact) -> None:
-        """Has the agents started, and does not wait for them. Raises `LaunchError`."""
+        """Starts the agents, and does not wait for them. Raises `LaunchError`."""
 
     @abstractmethod
     def describe(self, plan: Plan) -> str:
-        """In full, what would be typed or submitted for a plan; contacts nobody."""
+        """Returns what would be typed or submitted for a plan; contacts nobody."""
 
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
 
     def begin_again(self, names: Sequence[str]) -> None:
-        """Has agents started anew on hosts that were lost, where that can be done."""
+        """Starts agents anew on hosts that were lost, where that can be done."""
 
     def waiting(self) -> str:
-        """What is waited for while agents have not dialled."""
+        """Says what this command waits for while agents have not dialled."""
         return f"Waiting for {self.count} hosts."
 
     def end(self) -> None:
@@ -106,20 +103,20 @@ class DiallingCluster(Steady, ABC):
     def found(self, folder: Path) -> None:
         """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
 
-    def met_at(self, kept: Kept) -> str:
+    def met_at(self, record: Kept) -> str:
         """HOST:PORT at which an earlier command's agents reach this one."""
-        return kept.address
+        return record.address
 
     def assumed(self) -> Machine:
-        """What the hosts are taken to have while nobody asks them: what this machine has."""
-        here = machine.detect(self.environ)
-        return inventory([Host(f"host {number}", here.cores, here.memory_gib, here.cpu, here.gpus, here.tpus)
+        """The hosts, taken to have what this machine has, as nobody asks them."""
+        own = machine.detect(self.environ)
+        return inventory([Host(f"host {number}", own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus)
                           for number in range(self.count)])  # fmt: skip
 
     # The rest is a `pipeline.launch.Cluster`.
 
-    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
-        """None: nobody else conducts."""
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+        """Returns None: nobody else drives."""
         self.say = say
         return None
 
@@ -130,28 +127,28 @@ class DiallingCluster(Steady, ABC):
         """The hosts as they are, but for those that are gone; has their agents started. Raises `LaunchError`."""
         self.gather()
         self._last = self._there() or self._last
-        return inventory([known.host for known in self._last])
+        return inventory([agent.host for agent in self._last])
 
     def gather(self) -> None:
-        """Has agents started, unless they were, and waits until all have dialled. Raises `LaunchError`."""
+        """Starts agents, unless they were, and waits until all have dialled. Raises `LaunchError`."""
         if not self._begun:
             self._begun = True
-            self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
+            self.contact = Contact(self._listen(self.listens_at()), self.agents.endpoint.token)
             self.begin(self.contact)
             self._wait()
 
     def attach(self, folder: Path) -> bool:
-        """Takes the place of the conductor of the run in a folder: has any of its agents come? Raises `LaunchError`."""
-        kept = Kept.read(folder)
-        if kept is None:
+        """Takes the place of the driver of the run in a folder; true if any of its agents has come."""
+        record = Kept.read(folder)
+        if record is None:
             return False
-        self.agents.hub.close()
-        self.agents = Agents(kept.token.encode())
-        self._taken = {group: list(numbers) for group, numbers in kept.jobs.items()}
-        for number in (number for numbers in kept.jobs.values() for number in numbers):
+        self.agents.endpoint.close()
+        self.agents = Agents(record.token.encode())
+        self._taken = {group: list(numbers) for group, numbers in record.jobs.items()}
+        for number in (number for numbers in record.jobs.values() for number in numbers):
             self.agents.take_over(number)
         self._begun = True
-        self.contact = Contact(self._listen(self.met_at(kept)), self.agents.hub.token)
+        self.contact = Contact(self._listen(self.met_at(record)), self.agents.endpoint.token)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
@@ -163,42 +160,42 @@ class DiallingCluster(Steady, ABC):
 
         They dial where that listened, and hear here that they are to end. Raises `LaunchError`.
         """
-        kept = Kept.read(folder)
-        if kept is None or kept.token.encode() == self.agents.hub.token:
+        record = Kept.read(folder)
+        if record is None or record.token.encode() == self.agents.endpoint.token:
             return
         self.say(f"What an earlier command, which was killed, has left of {from_here(folder)} is ended.")
-        mine = self.contact is not None and self.contact.address == kept.address
-        if mine:
+        shared = self.contact is not None and self.contact.address == record.address
+        if shared:
             # One that others are told of in advance, at which this command's own agents dial as well.
-            self.agents.hub.stop_listening()
-        earlier = Agents(kept.token.encode())
+            self.agents.endpoint.stop_listening()
+        earlier = Agents(record.token.encode())
         earlier.tolerates = True
-        absent = self._end_all(earlier, kept)
+        absent = self._end_all(earlier, record)
         forget(folder)
-        if mine or not absent:
-            earlier.hub.close()
+        if shared or not absent:
+            earlier.endpoint.close()
         else:
             self._unheard = earlier
-        if mine:
-            self._listen(kept.address)
+        if shared:
+            self._listen(record.address)
         if absent:
             self.say(f"{' and '.join(absent)} did not answer: what is left there ends once it does, or by itself.")
 
-    def _end_all(self, earlier: Agents, kept: Kept) -> list[str]:
-        """Tells an earlier conductor's agents to end, waits until they have, and gives the names of who did not."""
-        self._listen(kept.address, earlier)
-        for name in kept.agents:
-            earlier.say(name, Close(0))
-        until, absent = time.monotonic() + ATTACH_SECONDS, kept.agents
+    def _end_all(self, earlier: Agents, record: Kept) -> list[str]:
+        """Tells an earlier driver's agents to end, waits until they have, and gives the names of who did not."""
+        self._listen(record.address, earlier)
+        for name in record.agents:
+            earlier.send(name, Close(0))
+        until, absent = time.monotonic() + ATTACH_SECONDS, record.agents
         while absent and time.monotonic() < until:
             earlier.listen_to((), POLL_SECONDS)
-            links = [earlier.hub.link(name) for name in absent]
+            channels = [earlier.endpoint.channel(name) for name in absent]
             # Who has heard it hangs up once its processes have ended.
-            absent = [link.name for link in links if link.kept or link.connection is not None]
+            absent = [each.name for each in channels if each.kept or each.connection is not None]
         return absent
 
     def leave(self) -> None:
-        """Leaves the agents and their processes to another conductor."""
+        """Leaves the agents and their processes to another driver."""
         self.agents.left = True
 
     def addresses(self, plan: Plan) -> Sequence[str]:
@@ -207,22 +204,22 @@ class DiallingCluster(Steady, ABC):
         if not self._begun:
             # Nothing is to be started.
             return [f"{where[process.rank]}:{base + process.rank if base else 0}" for process in plan.processes]
-        wanted: dict[str, list[int]] = {name: [] for name in where.values()}
+        requests: dict[str, list[int]] = {name: [] for name in where.values()}
         for rank, name in where.items():
-            wanted[name].append(0 if base is None else base + rank)
-        found = {name: iter(ports) for name, ports in self.agents.ports(wanted).items()}
-        hosts = {name: self.agents.known[name].hello.address for name in wanted}
-        return [f"{hosts[where[process.rank]]}:{next(found[where[process.rank]])}" for process in plan.processes]
+            requests[name].append(0 if base is None else base + rank)
+        held = {name: iter(ports) for name, ports in self.agents.ports(requests).items()}
+        hosts = {name: self.agents.known[name].hello.address for name in requests}
+        return [f"{hosts[where[process.rank]]}:{next(held[where[process.rank]])}" for process in plan.processes]
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents start a plan's processes, or goes on with those that they have of an earlier conductor's."""
+        """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
         return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
 
     def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
         """The same, of agents that have so long to dial, and to come back."""
-        taken = self._take_over(group)
-        if taken is None:
-            # Whatever an earlier conductor had besides is over.
+        job_before = self._take_over(group)
+        if job_before is None:
+            # Whatever an earlier driver had besides is over.
             self._taken.clear()
         job = RemoteJob(
             self.agents,
@@ -233,27 +230,27 @@ class DiallingCluster(Steady, ABC):
             missing=self._missing,
             timeout=timeout,
             returns=returns,
-            taken=taken,
+            job_before=job_before,
         )
-        if taken is None and self.contact is not None:
-            kept = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
-            # Where nothing can be written, nobody takes this conductor's place.
+        if job_before is None and self.contact is not None:
+            record = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
+            # Where nothing can be written, nobody takes this driver's place.
             with suppress(OSError):
-                kept.with_job(group, job.number, job.hosts).write(folder)
+                record.with_job(group, job.number, job.hosts).write(folder)
         return job
 
     def helpers(self) -> Helpers:
-        """The hosts whose agents have dialled, whatever they have; what is wrong with the others, by their names."""
+        """The hosts whose agents have dialled, whatever they have, and what is wrong with the others."""
         self.agents.tolerates = True
         absent: dict[str, str] = {}
         try:
             self.gather()
         except LaunchError as error:
             absent[f"{self.config.name}"] = str(error)
-        there = self.agents.ordered()
+        agents = self.agents.ordered()
         return Helpers(
-            {known.link.name: AgentLine(self.agents, known.link.name) for known in there},
-            {known.link.name: known.hello.address for known in there},
+            {agent.channel.name: AgentLine(self.agents, agent.channel.name) for agent in agents},
+            {agent.channel.name: agent.hello.address for agent in agents},
             absent,
         )
 
@@ -261,21 +258,21 @@ class DiallingCluster(Steady, ABC):
         """Tells the agents to end, and ends what was begun."""
         self.agents.close(code)
         if self._unheard is not None:
-            self._unheard.hub.close()
+            self._unheard.endpoint.close()
         if self._begun and not self.agents.left:
             self.end()
 
     def _take_over(self, group: str) -> Taken | None:
-        """The next job of a group that an earlier conductor had started, as its agents have it."""
+        """The next job of a group that an earlier driver had started, as its agents have it."""
         if not self._taken.get(group):
             return None
         number = self._taken[group].pop(0)
-        jobs = [(known, held) for known in self.agents.ordered() for held in known.hello.jobs if held.job == number]
-        return Taken(number, {known.link.name: held for known, held in jobs})
+        jobs = [(agent, held) for agent in self.agents.ordered() for held in agent.hello.jobs if held.job == number]
+        return Taken(number, {agent.channel.name: held for agent, held in jobs})
 
     def _listen(self, address: str, agents: Agents | None = None) -> str:
         try:
-            return (agents or self.agents).hub.listen(address)
+            return (agents or self.agents).endpoint.listen(address)
         except OSError as error:
             raise LaunchError(
                 f"Expected to be able to listen at {address}, received: {error.strerror or error}. "
@@ -283,29 +280,29 @@ class DiallingCluster(Steady, ABC):
             ) from error
 
     def _wait(self) -> None:
-        began, said = time.monotonic(), False
-        while len(there := self.agents.ordered()) < self.count:
+        began, shown = time.monotonic(), False
+        while len(agents := self.agents.ordered()) < self.count:
             waited = time.monotonic() - began
             self.agents.listen_to((), POLL_SECONDS)
-            self.check(self.count - len(there))
-            if waited > SAY_SECONDS and not said:
-                said = True
+            self.check(self.count - len(agents))
+            if waited > SAY_SECONDS and not shown:
+                shown = True
                 self.say(self.waiting())
             if self.dial_seconds is not None and waited > self.dial_seconds:
                 raise LaunchError(
                     f"Expected the agents of {self.count} hosts to dial {self.contact.address if self.contact else ''} "
-                    f"within {self.dial_seconds:g} s, received {len(there)}. Is the way there barred by a firewall? "
+                    f"within {self.dial_seconds:g} s, received {len(agents)}. Is the way there barred by a firewall? "
                     f"Try cluster.options.conductor=HOST:PORT, an address of this machine that they reach."
                 )
 
     def _there(self) -> list[Known]:
         """The agents of hosts that do not count as gone."""
         self.agents.listen_to((), 0.0)
-        return [known for known in self.agents.ordered() if known.link.away < self.gone_seconds]
+        return [agent for agent in self.agents.ordered() if agent.channel.away < self.gone_seconds]
 
     def _where(self, plan: Plan) -> dict[int, str]:
         """The name of the host of each process."""
-        names = plan.hardware.host_names or tuple(known.link.name for known in self.agents.ordered())
+        names = plan.hardware.host_names or tuple(agent.channel.name for agent in self.agents.ordered())
         training = [process.host for process in plan.processes if process.role != DATA_SERVER]
         if max(training) >= len(names):
             raise LaunchError(

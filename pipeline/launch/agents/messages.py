@@ -1,191 +1,165 @@
-"""What a conductor and its agents say to each other: a class a message, written and read here alone."""
+"""Messages between a driver and its agents, a class each, and the versions that both must have alike."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import Any, NamedTuple, Union
+
+import msgspec
 
 from pipeline.plan.machine import Machine
-from pipeline.record import codec
 
-# What agents call the other end of their line.
-CONDUCTOR = "conductor"
+# What agents call the other end of their channel.
+DRIVER = "driver"
+PACKAGES = ("tensorflow", "keras", "numpy")
+# Which not every host has, and one backend alone needs.
+OTHERS = ("jax", "jaxlib")
+PACKAGE = Path(__file__).resolve().parents[2]
+LOCK = PACKAGE.parent / "requirements.lock"
+# What is compared only where both have it: a wheel has no lock file beside it.
+IF_THERE = (*OTHERS, "requirements.lock")
+FILES = "the pipeline's files"
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, tag=True):
     """One of those below."""
 
     def to_bytes(self) -> bytes:
-        """The message as JSON, its name under `say`."""
-        return json.dumps({"say": type(self).__name__.lower()} | codec.to_plain(self)).encode()
+        """The message as MessagePack, with the name of its class."""
+        return msgspec.msgpack.encode(self)
 
 
-@dataclass(frozen=True)
-class Start(Message):
-    """Start some ranks of a plan, as job `job`. `logged`: bytes that the conductor's log of a name has already."""
+class Start(Message, frozen=True):
+    """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already."""
 
     job: int
     group: str
     plan: str
     ranks: list[int]
-    logged: dict[str, int] = field(default_factory=dict)
+    logged: dict[str, int] = {}
 
 
-@dataclass(frozen=True)
-class Give(Message):
+class Give(Message, frozen=True):
     """Give all processes of a job a command, as `Command.to_json` wrote it."""
 
     job: int
     command: str
 
 
-@dataclass(frozen=True)
-class Restart(Message):
+class Restart(Message, frozen=True):
     """End a process, and start it anew."""
 
     job: int
     rank: int
 
 
-@dataclass(frozen=True)
-class DumpStacks(Message):
-    """Have all processes of a job write their stacks."""
+class DumpStacks(Message, frozen=True):
+    """Make all processes of a job write their stacks."""
 
     job: int
 
 
-@dataclass(frozen=True)
-class Stop(Message):
+class Stop(Message, frozen=True):
     """End all processes of a job, killing those that have not ended after `grace` seconds."""
 
     job: int
     grace: float
 
 
-@dataclass(frozen=True)
-class Find(Message):
+class Find(Message, frozen=True):
     """Keep these ports for the processes of the next job; 0 is any that is free."""
 
-    asked: int
+    number: int
     ports: list[int]
 
 
-@dataclass(frozen=True)
-class Ask(Message):
-    """Have a question answered on the agent's host, see `pipeline.launch.asking`, within so many seconds."""
+class Ask(Message, frozen=True):
+    """Answer a request on the agent's host, see `pipeline.launch.asking`, within so many seconds."""
 
-    asked: int
-    question: str
+    number: int
+    request: str
     timeout: float
 
 
-@dataclass(frozen=True)
-class Answered(Message):
-    """The answer to a question of that number."""
-
-    asked: int
-    answer: str
-
-
-@dataclass(frozen=True)
-class Redial(Message):
-    """The conductor, which has dialled first, is to be dialled at HOST:PORT once this connection is lost."""
-
-    address: str
-
-
-@dataclass(frozen=True)
-class Close(Message):
-    """There is nothing more to do: the conductor's command ends with `code`."""
+class Close(Message, frozen=True):
+    """There is nothing more to do: the driver's command ends with `code`."""
 
     code: int
 
 
-@dataclass(frozen=True)
-class Held(Message):
+class Held(msgspec.Struct, frozen=True):
     """A job that an agent has: how many commands it was given, and which of its ranks have ended, with which code."""
 
     job: int
     group: str
     ranks: list[int]
     commands: int
-    exited: dict[str, int | None] = field(default_factory=dict)
+    exited: dict[int, int | None] = {}
 
 
-@dataclass(frozen=True)
-class Hello(Message):
+class Hello(Message, frozen=True):
     """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs.
 
-    `conductor` is the life of the conductor that it is for: one that comes later is told anew. `network` is what no
-    other machine has, and no other network of the same one.
+    `driver` is the life of the driver that it is for: one that comes later gets another. `network` is what no other
+    machine has, and no other network of the same one.
     """
 
     order: int
     address: str
     machine: Machine
-    alike: dict[str, str]
-    jobs: list[Held] = field(default_factory=list)
-    conductor: str = ""
+    alike: Mapping[str, str]
+    jobs: list[Held] = []
+    driver: str = ""
     network: str = ""
 
 
-@dataclass(frozen=True)
-class Leaving(Message):
+class Leaving(Message, frozen=True):
     """The agent's host is taken away: it takes no more processes, and ends once those that it has are told to."""
 
 
-@dataclass(frozen=True)
-class Told(Message):
-    """What processes of a job have told, as `pipeline.record.events.to_plain` has it."""
+class Emitted(Message, frozen=True):
+    """Events of a job's processes, a line each."""
 
     job: int
-    events: list[dict[str, Any]]
+    lines: bytes
 
 
-@dataclass(frozen=True)
-class Logged(Message):
-    """What processes have written into a log, to be put at byte `at` of the conductor's."""
+class Piece(Message, frozen=True):
+    """Bytes of a file of the run's folder from byte `at` on.
 
-    job: int
-    name: str
-    at: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Piece(Message):
-    """Bytes of a file that belongs into the run's folder, as base64, from byte `at` on; are they the last?"""
+    A log grows by them (`last` is None); another file gets its name with its last piece.
+    """
 
     job: int
     name: str
     at: int
-    data: str
-    last: bool
+    data: bytes
+    last: bool | None = None
 
 
-@dataclass(frozen=True)
-class Stopped(Message):
+class Stopped(Message, frozen=True):
     """All processes of a job have ended."""
 
     job: int
 
 
-@dataclass(frozen=True)
-class Lost(Message):
+class Lost(Message, frozen=True):
     """Processes of a job could not be started, or restarted."""
 
     job: int
     error: str
 
 
-@dataclass(frozen=True)
-class Found(Message):
-    """The ports that are kept; or in words why they cannot be."""
+class Response(Message, frozen=True):
+    """The ports of the `Find` of that number, or an error in words; or the line that answers an `Ask`."""
 
-    asked: int
-    ports: list[int]
+    number: int
+    ports: list[int] = []
     error: str | None = None
+    line: str = ""
 
 
 class Pulse(NamedTuple):
@@ -200,20 +174,50 @@ class Pulse(NamedTuple):
     validated: int | None = None
 
 
-@dataclass(frozen=True)
-class Pulses(Message):
+class Pulses(Message, frozen=True):
     """The status of an agent: the last sign of life of each of its processes."""
 
     pulses: list[Pulse]
 
 
-MESSAGES: dict[str, type[Message]] = {made.__name__.lower(): made for made in Message.__subclasses__()}
+ANY: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007
+# The message that `Message.to_bytes` wrote. Raises `msgspec.MsgspecError`.
+from_bytes: Callable[[bytes], Message] = msgspec.msgpack.Decoder(ANY).decode
 
 
-def from_bytes(data: bytes) -> Message:
-    """The message that `Message.to_bytes` wrote. Raises `ValueError`."""
-    values: Mapping[str, Any] = json.loads(data)
-    kind = MESSAGES.get(str(values.get("say")))
-    if kind is None:
-        raise ValueError(f"Expected a message of this version, received {values.get('say')}.")
-    return codec.from_plain(kind, {name: value for name, value in values.items() if name != "say"})
+@cache
+def alike() -> Mapping[str, str]:
+    """Returns the versions of what computes, by name, and hashes of this package's files and of its lock file."""
+    versions = {"python": ".".join(python_version().split(".")[:2])}
+    for name in (*PACKAGES, *OTHERS):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name in PACKAGES:
+                versions[name] = "none"
+    versions[FILES] = _digest(sorted(PACKAGE.rglob("*.py")))
+    if LOCK.is_file():
+        versions["requirements.lock"] = _digest([LOCK])
+    return versions
+
+
+def unlike(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """Says in which versions another host differs from this one; None if in none.
+
+    >>> unlike({"keras": "3.1", "numpy": "2"}, {"keras": "3.2"})
+    'keras 3.1 and numpy 2, received keras 3.2 and numpy none'
+    >>> unlike({"keras": "3.1", "jax": "0.10.2"}, {"keras": "3.1"})
+    """
+    names = [name for name in own if other.get(name) != own[name] and (name not in IF_THERE or name in other)]
+    if not names:
+        return None
+    expected, received = (" and ".join(f"{name} {has.get(name, 'none')}" for name in names) for has in (own, other))
+    return f"{expected}, received {received}"
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        name = path.relative_to(PACKAGE.parent).as_posix()
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

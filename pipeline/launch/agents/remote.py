@@ -1,17 +1,17 @@
 """A job whose processes are on several hosts, started and watched there by agents."""
 
-import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.launch.agents.conductor import POLL_SECONDS, Agents, Said
+from pipeline.launch import LaunchError
+from pipeline.launch.agents.driver import POLL_SECONDS, Agents
 from pipeline.launch.agents.messages import (
     DumpStacks,
+    Emitted,
     Give,
     Held,
-    Logged,
     Lost,
     Message,
     Piece,
@@ -20,36 +20,32 @@ from pipeline.launch.agents.messages import (
     Start,
     Stop,
     Stopped,
-    Told,
 )
-from pipeline.launch.errors import LaunchError
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned
-from pipeline.record.events import EventBase as Record
-from pipeline.record.log import from_plain, stamped
+from pipeline.record.events import Beat, Event, EventBase, Exited, Started, Unreachable, Warned
+from pipeline.record.log import from_line, stamped
 
-# Before it is said that others are waited for; for how long an agent that was told to stop is waited for, and one to
-# whom there is no line.
+# Before a warning says which agents do not answer; for an agent to stop, and for one without a connection to come back.
 SAY_SECONDS, STOP_SECONDS, AWAY_SECONDS = 3.0, 10.0, 3.0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A job that an earlier conductor has started: its number, and what each agent that has it says of it."""
+    """A job that an earlier driver has started: its number, and what each agent that has it says of it."""
 
     number: int
     held: Mapping[str, Held]
 
 
 class RemoteJob:
-    """Processes of one plan, on the hosts of agents. They are started once there is a line to every agent.
+    """Processes of one plan, on the hosts of agents. They are started once every agent is connected.
 
     `where` names the agent of each rank; `here` starts those ranks that it does not name. An agent that has never been
     there is waited for up to `timeout` seconds, one whose host counts as gone for `returns` seconds more; meanwhile
     `missing` is asked again and again, and says what is to be done about them. A job that is `taken` over was started
-    by an earlier conductor: commands that its agents were given are not sent again.
+    by an earlier driver: commands that its agents were given are not sent again.
     """
 
     def __init__(
@@ -63,31 +59,29 @@ class RemoteJob:
         missing: Callable[[Sequence[str]], str],
         timeout: float,
         returns: float,
-        here: LocalCluster | None = None,
-        taken: Taken | None = None,
+        local: LocalCluster | None = None,
+        job_before: Taken | None = None,
     ) -> None:
         self._agents, self._plan, self._group, self._folder = agents, plan, group, folder
-        self._where, self._missing, self._timeout, self._local = where, missing, timeout, here
+        self._where, self._missing, self._timeout, self._local = where, missing, timeout, local
         self._returns = returns
-        self._number = agents.number() if taken is None else taken.number
+        self._number = agents.number() if job_before is None else job_before.number
         self._here: LocalJob | None = None
-        # Ranks that wait for a line to their agent, since when, and whether that was said.
+        # Ranks that wait for their agent's connection, since when, and whether a warning said so.
         self._pending = set(where)
         self._since, self._said = time.monotonic(), False
         self._running = set[int]()
         self._waiting: list[Event] = []
-        # What was said, whose events have been given away: they are recorded once there are asked others.
-        self._given: list[Said] = []
         self._pulses: dict[int, Pulse] = {}
         # Agents that have a part of the job, and those whose part has ended.
         self._begun, self._stopped = set[str](), set[str]()
         self._gone = set[str]()
-        # Commands that were sent, and of those how many an agent was given by an earlier conductor.
+        # Commands that were sent, and of those how many an agent was given by an earlier driver.
         self._sent, self._given_before = 0, dict[str, int]()
         # Agents that should have a part of the job, and have not.
         self._absent = set[str]()
-        if taken is not None:
-            self._take_over(taken)
+        if job_before is not None:
+            self._take_over(job_before)
 
     @property
     def number(self) -> int:
@@ -100,32 +94,28 @@ class RemoteJob:
         return set(self._where.values())
 
     def events(self, timeout: float) -> list[Event]:
-        """What has come in; waits up to `timeout` seconds for something. Raises `LaunchError`."""
-        for said in self._given:
-            self._agents.done(said)
-        self._given = []
+        """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
         self._start_pending()
         sources = [] if self._here is None else self._here.sources()
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
         for text in self._agents.warnings():
             self._add(0, Warned(text))
-        for said in self._agents.about(self._number):
-            self._given.append(said)
-            self._take(said)
+        for name, message in self._agents.about(self._number):
+            self._take(name, message)
         for pulse in self._agents.pulses(self._number):
             self._waiting += self._beats(pulse)
         self._look_at_lines()
         waiting, self._waiting = self._waiting, []
         return waiting + (self._here.events(0.0) if self._here is not None else [])
 
-    def send(self, command: Command[Record]) -> None:
+    def send(self, command: Command[EventBase]) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         if self._here is not None:
             self._here.send(command)
         self._sent += 1
         for name in self._begun:
             if self._sent > self._given_before.get(name, 0):
-                self._agents.say(name, Give(self._number, command.to_json()))
+                self._agents.send(name, Give(self._number, command.to_json()))
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""
@@ -134,16 +124,16 @@ class RemoteJob:
             assert self._here is not None, "it was started"
             self._here.restart(rank)
         elif name in self._begun and self._agents.takes(name):
-            self._agents.say(name, Restart(self._number, rank))
+            self._agents.send(name, Restart(self._number, rank))
         else:
             self._pending.add(rank)
             self._since, self._said = time.monotonic(), False
 
     def dump_stacks(self) -> None:
-        """Has every process write its stack to its log."""
+        """Makes every process write its stack to its log."""
         if self._here is not None:
             self._here.dump_stacks()
-        self._say(DumpStacks(self._number))
+        self._send(DumpStacks(self._number))
 
     def stop(self, grace: float) -> None:
         """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left.
@@ -153,39 +143,36 @@ class RemoteJob:
         if self._agents.left:
             return
         self._pending.clear()
-        self._say(Stop(self._number, grace))
+        self._send(Stop(self._number, grace))
         if self._here is not None:
             self._here.stop(grace)
         until = time.monotonic() + grace + STOP_SECONDS
         while True:
-            for said in self._agents.about(self._number):
-                self._given.append(said)
-                self._write(said)
+            for name, message in self._agents.about(self._number):
+                self._write(name, message)
                 # As long as a trained model comes, it is waited for.
                 until = max(until, time.monotonic() + STOP_SECONDS)
             if not any(map(self._is_there, self._begun - self._stopped)) or time.monotonic() > until:
                 break
             self._agents.listen_to((), POLL_SECONDS)
-        for said in self._given:
-            self._agents.done(said)
         self._agents.over(self._number)
 
-    def _take_over(self, taken: Taken) -> None:
+    def _take_over(self, job_before: Taken) -> None:
         """Goes on with what its agents have."""
         self._pending.clear()
-        self._begun, self._absent = set(taken.held), set(self._where.values()) - set(taken.held)
-        self._given_before = {name: held.commands for name, held in taken.held.items()}
-        exited = {int(rank): code for held in taken.held.values() for rank, code in held.exited.items()}
+        self._begun, self._absent = set(job_before.held), set(self._where.values()) - set(job_before.held)
+        self._given_before = {name: held.commands for name, held in job_before.held.items()}
+        exited = {rank: code for held in job_before.held.values() for rank, code in held.exited.items()}
         self._running = set(self._where) - exited.keys()
         for rank, code in exited.items():
             self._add(rank, Exited(code))
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         for name in self._begun:
-            self._agents.say(name, message)
+            self._agents.send(name, message)
 
     def _is_there(self, name: str) -> bool:
-        """Is there a line to an agent, or none for so short that it may come back?"""
+        """True if an agent is connected, or was so recently that it may come back."""
         return self._agents.is_there(name, AWAY_SECONDS)
 
     def _start_pending(self) -> None:
@@ -204,13 +191,13 @@ class RemoteJob:
                 self._add(0, Warned(f"{' and '.join(absent)} do{'es' * (len(absent) == 1)} not answer yet."))
             return
         if self._here is None and self._local is not None:
-            mine = [process.rank for process in self._plan.processes if process.rank not in self._where]
-            self._here = self._local.start(self._plan, self._group, self._folder, mine)
+            ranks_here = [process.rank for process in self._plan.processes if process.rank not in self._where]
+            self._here = self._local.start(self._plan, self._group, self._folder, ranks_here)
         plan = self._plan.to_json()
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
             self._begun.add(name)
-            self._agents.say(name, Start(self._number, self._group, plan, ranks, self._logged(ranks)))
+            self._agents.send(name, Start(self._number, self._group, plan, ranks, self._logged(ranks)))
             self._running |= set(ranks)
         self._pending.clear()
 
@@ -219,44 +206,42 @@ class RemoteJob:
         logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
         return {log.name: log.stat().st_size for log in logs if log.exists()}
 
-    def _take(self, said: Said) -> None:
-        """Takes in what an agent has said."""
-        self._write(said)
-        match said.message:
-            case Told(events=events):
-                for event in map(from_plain, events):
+    def _take(self, name: str, message: Message) -> None:
+        """Takes in what an agent has sent."""
+        self._write(name, message)
+        match message:
+            case Emitted(lines=lines):
+                for event in [event for line in lines.splitlines() if (event := from_line(line)) is not None]:
                     self._waiting.append(stamped(event, time.time(), self._group))
                     if isinstance(event, Exited):
                         self._running.discard(event.rank)
                     elif isinstance(event, Started):
                         self._running.add(event.rank)
             case Lost(error=error):
-                raise LaunchError(f"{said.name}: {error}")
+                raise LaunchError(f"{name}: {error}")
 
-    def _write(self, said: Said) -> None:
+    def _write(self, name: str, message: Message) -> None:
         """Writes what was written elsewhere where it belongs, a second time without effect, and notes who is done."""
-        match said.message:
-            case Logged(name=name, at=at, text=text):
-                with (self._folder / Path(name).name).open("ab"):
-                    pass
-                with (self._folder / Path(name).name).open("r+b") as log:
-                    log.seek(at)
-                    log.write(text.encode("latin-1"))
-            case Piece(name=name, at=at, data=data, last=last):
-                self._put(Path(name).name, at, base64.b64decode(data), last)
+        match message:
+            case Piece():
+                self._put(message)
             case Stopped():
-                self._stopped.add(said.name)
+                self._stopped.add(name)
 
-    def _put(self, name: str, at: int, data: bytes, last: bool) -> None:
-        """Writes a piece of a file, which has its name once it is whole. A piece that comes again changes nothing."""
-        partial, whole = self._folder / f".partial.{name}", self._folder / name
-        if at and not partial.exists():
-            return
-        with partial.open("r+b" if at else "wb") as file:
-            file.seek(at)
-            file.write(data)
-        if last:
-            partial.rename(whole)
+    def _put(self, piece: Piece) -> None:
+        """Writes a piece of a file. One that comes again changes nothing."""
+        name = Path(piece.name).name
+        path = self._folder / (name if piece.last is None else f".partial.{name}")
+        if not path.exists():
+            if piece.at and piece.last is not None:
+                return
+            path.touch()
+        anew = piece.last is not None and not piece.at
+        with path.open("wb" if anew else "r+b") as file:
+            file.seek(piece.at)
+            file.write(piece.data)
+        if piece.last:
+            path.rename(self._folder / name)
 
     def _beats(self, pulse: Pulse) -> list[Event]:
         """The signs of life that a process has given since the last."""
@@ -276,17 +261,17 @@ class RemoteJob:
         """Tells of processes on hosts that were not heard of for so long that they count as gone."""
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
-            known = self._agents.known.get(name)
+            agent = self._agents.known.get(name)
             ranks = sorted(rank for rank in self._pending | self._running if self._where[rank] == name)
-            if known is None:
+            if agent is None:
                 # It was never there: as long as it may come, see `_start_pending`.
                 if name in self._absent:
                     self._gone.add(name)
                     for rank in ranks:
                         self._add(rank, Unreachable(name, limit))
                 continue
-            another = name in self._absent or (name in self._begun and not known.is_there)
-            away = known.link.away
+            another = name in self._absent or (name in self._begun and not agent.is_there)
+            away = agent.channel.away
             if another or away > limit + (self._returns if name not in self._begun else 0.0):
                 self._gone.add(name)
                 for rank in ranks:

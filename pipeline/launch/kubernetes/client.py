@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Object
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.kubernetes.manifest import LABEL, TOKEN_FILE, secret_of
 from pipeline.launch.kubernetes.options import Options
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
+from pipeline.launch import LaunchError
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
 from pipeline.launch.kubernetes.manifest import (
@@ -213,12 +213,12 @@ class KubernetesCluster(DiallingCluster):
         """Makes pods; ends those that there are, which are too few."""
         if self._pods is not None:
             for host in self._pods.hosts:
-                self.agents.say(host, Close(0))
+                self.agents.send(host, Close(0))
             self.end()
             self._wait_until_gone(self._pods)
         self._pods, self._launch = pods, launch
         if self.contact is None:
-            self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
+            self.contact = Contact(self._listen(self.listens_at()), self.agents.endpoint.token)
         self._begun = True
         self.begin(self.contact)
 
@@ -246,7 +246,7 @@ class KubernetesCluster(DiallingCluster):
     def _is_gone(self, slot: Slot) -> bool:
         assert self._pods is not None
         host = self._pods.host(slot)
-        return host in self.agents.known and self.agents.hub.link(host).away > self.gone_seconds
+        return host in self.agents.known and self.agents.endpoint.channel(host).away > self.gone_seconds
 
     def _where(self, plan: Plan) -> dict[int, str]:
         """The host of each process: the one that its address names, if it has one."""

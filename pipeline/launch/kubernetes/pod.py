@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch.agents.agent import Agent, Place
-from pipeline.launch.agents.messages import CONDUCTOR
+from pipeline.launch.agents.channel import Channel
+from pipeline.launch.agents.endpoint import Endpoint
+from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.kubernetes.door import Door
 from pipeline.launch.kubernetes.manifest import ABANDONED, UNREACHED
-from pipeline.launch.line.hub import Hub
-from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
 
 # Seconds to wait for a driver that has never answered: it may look for pods only now and then.
@@ -35,24 +35,24 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     order = arguments.first + int(environ["JOB_COMPLETION_INDEX"])
     config = ClusterConfig(name="local", start_method=StartMethod[arguments.start_method])
     cluster = LocalCluster(config, environ)
-    hub = Hub(arguments.name, token)
-    link = hub.dial(CONDUCTOR, arguments.dial or Door(arguments.door).address)
+    endpoint = Endpoint(arguments.name, token)
+    channel = endpoint.dial(DRIVER, arguments.dial or Door(arguments.door).address)
 
-    def gone(line: Link, orphan_timeout: float) -> bool:
-        return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
+    def gone(channel: Channel, orphan_timeout: float) -> bool:
+        return channel.away > (orphan_timeout if channel.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    agent = Agent(hub, link, cluster, Place(order, arguments.address), gone, leaves=True)
+    agent = Agent(endpoint, channel, cluster, Place(order, arguments.address), gone, leaves=True)
     code = agent.serve(lambda: signals[0] if signals else None)
     if signals:
         # Otherwise a Job counts its work as done.
         code = 128 + signals[0]
     elif code is None:
-        code = ABANDONED if link.life else UNREACHED
-        print(f"The driver {'was lost' if link.life else 'has never come'}: {link.problem}.", file=sys.stderr)
+        code = ABANDONED if channel.life else UNREACHED
+        print(f"The driver {'was lost' if channel.life else 'has never come'}: {channel.problem}.", file=sys.stderr)
     else:
         code = 0
-    hub.close(1.0)
+    endpoint.close(1.0)
     cluster.close(code)
     return code
 

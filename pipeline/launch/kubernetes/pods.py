@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.kubernetes.client import Client
 from pipeline.launch.kubernetes.manifest import Pods
 

@@ -16,19 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import machine
-from pipeline.launch.agents.conductor import POLL_SECONDS, Known
+from pipeline.launch import Cancelled, LaunchError, machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.errors import Cancelled, LaunchError
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.allocation import Allocation, allocation_of
-from pipeline.launch.slurm.earlier import Earlier
 from pipeline.launch.slurm.options import Options, check
-from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Followed, Slurm, State
+from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, Slurm, State
 from pipeline.launch.slurm.script import batch_script, clean, srun
-from pipeline.launch.variables import SLURM, place_of
+from pipeline.launch.variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -40,13 +37,13 @@ TOKEN, SCRIPT = "token", "job.sh"
 ANYWHERE = "HOST:PORT"
 # For a job to end by itself, whose agents were told to end; for one that ends by Slurm's will, whatever its KillWait.
 END_SECONDS, SETTLE_SECONDS = 6.0, 120.0
-# Of a job's log, what a person is shown, and of which kind lines must be none.
+# Of a job's log, what a user is shown, and of which kind lines must be none.
 LOG_LINES = 3
 PREEMPTED = 75
 
 
 class SlurmCluster(DiallingCluster):
-    """What `cluster.options` asks of Slurm, or has been given already."""
+    """The nodes that `cluster.options` asks of Slurm, or that it has given already."""
 
     dial_seconds = None
 
@@ -71,18 +68,18 @@ class SlurmCluster(DiallingCluster):
         return self._options.nodes
 
     def arrived(self) -> bool:
-        """Are there nodes already? They are asked for once a run needs them."""
+        """True if there are nodes already; they are asked for once a run needs them."""
         return self.contact is not None
 
     def listens_at(self) -> str:
-        """What `conductor` says, or the address of this machine from which it reaches nodes."""
-        given = self._options.conductor
-        if given is not None:
-            return given if ":" in given else f"{given}:0"
-        known = list(self._inside.nodes) if self._inside else self._slurm.addresses(self._options.partition)
-        if known and all(map(stays_here, known)):
+        """`cluster.options.conductor`, or the address of this machine from which it reaches nodes."""
+        address = self._options.conductor
+        if address is not None:
+            return address if ":" in address else f"{address}:0"
+        nodes = list(self._inside.nodes) if self._inside else self._slurm.addresses(self._options.partition)
+        if nodes and all(map(stays_here, nodes)):
             return "127.0.0.1:0"
-        for node in known:
+        for node in nodes:
             try:
                 return f"{reached_from(node)}:0"
             except LaunchError:
@@ -121,10 +118,10 @@ class SlurmCluster(DiallingCluster):
             self._job.look(now=True)
 
     def attach(self, folder: Path) -> bool:
-        """Takes the place of the conductor of the run in a folder, laid over the nodes whose agents have come."""
-        there = super().attach(folder)
-        self._laid_over = {known.life for known in self._present()}
-        return there
+        """Takes the place of the driver of the run in a folder, laid over the nodes whose agents have come."""
+        met = super().attach(folder)
+        self._laid_over = {agent.life for agent in self._present()}
+        return met
 
     def check(self, absent: int) -> None:
         """Follows the job. Raises `LaunchError` where it is over, or runs and its agents do not come."""
@@ -155,7 +152,7 @@ class SlurmCluster(DiallingCluster):
         self.check(len(names))
 
     def waiting(self) -> str:
-        """What is waited for."""
+        """Says how many nodes are missing."""
         return f"Waiting for agents on {self.count} node{'s' * (self.count > 1)} of Slurm."
 
     def inventory(self) -> Machine:
@@ -163,15 +160,15 @@ class SlurmCluster(DiallingCluster):
         self.gather()
         self._wait()
         present = self._present()
-        self._laid_over = {known.life for known in present}
-        return inventory([known.host for known in present])
+        self._laid_over = {agent.life for agent in present}
+        return inventory([agent.host for agent in present])
 
     def moved(self) -> bool:
-        """Are there other agents than were laid over, maybe on other nodes, or none yet?"""
-        return self.contact is not None and {known.life for known in self._present()} != self._laid_over
+        """True if there are other agents than were laid over, maybe on other nodes, or none yet."""
+        return self.contact is not None and {agent.life for agent in self._present()} != self._laid_over
 
     def returns(self, ends: bool) -> str | None:
-        """Has Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
+        """Makes Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
         if self._job is None:
             self._end_inside()
         if self._job is None or ends:
@@ -179,11 +176,11 @@ class SlurmCluster(DiallingCluster):
         job, state = self._job.job, self._job.look(now=True)
         before = state.restarts
         requeued = state.name == RUNNING and self._options.requeue and self._slurm.requeue(job)
-        self._doomed |= {known.life for known in self.agents.known.values()}
+        self._doomed |= {agent.life for agent in self.agents.known.values()}
         if state.name != RUNNING or requeued:
             # It ends sooner where nothing of it is left.
             for name in self.agents.known:
-                self.agents.say(name, Close(PREEMPTED))
+                self.agents.send(name, Close(PREEMPTED))
             state = self._job.settled(SETTLE_SECONDS)
         if state.name in (CANCELLED, "GONE"):
             raise _cancelled(job)
@@ -212,7 +209,7 @@ class SlurmCluster(DiallingCluster):
                 self._step.wait()
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents start a plan's processes."""
+        """Starts a plan's processes by the agents."""
         if group == POINT and not self._taken.get(POINT):
             self._mine().write(folder)
         return super().start(plan, group, folder)
@@ -233,33 +230,33 @@ class SlurmCluster(DiallingCluster):
 
     def assumed(self) -> Machine:
         """The nodes as they are asked for; of memory, of which nothing is asked, with as much as there is here."""
-        options, here = self._options, machine.detect(self.environ)
+        options, own = self._options, machine.detect(self.environ)
         cores = tuple(range(options.tasks_per_node * options.cpus_per_task))
         gpus = ("GPU",) * (options.tasks_per_node * options.gpus_per_task)
         names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]
-        return inventory([Host(name, cores, here.memory_gib, "any processor", gpus) for name in names])
+        return inventory([Host(name, cores, own.memory_gib, "any processor", gpus) for name in names])
 
     def _mine(self) -> Earlier:
-        """What another command is to end of this one's."""
+        """What another command must end of this one's."""
         assert self._folder is not None
         job = self._job.job if self._job else self._inside.job if self._inside else ""
         return Earlier(job, self._folder.name, step=self._job is None)
 
     def _wait(self) -> None:
         """Waits until all agents are there."""
-        said = False
+        shown = False
         while (absent := self.count - len(self._present())) > 0:
-            if not said and self._job is None:
-                said = True
+            if not shown and self._job is None:
+                shown = True
                 self.say(self.waiting())
             self.agents.listen_to((), POLL_SECONDS)
             self.check(absent)
 
     def _present(self) -> list[Known]:
-        """The agents to whom there is a line, but for those whose job ends, in their order."""
+        """The agents that are connected, but for those whose job ends, in their order."""
         self.agents.listen_to((), 0.0)
-        there = [known for known in self.agents.ordered() if known.life not in self._doomed and not known.link.away]
-        return there[: self.count]
+        agents = [agent for agent in self.agents.ordered() if agent.life not in self._doomed and not agent.channel.away]
+        return agents[: self.count]
 
     def _tell(self, text: str) -> None:
         """Says it where the point shows what it does that has the job now."""
@@ -283,8 +280,8 @@ class SlurmCluster(DiallingCluster):
     def _agent(self, address: str, folder: Path) -> list[str]:
         """The command of an agent; srun says in its environment which of them it is."""
         python = self._options.python or ("python3" if self._options.container else sys.executable)
-        given = ["--token-file", str(folder / TOKEN), "--start-method", self.config.start_method.value]
-        agent = f"{shlex.join([python, '-m', 'pipeline.launch', address, *given])}"
+        arguments = ["--token-file", str(folder / TOKEN), "--start-method", self.config.start_method.value]
+        agent = f"{shlex.join([python, '-m', 'pipeline.launch', address, *arguments])}"
         return ["sh", "-c", f'exec {agent} --name "$SLURMD_NODENAME" --order "$SLURM_PROCID"']
 
     def _start_step(self) -> None:
@@ -317,7 +314,7 @@ class SlurmCluster(DiallingCluster):
             )
 
     def _end_inside(self) -> None:
-        """What is to be done about an allocation that Slurm takes away: a script's job is put back into the queue."""
+        """Puts the job of a script whose allocation Slurm takes away back into the queue."""
         inside = self._inside
         assert inside is not None
         state = self._slurm.look(inside.job) or State(RUNNING)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import product
 
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 
 # A comma outside of brackets.
 BETWEEN = re.compile(r",(?![^\[]*\])")
@@ -28,7 +28,7 @@ def hosts_of(text: str) -> list[str]:
     >>> hosts_of("")
     []
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for part in filter(None, BETWEEN.split(text.strip())):
         # At odd places what stood in brackets.
         pieces = BRACKET.split(part)
@@ -36,10 +36,10 @@ def hosts_of(text: str) -> list[str]:
             raise _unread(text)
         choices = [[piece] if place % 2 == 0 else _numbers(piece, text) for place, piece in enumerate(pieces)]
         for names in product(*choices):
-            found.append("".join(names))
-            if len(found) > MOST_HOSTS:
+            hosts.append("".join(names))
+            if len(hosts) > MOST_HOSTS:
                 raise _unread(text)
-    return found
+    return hosts
 
 
 def counts_of(text: str) -> list[int]:
@@ -48,17 +48,17 @@ def counts_of(text: str) -> list[int]:
     >>> counts_of("4(x2),8")
     [4, 4, 8]
     """
-    found: list[int] = []
+    counts: list[int] = []
     for part in filter(None, text.split(",")):
         read = TIMES.fullmatch(part.strip())
         if read is None:
             raise LaunchError("counts of Slurm's as 4(x2),8", text, "to start the job's command again")
-        found += [int(read[1])] * min(int(read[2] or 1), MOST_HOSTS)
-    return found
+        counts += [int(read[1])] * min(int(read[2] or 1), MOST_HOSTS)
+    return counts
 
 
 def folded(hosts: Sequence[str]) -> str:
-    """Names for a person to read, those that follow each other drawn together.
+    """Names for a user to read, those that follow each other drawn together.
 
     >>> folded(["n1", "n2", "n3", "n7", "login"]), folded(["n09", "n10"])
     ('n[1-3,7],login', 'n[09-10]')
@@ -86,7 +86,7 @@ def _folded(name: str, width: int, spans: Sequence[Sequence[int]]) -> str:
 
 def _numbers(inside: str, text: str) -> Sequence[str]:
     """The numbers of a bracket, as wide as they were written."""
-    found: list[str] = []
+    numbers: list[str] = []
     for part in inside.split(","):
         read = RANGE.fullmatch(part.strip())
         if read is None:
@@ -94,8 +94,8 @@ def _numbers(inside: str, text: str) -> Sequence[str]:
         first, last = int(read[1]), int(read[2] or read[1])
         if last < first or last - first >= MOST_HOSTS:
             raise _unread(text)
-        found += [f"{number:0{len(read[1])}}" for number in range(first, last + 1)]
-    return found
+        numbers += [f"{number:0{len(read[1])}}" for number in range(first, last + 1)]
+    return numbers
 
 
 def _unread(text: str) -> LaunchError:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.options import option
 
 MOST = 65_536

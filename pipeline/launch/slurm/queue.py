@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.slurm.script import clean
+from pipeline.record.log import read_json, write_json
 
 ASK_SECONDS = 30.0
 # How often a job is looked at: often while it may change soon, later as rarely as administrators like it.
@@ -28,11 +29,14 @@ AGAIN = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 # What is left of a job's time once it is up.
 UP = ("0:00", "INVALID")
 MARK = "|"
+# Where a run's folder notes its job; for that to end.
+FILE = "slurm.json"
+END_SECONDS, POLL_SECONDS = 120.0, 0.5
 
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a job: its state, why it waits, when it starts, its nodes, how much of its time is left,
+    """A job's state, why it waits, when it starts, its nodes, how much of its time is left,
     and how often it began anew.
     """
 
@@ -50,7 +54,7 @@ class State:
 
 
 def state_of(line: str) -> State:
-    """What a line of `squeue` says; GONE where there is none, as some minutes after a job's end.
+    """Reads a line of `squeue`; GONE where there is none, as some minutes after a job's end.
 
     >>> state_of("PENDING|Resources|2026-11-25T10:00:00||30:00|0")
     State(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
@@ -72,23 +76,23 @@ class Slurm:
 
     def submit(self, script: Path) -> str:
         """The number of a job made of a script. Raises `LaunchError`."""
-        said = self._ask(["sbatch", "--parsable", str(script)])
-        if said.returncode:
+        output = self._ask(["sbatch", "--parsable", str(script)])
+        if output.returncode:
             raise LaunchError(
-                f"Expected Slurm to take the job of {script}, received: {_last(said.stderr)}. "
+                f"Expected Slurm to take the job of {script}, received: {_last(output.stderr)}. "
                 f"Try other cluster.options, of which mode=plan shows the script."
             )
         # Of several clusters, ID;CLUSTER.
-        return said.stdout.strip().splitlines()[-1].split(";")[0]
+        return output.stdout.strip().splitlines()[-1].split(";")[0]
 
     def look(self, job: str) -> State | None:
-        """What has become of a job; None where Slurm does not answer."""
-        said = self._ask(
+        """Returns a job's state; None if Slurm does not answer."""
+        output = self._ask(
             ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N{MARK}%L"]
         )
-        if said.returncode and "Invalid job id" not in said.stderr:
+        if output.returncode and "Invalid job id" not in output.stderr:
             return None
-        line = next(iter(said.stdout.splitlines()), "")
+        line = next(iter(output.stdout.splitlines()), "")
         if not line:
             return State("GONE")
         more = self._ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=restartcnt"])
@@ -104,12 +108,12 @@ class Slurm:
 
     def step(self, job: str, name: str) -> str | None:
         """The number of a job's step of that name; None where there is none."""
-        said = self._ask(["squeue", "--steps", "--noheader", f"--jobs={job}", f"--format=%i{MARK}%j"])
-        steps = [line.strip().partition(MARK) for line in said.stdout.splitlines()]
+        output = self._ask(["squeue", "--steps", "--noheader", f"--jobs={job}", f"--format=%i{MARK}%j"])
+        steps = [line.strip().partition(MARK) for line in output.stdout.splitlines()]
         return next((number for number, _, called in steps if called == name), None)
 
     def addresses(self, partition: str | None) -> list[str]:
-        """Where nodes are reached, as Slurm reaches them; empty where it does not answer."""
+        """Returns the addresses of nodes, as Slurm has them; empty if it does not answer."""
         chosen = [f"--partition={partition}"] if partition else []
         return self._ask(["sinfo", "--noheader", "--Node", "--format=%o", *chosen]).stdout.split()
 
@@ -148,18 +152,18 @@ class Followed:
         """Its state as it was a moment ago, or `now`."""
         if not now and time.monotonic() < self._next:
             return self.state
-        found = self._slurm.look(self.job)
+        state = self._slurm.look(self.job)
         soon = time.monotonic() - self.since < SOON
         self._next = time.monotonic() + (SOON_SECONDS if soon else LATER_SECONDS)
-        if found is None:
+        if state is None:
             return self.state
-        if found.name != self.state.name:
+        if state.name != self.state.name:
             self.since = time.monotonic()
-        self.state = found
-        if (text := told(self.job, found)) != self._said:
+        self.state = state
+        if (text := told(self.job, state)) != self._said:
             self._said = text
             self._say(text)
-        return found
+        return state
 
     def settled(self, seconds: float) -> State:
         """Its state once it is neither running nor about to end, or after so many seconds."""
@@ -167,6 +171,41 @@ class Followed:
         while (state := self.look(now=True)).name in (RUNNING, COMPLETING) and time.monotonic() < until:
             time.sleep(SOON_SECONDS / 2)
         return state
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A job, the name of its agents' folder, and whether they are a step of an allocation that others go on with."""
+
+    job: str
+    name: str
+    step: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "Earlier | None":
+        """That of the run in a folder; None where it has none."""
+        return read_json(cls, folder / FILE)
+
+    def write(self, folder: Path) -> None:
+        """Notes it. Raises `OSError`."""
+        write_json(folder / FILE, self)
+
+    def end(self, slurm: Slurm, say: Callable[[str], None]) -> None:
+        """Ends it, if it still runs, and waits until it has: two that train one run would write each other's files."""
+        until, shown = time.monotonic() + END_SECONDS, False
+        while (what := self._there(slurm)) is not None and time.monotonic() < until:
+            if not shown:
+                shown = True
+                say(f"Slurm's job {what} is of an earlier command of this run, and is ended.")
+                slurm.cancel(what)
+            time.sleep(POLL_SECONDS)
+
+    def _there(self, slurm: Slurm) -> str | None:
+        """Returns what must be cancelled of it; None if nothing."""
+        if self.step:
+            return slurm.step(self.job, self.name)
+        state = slurm.look(self.job)
+        return None if state is None or state.over else self.job
 
 
 def told(job: str, state: State) -> str:
@@ -189,5 +228,5 @@ def told(job: str, state: State) -> str:
 def _last(text: str) -> str:
     """The last line that a command said, without its name before it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = lines[-1] if lines else "nothing"
-    return found.removeprefix("sbatch: error: ").rstrip(".")
+    last_line = lines[-1] if lines else "nothing"
+    return last_line.removeprefix("sbatch: error: ").rstrip(".")

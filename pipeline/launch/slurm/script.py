@@ -24,13 +24,13 @@ APPTAINER = ".sif"
 
 def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str) -> str:
     """The script that is submitted; `agent` is the command of one, logs go to `folder`."""
-    asked = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
+    directives = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
     modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
     launch = shlex.join(srun(options, agent, folder))
     lines = [
         "#!/bin/bash",
         "# Starts an agent on each node, which dials the command that has submitted this, and does what that says.",
-        *asked,
+        *directives,
         "",
         "# This shell outlives what Slurm's signals tell the agents: they write a checkpoint meanwhile.",
         "ended=",
@@ -56,7 +56,7 @@ def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str
 
 
 def sbatch_options(options: Options, folder: Path, name: str) -> list[str]:
-    """What is asked of Slurm. A node has the cores and GPUs of its tasks together: its agent starts them all."""
+    """The options of `sbatch`. A node has the cores and GPUs of its tasks together: its agent starts them all."""
     return [
         f"--job-name={shlex.quote(name)}",
         *_given("partition", options.partition),

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks: everything slow that every process needs, and uses nothing of it.
+"""Imports, in the fork server, everything slow that every process needs, and uses nothing of it.
 
 An import that starts a thread or runs an operation would make the server unfit to fork from.
 """
@@ -11,13 +11,13 @@ import sys
 
 from pipeline.launch.signals import PREEMPTING, die_with_conductor
 
-# Left to itself, the server hears of its conductor's end only once it has imported all this.
+# Left to itself, the server hears of its driver's end only once it has imported all this.
 die_with_conductor()
 # A scheduler sends them to all that it has started. With this server processes would seem gone that write a checkpoint.
 for _number in PREEMPTING:
     signal.signal(_number, signal.SIG_IGN)
 
-# What TensorFlow writes while it is imported would land in the conductor's terminal; what is wrong with it, a process
+# What TensorFlow writes while it is imported would land in the driver's terminal; what is wrong with it, a process
 # finds out again and writes into its own log.
 _terminal = os.dup(2)
 _nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -41,7 +41,7 @@ finally:
     os.dup2(_terminal, 2)
     os.close(_terminal)
     os.close(_nowhere)
-# Once it has no conductor, it ends at once: to take all that apart takes a third of a second, for which that waits.
+# Once it has no driver, it ends at once: to take all that apart takes a third of a second, for which that waits.
 atexit.register(os._exit, 0)
 # Nor is there any later, in the processes, which share this memory as long as they do not touch it.
 gc.freeze()

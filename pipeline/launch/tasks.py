@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pipeline.config.schema import Json, Object
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 
 CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
 # What Vertex AI calls its pools of machines, and what each is for.
@@ -55,7 +55,7 @@ class Tasks:
 
     @property
     def conductor(self) -> Task:
-        """The task whose command conducts: the chief, or else the first worker."""
+        """The task whose command drives: the chief, or else the first worker."""
         return (self.of(CHIEF) or self.of(WORKER))[0]
 
     @property
@@ -65,7 +65,7 @@ class Tasks:
 
 
 def tasks_of(environ: Mapping[str, str]) -> Tasks:
-    """The tasks that an environment tells of. Raises `LaunchError` where it tells of none that make sense."""
+    """Reads the tasks of an environment. Raises `LaunchError` where it has none that make sense."""
     for source, read in (
         ("TF_CONFIG", _of_tensorflow),
         ("CLUSTER_SPEC", _of_vertex),
@@ -81,13 +81,13 @@ def tasks_of(environ: Mapping[str, str]) -> Tasks:
 
 
 def _of_tensorflow(source: str, environ: Mapping[str, str]) -> Tasks:
-    said = _json(source, environ[source])
-    return _tasks(source, said.get("cluster"), said.get("task"), lambda kind: CHIEF if kind == "master" else kind)
+    values = _json(source, environ[source])
+    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: CHIEF if kind == "master" else kind)
 
 
 def _of_vertex(source: str, environ: Mapping[str, str]) -> Tasks:
-    said = _json(source, environ[source])
-    return _tasks(source, said.get("cluster"), said.get("task"), lambda kind: POOLS.get(kind, kind))
+    values = _json(source, environ[source])
+    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: POOLS.get(kind, kind))
 
 
 def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
@@ -108,7 +108,7 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
     example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise LaunchError(f"{source} to have a cluster and a task", "another value", f"{example}")
-    found: list[Task] = []
+    tasks: list[Task] = []
     for name, addresses in cluster.items():
         kind = kind_of(name)
         if kind not in (CHIEF, WORKER, SERVER, EVALUATOR):
@@ -117,41 +117,41 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
             )
         if not isinstance(addresses, list):
             raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", f"{example}")
-        found += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
-    found.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
-    if len({one.address for one in found}) < len(found):
+        tasks += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
+    tasks.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
+    if len({one.address for one in tasks}) < len(tasks):
         raise LaunchError(f"each address of {source} once", "one of them twice", "other ports")
-    kinds = [one.kind for one in found]
+    kinds = [one.kind for one in tasks]
     if kinds.count(CHIEF) > 1 or not {CHIEF, WORKER} & {*kinds}:
         raise LaunchError(
             f"{source} to name one chief or none, and a worker where there is none",
-            ", ".join(map(str, found)) or "no task",
+            ", ".join(map(str, tasks)) or "no task",
             f"{example}",
         )
     number, kind = str(task.get("index", "")), kind_of(str(task.get("type")))
-    own = [one for one in found if one.kind == kind and str(one.index) == number]
+    own = [one for one in tasks if one.kind == kind and str(one.index) == number]
     if not own and kind == EVALUATOR:
         # Kubeflow leaves evaluators out of the cluster.
         own = [Task(EVALUATOR, int(number) if number.isdecimal() else 0, "")]
     if not own:
         raise LaunchError(
-            f"the task of {source} to be one of {', '.join(map(str, found))}",
+            f"the task of {source} to be one of {', '.join(map(str, tasks))}",
             f"type {task.get('type')!r} with index {task.get('index')!r}",
             f"{example}",
         )
-    return Tasks(source, tuple(found), own[0])
+    return Tasks(source, tuple(tasks), own[0])
 
 
-def _address(source: str, name: str, given: Json) -> str:
-    found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
-    if found is None or not 1 <= int(found[2]) <= 65535:
-        raise LaunchError(f"the addresses of {name} in {source} to be HOST:PORT", f"{given!r}", "127.0.0.1:2222")
-    return f"{found[1]}:{found[2]}"
+def _address(source: str, name: str, value: Json) -> str:
+    match = ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise LaunchError(f"the addresses of {name} in {source} to be HOST:PORT", f"{value!r}", "127.0.0.1:2222")
+    return f"{match[1]}:{match[2]}"
 
 
 def _json(source: str, text: str) -> Object:
-    said = _parsed(source, text)
-    return said if isinstance(said, dict) else {}
+    values = _parsed(source, text)
+    return values if isinstance(values, dict) else {}
 
 
 def _parsed(source: str, text: str) -> Json:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -18,12 +18,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch import asking, machine
-from pipeline.launch.asking import Helpers
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.ports import FREE_SECONDS, reserve
+from pipeline.launch import Cluster, Helpers, LaunchError, asking, machine
+from pipeline.launch.machine import FREE_SECONDS, reserve
 from pipeline.launch.signals import CONDUCTOR, STACKS
-from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -36,7 +33,7 @@ LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 0.2
 # What is raised where the fork server, or a process that it has just forked, is gone.
 GONE = (EOFError, ConnectionError, ProcessLookupError)
-PRELOAD = ["pipeline.launch.local.preload"]
+PRELOAD = ["pipeline.launch.preload"]
 # Backends whose processes are not forked from the server, which has Keras on TensorFlow.
 STARTED_ANEW = ("jax",)
 # For those, glibc asks for large pages. XLA asks for a step's temporary memory as one block and frees it after the
@@ -49,7 +46,7 @@ Context = ForkServerContext | SpawnContext
 ENVIRONMENT = threading.Lock()
 
 
-class LocalCluster(Steady):
+class LocalCluster(Cluster):
     """This machine."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
@@ -62,31 +59,19 @@ class LocalCluster(Steady):
         if forks:
             self._context.set_forkserver_preload(PRELOAD)
 
-    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
-        """None: nobody else conducts."""
-        return None
-
     def inventory(self) -> Machine:
         """This machine, as far as a process with the given environment may use it, looked at once."""
         if self._machine is None:
             self._machine = machine.detect(self._environ)
         return self._machine
 
-    def assumed(self) -> Machine:
-        """The same."""
-        return self.inventory()
-
-    def describe(self, plan: Plan) -> str:
-        """Nothing: the plan says all."""
-        return ""
-
     def helpers(self) -> Helpers:
         """This machine."""
-        here = self.inventory().hostname
-        return Helpers({here: asking.here(self._environ)}, here=here)
+        host = self.inventory().hostname
+        return Helpers({host: asking.here(self._environ)}, here=host)
 
     def warm_up(self) -> None:
-        """Starts the server's imports, so that they run beside what the conductor does next."""
+        """Starts the server's imports, so that they run beside what the driver does next."""
         if self._config.start_method.value == "forkserver":
             with _quiet_environment():
                 forkserver.ensure_running()
@@ -125,7 +110,7 @@ class LocalCluster(Steady):
 
 
 class LocalJob:
-    """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
+    """Forked processes, with a pipe for events, one for commands, and one that says the driver lives."""
 
     def __init__(self, context: Context, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
         if plan.backend in STARTED_ANEW:
@@ -147,12 +132,12 @@ class LocalJob:
             raise
 
     def sources(self) -> list[Connection | int]:
-        """What is ready, to who waits for it, once there are events."""
+        """Returns what is ready, for `wait`, once there are events."""
         running = [process.sentinel for rank, process in self._processes.items() if rank not in self._exited]
         return [*self._events.values(), *running]
 
     def events(self, timeout: float) -> list[Event]:
-        """What has come in; waits up to `timeout` seconds for something."""
+        """Returns the events that have come in; waits up to `timeout` seconds for one."""
         if not self._waiting:
             sentinels = {self._processes[rank].sentinel: rank for rank in self._processes if rank not in self._exited}
             readers = {connection: rank for rank, connection in self._events.items()}
@@ -188,7 +173,7 @@ class LocalJob:
             raise _server_lost(0) from error
 
     def dump_stacks(self) -> None:
-        """Has every process write its stack to its log; one that is stopped does so when it goes on."""
+        """Makes every process write its stack to its log; one that is stopped does so when it goes on."""
         self._signal(STACKS)
 
     def stop(self, grace: float) -> None:
@@ -310,21 +295,21 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
     Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.
     """
     with ENVIRONMENT:
-        wanted: dict[str, str | None] = {
+        values: dict[str, str | None] = {
             "TF_CONFIG": None,
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
             CONDUCTOR: str(os.getpid()),
         }
         if backend in STARTED_ANEW:
-            # What a person has set comes last, and holds.
-            wanted["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
-        kept = {name: os.environ.get(name) for name in wanted}
-        _set(wanted)
+            # What a user has set comes last, and holds.
+            values["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
+        before = {name: os.environ.get(name) for name in values}
+        _set(values)
         try:
             yield
         finally:
-            _set(kept)
+            _set(before)
 
 
 def _set(values: Mapping[str, str | None]) -> None:

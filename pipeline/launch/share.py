@@ -1,12 +1,11 @@
 """A part of this machine for one of several plans that run on it at once: cores and GPUs that the others leave free."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.launch.asking import Helpers
-from pipeline.launch.local.cluster import LocalCluster, LocalJob
-from pipeline.launch.steady import Steady
+from pipeline.launch import Cluster, Helpers
+from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 
@@ -47,27 +46,15 @@ def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
     return Part(free.cores[:cores]) if cores <= len(free.cores) else None
 
 
-class Share(Steady):
+class Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
     def __init__(self, cluster: LocalCluster, part: Part) -> None:
         self._cluster, self._part = cluster, part
 
-    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
-        """None: nobody else conducts."""
-        return None
-
     def inventory(self) -> Machine:
         """All of this machine: a plan does not change with what others leave free."""
         return self._cluster.inventory()
-
-    def assumed(self) -> Machine:
-        """The same."""
-        return self.inventory()
-
-    def describe(self, plan: Plan) -> str:
-        """Nothing: the plan says all."""
-        return ""
 
     def helpers(self) -> Helpers:
         """This machine's."""

@@ -1,20 +1,28 @@
-"""A process computes where it uses a core or waits for one, and not where it sleeps among others that compute."""
+"""What a process computes, and what the system gives it: cores that it waits for, and large pages under JAX."""
 
 import os
+import platform
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import OWN, ROOT
 
+from pipeline.launch import local
 from pipeline.run.watch import BUSY_SHARE
 
 SECONDS = 2.0
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+on_jax = pytest.mark.skipif(
+    find_spec("jax") is None or platform.libc_ver()[0] != "glibc", reason="there is no jax, or no glibc"
+)
 # Prints the share of a core that it has used, and the share that counts.
 PROGRAM = """
 import sys, threading, time
-from pipeline.launch.computing import Computing
+from pipeline.launch.child import Computing
 
 def beat():
     while True:
@@ -58,3 +66,28 @@ def test_what_waits_for_a_core_computes_and_what_sleeps_does_not(crowded_core, w
     used, counted = map(float, said.stdout.split())
     # However many others there are, it counts for more than the little that it has used.
     assert (counted > 5 * used) if computes else (counted < BUSY_SHARE)
+
+
+def pages():
+    """How many pages a step is handed out that has 64 MiB in between: 16,384 of 4 KiB, or 32 of 2 MiB."""
+    ran = subprocess.run([sys.executable, str(OWN / "pages.py")], capture_output=True, text=True, check=True)
+    return int(ran.stdout)
+
+
+@on_jax
+@pytest.mark.skipif(not HUGE.exists() or "[never]" in HUGE.read_text(), reason="the system has no large pages to give")
+def test_a_step_is_handed_large_pages():
+    before = pages()
+    with local._quiet_environment("jax"):
+        after = pages()
+    assert after < before / 4, (before, after)
+
+
+@on_jax
+def test_what_a_user_tells_glibc_comes_last_and_holds(monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    with local._quiet_environment("jax"):
+        assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+        assert pages() > 4096
+    with local._quiet_environment("tensorflow"):
+        assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"

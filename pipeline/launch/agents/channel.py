@@ -1,0 +1,209 @@
+"""One end of a channel between driver and agent, whose numbered messages outlast the connections they travel over.
+
+Each end keeps its messages until the other is done with them, and the next connection goes on from there: nothing is
+lost, and nothing comes twice. A status is never kept, as only the last one counts.
+"""
+
+import asyncio
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pipeline.launch.agents.tls import why_refused
+
+if TYPE_CHECKING:
+    from pipeline.launch.agents.endpoint import Endpoint
+
+# Of a frame: bytes of its data, the message's number, and up to which message this end is done with the other's. A
+# frame without a number is a status, or a sign of life where it has no data.
+HEADER = struct.Struct("!IQQ")
+# No message is longer: a plan for the most workers is some megabytes.
+MOST_BYTES = 1 << 28
+# Kept for the other end before this one is to wait, and for this one before the other is read no more.
+WINDOW_BYTES = 32 << 20
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """The first frame of each end: its name, its log's id, and the last message that it is done with of which log.
+
+    `adopts`: this driver goes on with the processes of another. `dial`: HOST:PORT at which the end that has dialled
+    wants to be dialled from now on. `refuses`: why the other end is turned away.
+    """
+
+    name: str
+    life: str
+    of: str = ""
+    done: int = 0
+    adopts: bool = False
+    dial: str = ""
+    refuses: str = ""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message that has come, its number (0 for a status), and the id of the log that it is from."""
+
+    number: int
+    data: bytes
+    life: str
+
+
+class Channel:
+    """One end of a channel, to the end of a name. Any thread may use it."""
+
+    def __init__(self, endpoint: "Endpoint", name: str) -> None:
+        self.name, self._endpoint, self._lock = name, endpoint, endpoint.lock
+        self.connection: Connection | None = None
+        # The id of the other end's log, whether it goes on with another driver's processes, and the logs before it.
+        self.life, self.adopts, self.past = "", False, set[str]()
+        # On the monotonic clock, since when there is no connection; why; and whether nothing listens there any more.
+        self.away_since: float | None = time.monotonic()
+        self.problem, self.nobody = "", False
+        # This end's messages that the other is not done with, by number.
+        self.kept: dict[int, bytes] = {}
+        self.kept_bytes, self.sent, self.window = 0, 0, WINDOW_BYTES
+        self.status: bytes | None = None
+        # The other end's messages: the last that has come, and the last before which this end is done with all.
+        self.came, self.done_with = 0, 0
+        self.inbox: list[Received] = []
+        self.inbox_bytes = 0
+        # By the number of a message that was taken, whether this end is done with it.
+        self.taken: dict[int, bool] = {}
+        # Is another in the place of this end?
+        self.refused = False
+
+    @property
+    def away(self) -> float:
+        """Seconds without a connection; 0 with one."""
+        since = self.away_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def has_room(self) -> bool:
+        """True while little enough is kept for the other end that more may be sent."""
+        return self.kept_bytes < self.window
+
+    def send(self, data: bytes) -> None:
+        """Sends a message, now or once there is a connection again."""
+        with self._lock:
+            self.sent += 1
+            self.kept[self.sent] = data
+            self.kept_bytes += len(data)
+        self._endpoint.wake(self)
+
+    def report(self, status: bytes) -> None:
+        """Sends a status, unless another takes its place before."""
+        with self._lock:
+            self.status = status
+        self._endpoint.wake(self)
+
+    def take(self) -> list[Received]:
+        """Returns what has come, in order, each message once."""
+        with self._lock:
+            messages, self.inbox = self.inbox, []
+            self.taken |= {received.number: False for received in messages if received.number}
+            was_full, self.inbox_bytes = self.inbox_bytes >= WINDOW_BYTES, 0
+        if was_full:
+            self._endpoint.wake(self)
+        return messages
+
+    def done(self, received: Received) -> None:
+        """Lets the other end forget a message, once those before it are done with as well."""
+        with self._lock:
+            if received.life != self.life or received.number not in self.taken:
+                return
+            self.taken[received.number] = True
+            for number in list(self.taken):
+                if not self.taken[number]:
+                    break
+                self.done_with = number
+                del self.taken[number]
+
+    def greeted(self, greeting: Greeting, connection: "Connection") -> None:
+        """Takes another connection to the other end, from where that is. Under the lock."""
+        if greeting.life != self.life:
+            # What was meant for the process before means nothing to this one, unless it goes on with that one's work.
+            if self.life and not greeting.adopts:
+                self.drop(self.sent)
+            self.past.add(self.life)
+            self.life, self.adopts, self.came, self.done_with = greeting.life, greeting.adopts, 0, 0
+            self.inbox, self.inbox_bytes, self.taken = [], 0, {}
+        if greeting.of == self._endpoint.life:
+            self.drop(greeting.done)
+        connection.next = min(self.kept, default=self.sent + 1)
+        connection.said_done = self.done_with
+        self.connection, self.away_since, self.problem, self.nobody = connection, None, "", False
+
+    def drop(self, done: int) -> None:
+        """Forgets what the other end is done with. Under the lock."""
+        for number in [number for number in self.kept if number <= done]:
+            self.kept_bytes -= len(self.kept.pop(number))
+
+    def take_in(self, number: int, data: bytes) -> None:
+        """Takes in a frame, unless it has come before. Under the lock."""
+        if not number:
+            self.inbox = [received for received in self.inbox if received.number]
+        elif number <= self.came:
+            return
+        else:
+            self.came = number
+            self.inbox_bytes += len(data)
+        self.inbox.append(Received(number, data, self.life))
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a channel; `channel` is None until the end that has dialled has greeted."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, endpoint: "Endpoint", channel: Channel | None = None) -> None:
+        self._endpoint, self.channel, self.dialled = endpoint, channel, channel is not None
+        self.greeted = self.full = self.paused = False
+        # The next message to be written; what the other end knows that this one is done with.
+        self.next, self.said_done = 1, 0
+        self.heard = self.spoke = time.monotonic()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unread = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greets, where this end has dialled."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._endpoint.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes in the frames that are whole."""
+        self.heard = time.monotonic()
+        self._unread += data
+        start = 0
+        while len(self._unread) - start >= HEADER.size:
+            size, number, done = HEADER.unpack_from(self._unread, start)
+            end = start + HEADER.size + size
+            if size > MOST_BYTES:
+                self._endpoint.lost(self, "it sends too long a message")
+            if self.over.done() or len(self._unread) < end:
+                break
+            self._endpoint.take_in(self, number, done, bytes(self._unread[start + HEADER.size : end]))
+            start = end
+        del self._unread[:start]
+
+    def pause_writing(self) -> None:
+        """Notes that enough waits to be sent."""
+        self.full = True
+
+    def resume_writing(self) -> None:
+        """Writes on."""
+        self.full = False
+        self._endpoint.write(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Notes why it has ended."""
+        self._endpoint.lost(self, "it hung up" if error is None else why_refused(error))
+
+    def put(self, number: int, done: int, data: bytes) -> None:
+        """Writes a frame."""
+        self.transport.write(HEADER.pack(len(data), number, done) + data)
+        self.said_done, self.spoke = done, time.monotonic()

@@ -1,1 +1,0 @@
-"""Processes of which something else started one command each, and told it by the environment which one it is."""
