@@ -8,7 +8,6 @@ them there, they dial it, at a port of its own, whenever the connection is lost.
 import contextlib
 import hashlib
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.signals import number_of
 from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -55,44 +55,44 @@ class EnvCluster(Cluster):
         self._addresses = {f"{task}": task.address for task in others}
         self._agents: Agents | None = None
         # Does this command drive, so that the others must hear of its end?
-        self._conducts = False
+        self._drives = False
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
         """Serves the task that drives to the end of its command, and returns the exit code of that.
 
         None if this one drives. `signalled` returns a scheduler's signal to this process.
         """
-        own, conductor = self._tasks.own, self._tasks.conductor
-        if own == conductor:
-            self._conducts = True
+        own, driver = self._tasks.own, self._tasks.driver
+        if own == driver:
+            self._drives = True
             return None
         if own.kind == EVALUATOR:
             say(f"{own} has nothing to do: validation runs where training does.")
             return 0
-        say(f"{own} waits for {conductor}, which conducts.")
+        say(f"{own} waits for {driver}, which conducts.")
         self._local.warm_up()
         until = time.monotonic() + self._timeout
         while time.monotonic() < until:
             with self._listening(own) as endpoint:
                 channel = endpoint.channel(DRIVER)
                 while not channel.life and time.monotonic() < until:
-                    if signalled() is not None:
-                        return int(128 + _number(signalled()))
+                    if (number := number_of(signalled())) is not None:
+                        return 128 + number
                     time.sleep(POLL_SECONDS)
                 if not channel.life:
                     break
-                say(f"{conductor} has begun.")
+                say(f"{driver} has begun.")
                 endpoint.stop_listening()
                 place = Place(self._tasks.tasks.index(own), own.host)
                 agent = Agent(endpoint, channel, self._local, place, _gone)
-                code = agent.serve(lambda: None if signalled() is None else _number(signalled()))
+                code = agent.serve(lambda: number_of(signalled()))
             if code is not None:
-                say(f"{conductor} has ended with {code}.")
+                say(f"{driver} has ended with {code}.")
                 return code
-            say(f"The connection to {conductor} was lost. {own} waits for it again.")
+            say(f"The connection to {driver} was lost. {own} waits for it again.")
             until = time.monotonic() + self._timeout
         raise LaunchError(
-            f"{conductor} to conduct",
+            f"{driver} to conduct",
             f"nothing from it for {self._timeout:g} s",
             f"the same command there, or cluster.options.timeout={2 * self._timeout:g}",
         )
@@ -104,7 +104,7 @@ class EnvCluster(Cluster):
 
     def helpers(self) -> Helpers:
         """This task's host, and those of other tasks that answer within some seconds, each by one of its tasks."""
-        agents, own = self._conducting(), self._tasks.own
+        agents, own = self._driving(), self._tasks.own
         agents.tolerates = True
         others = {task.host: str(task) for task in self._tasks.tasks if task.host != own.host}
         until = time.monotonic() + min(self._timeout, HELPERS_SECONDS)
@@ -139,7 +139,7 @@ class EnvCluster(Cluster):
         if not where:
             return self._local.start(plan, group, folder)
         return RemoteJob(
-            self._conducting(),
+            self._driving(),
             plan,
             group,
             folder,
@@ -152,8 +152,8 @@ class EnvCluster(Cluster):
 
     def close(self, code: int) -> None:
         """Tells all tasks what the command ends with."""
-        if self._conducts:
-            agents, until = self._conducting(), time.monotonic() + CLOSE_SECONDS
+        if self._drives:
+            agents, until = self._driving(), time.monotonic() + CLOSE_SECONDS
             while not all(map(agents.is_there, self._addresses)):
                 if time.monotonic() > until:
                     break
@@ -177,7 +177,7 @@ class EnvCluster(Cluster):
         finally:
             endpoint.close(1.0)
 
-    def _conducting(self) -> Agents:
+    def _driving(self) -> Agents:
         """The channels of a driver, which dials the other tasks, and is dialled again at a port of its own."""
         if self._agents is None:
             self._agents = Agents(self._key)
@@ -233,8 +233,3 @@ def _timeout(config: ClusterConfig) -> float:
     raise LaunchError(
         "cluster.options.timeout to be seconds above 0", value, f"cluster.options.timeout={WAIT_SECONDS:g}"
     )
-
-
-def _number(words: str | None) -> int:
-    """The number of the signal that is named first."""
-    return signal.Signals[(words or "SIGTERM").split()[0]].value

@@ -6,7 +6,6 @@ and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
 
 import hashlib
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.options import options_of
+from pipeline.launch.signals import number_of
 from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -78,7 +78,7 @@ class MpiCluster(DiallingCluster):
         places = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
         self._place: Place | None = next((place for place in places if place is not None), None)
         self._local = LocalCluster(config, environ)
-        self._conducts = False
+        self._drives = False
 
     @property
     def count(self) -> int:
@@ -93,15 +93,15 @@ class MpiCluster(DiallingCluster):
             return super().serve(say, signalled)
         self._local = LocalCluster(self.config, _share(place, self.environ, say))
         if place.rank == 0:
-            self._conducts = True
+            self._drives = True
             # Of a job that had the same number.
             self._path.unlink(missing_ok=True)
             return super().serve(say, signalled)
         self._local.warm_up()
         until = time.monotonic() + self._options.timeout
         while time.monotonic() < until:
-            if (signal_name := signalled()) is not None:
-                return 128 + _number(signal_name)
+            if (number := number_of(signalled())) is not None:
+                return 128 + number
             meeting = Meeting.read(self._path)
             if meeting is not None and meeting.code is not None:
                 return meeting.code
@@ -188,7 +188,7 @@ class MpiCluster(DiallingCluster):
 
     def close(self, code: int) -> None:
         """Tells the others what the command ends with, those too who were not needed."""
-        if self._conducts and not self._begun:
+        if self._drives and not self._begun:
             Meeting(code=code).write(self._path)
         super().close(code)
         self._local.close(code)
@@ -237,11 +237,9 @@ class MpiCluster(DiallingCluster):
         def gone(channel: Channel, orphan_timeout: float) -> bool:
             return channel.away > GONE_SECONDS
 
-        def number() -> int | None:
-            return None if (words := signalled()) is None else _number(words)
-
         try:
-            code = Agent(endpoint, channel, self._local, Seat(place.rank, host), gone).serve(number)
+            agent = Agent(endpoint, channel, self._local, Seat(place.rank, host), gone)
+            code = agent.serve(lambda: number_of(signalled()))
             return 1 if code is None and channel.life else code
         finally:
             endpoint.close(1.0)
@@ -289,8 +287,3 @@ def _check_cores(places: Sequence[Host], machines: Mapping[str, str]) -> None:
 
 def _name(rank: int) -> str:
     return f"rank {rank}"
-
-
-def _number(words: str) -> int:
-    """The number of the signal that is named first."""
-    return signal.Signals[words.split()[0]].value

@@ -54,7 +54,7 @@ class Tasks:
         return tuple(task for task in self.tasks if task.kind == kind)
 
     @property
-    def conductor(self) -> Task:
+    def driver(self) -> Task:
         """The task whose command drives: the chief, or else the first worker."""
         return (self.of(CHIEF) or self.of(WORKER))[0]
 
