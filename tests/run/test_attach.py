@@ -184,7 +184,7 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
     assert not lines.said
     job.send(Begin())
     assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
-    job._look_at_lines()
+    job._find_unreachable()
     told = {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting}
     assert told == {
         0: Exited(3, group="point", rank=0),

@@ -42,9 +42,9 @@ class Taken:
 class RemoteJob:
     """Processes of one plan, on the hosts of agents. They are started once every agent is connected.
 
-    `where` names the agent of each rank; `here` starts those ranks that it does not name. An agent that has never been
+    `where` names the agent of each rank; `local` starts those ranks that it does not name. An agent that has never been
     there is waited for up to `timeout` seconds, one whose host counts as gone for `returns` seconds more; meanwhile
-    `missing` is asked again and again, and says what is to be done about them. A job that is `taken` over was started
+    `missing` is asked again and again, and says what is to be done about them. A `job_before` was started
     by an earlier driver: commands that its agents were given are not sent again.
     """
 
@@ -69,7 +69,7 @@ class RemoteJob:
         self._here: LocalJob | None = None
         # Ranks that wait for their agent's connection, since when, and whether a warning said so.
         self._pending = set(where)
-        self._since, self._said = time.monotonic(), False
+        self._since, self._warned = time.monotonic(), False
         self._running = set[int]()
         self._waiting: list[Event] = []
         self._pulses: dict[int, Pulse] = {}
@@ -104,7 +104,7 @@ class RemoteJob:
             self._take(name, message)
         for pulse in self._agents.pulses(self._number):
             self._waiting += self._beats(pulse)
-        self._look_at_lines()
+        self._find_unreachable()
         waiting, self._waiting = self._waiting, []
         return waiting + (self._here.events(0.0) if self._here is not None else [])
 
@@ -127,7 +127,7 @@ class RemoteJob:
             self._agents.send(name, Restart(self._number, rank))
         else:
             self._pending.add(rank)
-            self._since, self._said = time.monotonic(), False
+            self._since, self._warned = time.monotonic(), False
 
     def dump_stacks(self) -> None:
         """Makes every process write its stack to its log."""
@@ -186,8 +186,8 @@ class RemoteJob:
             text = self._missing(absent)
             if any(name not in self._agents.known for name in absent) and waited > self._timeout:
                 raise LaunchError(text)
-            if waited > SAY_SECONDS and not self._said:
-                self._said = True
+            if waited > SAY_SECONDS and not self._warned:
+                self._warned = True
                 self._add(0, Warned(f"{' and '.join(absent)} do{'es' * (len(absent) == 1)} not answer yet."))
             return
         if self._here is None and self._local is not None:
@@ -257,7 +257,7 @@ class RemoteJob:
                 beats.append(Beat(**by, **{name: value}))  # type: ignore[arg-type]
         return beats
 
-    def _look_at_lines(self) -> None:
+    def _find_unreachable(self) -> None:
         """Tells of processes on hosts that were not heard of for so long that they count as gone."""
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
