@@ -249,7 +249,7 @@ class Endpoint:
                         ssl_shutdown_timeout=HANG_UP_SECONDS,
                     )
                 await asyncio.shield(connection.over)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 if channel.connection is None:
                     channel.problem, channel.nobody = why_refused(error), isinstance(error, ConnectionRefusedError)
                     self._tell()
