@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pipeline.errors import UserError
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.launch.signals import CONDUCTOR, die_with_conductor
 from pipeline.prepare import folder as folders
 

@@ -21,7 +21,7 @@ from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
-from pipeline.launch.errors import LaunchError
+from pipeline.launch import LaunchError
 from pipeline.prepare import filling, layout, settings, work
 from pipeline.prepare.folder import Folder, State
 from pipeline.views.terminal.prepared import summary_lines
