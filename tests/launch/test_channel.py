@@ -109,11 +109,11 @@ def taken(link: Channel, count: int, seconds: float = 20.0) -> list[bytes]:
 
 def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with_them(hubs):
     refused: list[str] = []
-    conductor, agent = hubs("conductor", report=refused.append), hubs("a")
-    there = agent.dial("conductor", conductor.listen("127.0.0.1:0"))
+    driver, agent = hubs("driver", report=refused.append), hubs("a")
+    there = agent.dial("driver", driver.listen("127.0.0.1:0"))
     there.send(b"hello")
     there.send(b"x" * 3_000_000)
-    here = conductor.channel("a")
+    here = driver.channel("a")
     here.send(b"sent before there was a connection")
     assert taken(here, 2) == [b"hello", b"x" * 3_000_000]
     assert taken(there, 1) == [b"sent before there was a connection"]
@@ -122,17 +122,17 @@ def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with
     assert (here.away, here.name, here.life) == (0.0, "a", agent.life)
     for number in range(1000):
         there.report(b"%d" % number)
-    assert select.select([conductor.news], [], [], 10)[0]
-    conductor.hear()
+    assert select.select([driver.news], [], [], 10)[0]
+    driver.hear()
     until(lambda: any(received.data == b"999" for received in here.take()))
     assert not refused
 
 
 def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs):
-    conductor, agent = hubs("conductor"), hubs("a")
-    between = Forwarder(conductor.listen("127.0.0.1:0"))
-    there = agent.dial("conductor", between.address)
-    here = conductor.channel("a")
+    driver, agent = hubs("driver"), hubs("a")
+    between = Forwarder(driver.listen("127.0.0.1:0"))
+    there = agent.dial("driver", between.address)
+    here = driver.channel("a")
     sent = [b"%06d" % number + os.urandom(2000) for number in range(3000)]
 
     def send_all() -> None:
@@ -155,15 +155,15 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
 
 
 def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(hubs):
-    conductor, agent = hubs("conductor"), hubs("a")
-    there = agent.dial("conductor", conductor.listen("127.0.0.1:0"))
-    here = conductor.channel("a")
+    driver, agent = hubs("driver"), hubs("a")
+    there = agent.dial("driver", driver.listen("127.0.0.1:0"))
+    here = driver.channel("a")
     here.send(b"end")
     assert taken(there, 1) == [b"end"]
     until(lambda: here.connection and not here.kept)
     here.send(b"end at once")
     until(lambda: there.inbox)
-    with conductor.lock:
+    with driver.lock:
         for received in there.take():
             there.done(received)
         there.send(b"ended")
@@ -175,16 +175,16 @@ def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(
 
 def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_once(hubs, monkeypatch):
     monkeypatch.setattr("pipeline.launch.agents.endpoint.SILENT_SECONDS", 3.0)
-    conductor, agent = hubs("conductor"), hubs("a")
-    address = conductor.listen("127.0.0.1:0")
-    there = agent.dial("conductor", address)
-    here = conductor.channel("a")
+    driver, agent = hubs("driver"), hubs("a")
+    address = driver.listen("127.0.0.1:0")
+    there = agent.dial("driver", address)
+    here = driver.channel("a")
     until(lambda: there.connection)
     time.sleep(4.0)
     assert here.away == there.away == 0.0
     # A host that has the token and says nothing more.
     quiet = silent(address, "b")
-    other = conductor.channel("b")
+    other = driver.channel("b")
     until(lambda: other.connection)
     until(lambda: other.away > 0, 6.0)
     assert other.problem == "it was silent for 3 s"
@@ -196,22 +196,22 @@ def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_on
 
 
 def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_which_is_not_let_in_again(hubs):
-    conductor, first, second = hubs("conductor"), hubs("a"), hubs("a")
-    between = Forwarder(conductor.listen("127.0.0.1:0"))
-    there = first.dial("conductor", between.address)
-    here = conductor.channel("a")
+    driver, first, second = hubs("driver"), hubs("a"), hubs("a")
+    between = Forwarder(driver.listen("127.0.0.1:0"))
+    there = first.dial("driver", between.address)
+    here = driver.channel("a")
     until(lambda: here.connection)
     here.send(b"for the first, which does not say that it is done with it")
     # As long as the first is there, no other is.
-    waits = second.dial("conductor", between.address)
+    waits = second.dial("driver", between.address)
     until(lambda: waits.problem == "another of its name is there")
     second.close()
     between.cut()
     third = hubs("a")
-    third.dial("conductor", between.address)
+    third.dial("driver", between.address)
     until(lambda: here.life == third.life)
     here.send(b"for the third")
-    assert taken(third.channel("conductor"), 1) == [b"for the third"]
+    assert taken(third.channel("driver"), 1) == [b"for the third"]
     until(lambda: there.refused)
     assert here.life == third.life
     assert here.away == 0.0
@@ -220,14 +220,14 @@ def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_whic
 
 def test_one_that_is_started_anew_waits_until_the_connection_of_the_one_before_it_is_silent(hubs, monkeypatch):
     monkeypatch.setattr("pipeline.launch.agents.endpoint.SILENT_SECONDS", 3.0)
-    conductor, second = hubs("conductor"), hubs("a")
-    address = conductor.listen("127.0.0.1:0")
+    driver, second = hubs("driver"), hubs("a")
+    address = driver.listen("127.0.0.1:0")
     # Of a host that was lost nothing comes any more, and nobody hangs up.
     quiet = silent(address, "a")
-    here = conductor.channel("a")
+    here = driver.channel("a")
     until(lambda: here.connection)
     here.send(b"for the first")
-    there = second.dial("conductor", address)
+    there = second.dial("driver", address)
     until(lambda: there.problem == "another of its name is there")
     assert (here.life, there.refused) == ("1", False)
     until(lambda: here.life == second.life)
@@ -237,22 +237,22 @@ def test_one_that_is_started_anew_waits_until_the_connection_of_the_one_before_i
 
 
 def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(hubs):
-    conductor, agent = hubs("conductor"), hubs("a")
-    address = conductor.listen("127.0.0.1:0")
-    there = agent.dial("conductor", address)
+    driver, agent = hubs("driver"), hubs("a")
+    address = driver.listen("127.0.0.1:0")
+    there = agent.dial("driver", address)
     for number in range(10):
         there.send(b"%d" % number)
-    here = conductor.channel("a")
+    here = driver.channel("a")
     found: list = []
     until(lambda: found.extend(here.take()) or len(found) == 10)
     # Also where one that came later is done before.
     for number in (1, 0, 3, 2, 7):
         here.done(found[number])
     until(lambda: len(there.kept) == 6)
-    conductor.close()
+    driver.close()
     until(lambda: there.away > 0)
     there.send(b"meanwhile")
-    after = hubs("conductor")
+    after = hubs("driver")
     after.adopts = True
     after.listen(address)
     assert taken(after.channel("a"), 7) == [b"4", b"5", b"6", b"7", b"8", b"9", b"meanwhile"]
@@ -272,9 +272,9 @@ def takes_a_gigabyte(connected: socket.socket) -> bool:
 
 def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs):
     refused: list[str] = []
-    conductor, agent = hubs("conductor", report=refused.append), hubs("a")
-    address = conductor.listen("127.0.0.1:0")
-    there = agent.dial("conductor", address)
+    driver, agent = hubs("driver", report=refused.append), hubs("a")
+    address = driver.listen("127.0.0.1:0")
+    there = agent.dial("driver", address)
     until(lambda: there.connection)
     where = ("127.0.0.1", int(address.rpartition(":")[2]))
 
@@ -302,8 +302,8 @@ def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs
     assert all(text.startswith("A connection from 127.0.0.1 was refused: ") for text in refused)
 
     there.send(b"still here")
-    assert taken(conductor.channel("a"), 1) == [b"still here"]
-    assert list(conductor.channels) == ["a"]
+    assert taken(driver.channel("a"), 1) == [b"still here"]
+    assert list(driver.channels) == ["a"]
     for left in (silent, garbage, plain):
         left.close()
 
@@ -339,13 +339,13 @@ class Flood:
 
 @pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
 def test_connections_that_say_little_hold_out_no_agent_whether_from_elsewhere_or_from_its_own_host(hubs, source):
-    conductor = hubs("conductor")
-    address = conductor.listen("127.0.0.1:0")
+    driver = hubs("driver")
+    address = driver.listen("127.0.0.1:0")
     flood = Flood(address, source, 90)
     try:
         time.sleep(0.5)
         for name in ("a", "b", "c"):
-            there = hubs(name).dial("conductor", address)
+            there = hubs(name).dial("driver", address)
             until(lambda there=there: there.connection, 4)
     finally:
         flood.end()
@@ -353,7 +353,7 @@ def test_connections_that_say_little_hold_out_no_agent_whether_from_elsewhere_or
 
 def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hubs, monkeypatch):
     monkeypatch.setattr(endpoint, "HANDSHAKE_SECONDS", 1.0)
-    where = ("127.0.0.1", int(hubs("conductor").listen("127.0.0.1:0").rpartition(":")[2]))
+    where = ("127.0.0.1", int(hubs("driver").listen("127.0.0.1:0").rpartition(":")[2]))
     with socket.create_connection(where) as connected:
         began = time.monotonic()
         with contextlib.suppress(OSError):
@@ -371,7 +371,7 @@ def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hub
 
 
 def test_many_agents_that_dial_at_once_are_all_let_in(hubs):
-    conductor = hubs("conductor")
-    address = conductor.listen("127.0.0.1:0")
-    links = [hubs(f"{number}").dial("conductor", address) for number in range(120)]
+    driver = hubs("driver")
+    address = driver.listen("127.0.0.1:0")
+    links = [hubs(f"{number}").dial("driver", address) for number in range(120)]
     until(lambda: all(link.connection for link in links))

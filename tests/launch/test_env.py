@@ -187,7 +187,7 @@ def test_environments_of_tensorflow_vertex_and_sagemaker_say_the_same():
     two = ["a:1", "b:2"]
     first = tasks_of(said({"worker": two}))
     assert [task.address for task in first.tasks] == two
-    assert first.own == first.conductor
+    assert first.own == first.driver
     other = tasks_of(said({"worker": ["b:2"], "chief": ["a:1"], "ps": ["c:3"]}, "ps"))
     assert [task.kind for task in other.tasks] == ["chief", "worker", "ps"]
     assert (other.own.address, other.driver.address) == ("c:3", "a:1")
