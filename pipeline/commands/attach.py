@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.config import config as configs
 from pipeline.errors import UserError
-from pipeline.launch import LaunchError, signals
+from pipeline.launch import signals
 from pipeline.record.log import from_here
 from pipeline.run import sweep
 from pipeline.run.requests import devices
@@ -31,35 +31,29 @@ VERB = Verb(
     "Takes the place of a run's command that is gone, whose processes train on: after launch.detach=true, or under\n"
     "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
     (OUTPUT_DIR, Key("end", "false", "true: has the run save a checkpoint and end, as a preemption would")),
+    least=1,
+    most=1,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
+    """Runs the command line; returns the exit code."""
+    return VERB.run(arguments, _attach)
+
+
+def _attach(typed: Words) -> int:
     configs.register(partial(devices, os.environ))
     screen = show.Terminal(show.console_on(sys.stdout), time.time)
     session = Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=screen, track=Tracker)
     code = 1
     try:
-        asked = VERB.asked(arguments)
-        if len(asked.words) != 1:
-            raise UserError("one run", len(asked.words), f"{VERB.usage}")
-        if asked["end"] not in ("true", "false"):
-            raise UserError("end to be true or false", asked["end"], "end=true")
-        folder = named(asked.words[0], Path(asked["output_dir"]))
-        with (
-            signals.interrupt(session.spares),
-            attach(folder, session, asked["end"] == "true") as supervisor,
-        ):
+        end, folder = typed.is_true("end"), named(typed.words[0], Path(typed["output_dir"]))
+        with signals.interrupt(session.spares), attach(folder, session, end) as supervisor:
             code = _trained(supervisor, session)
         return code
-    except (UserError, LaunchError) as error:
-        show.say_error(str(error))
+    except UserError:
         code = 2
-        return code
+        raise
     except signals.Interrupted as interrupted:
         code = _left(session, interrupted)
         return code

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, Asked, Key, Verb, asks_for_help
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
 from pipeline.run import clean
 from pipeline.run.clean import Stored
@@ -40,20 +40,14 @@ VERB = Verb(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
-    try:
-        asked = VERB.asked(arguments)
-        if asked.words:
-            raise UserError("no words", asked.words[0], f"{VERB.usage}")
-        rules, dry = _rules(asked), _is_true(asked, "dry")
-    except UserError as error:
-        show.say_error(str(error))
-        return 2
+    """Runs the command line; returns the exit code."""
+    return VERB.run(arguments, _clean)
+
+
+def _clean(typed: Words) -> int:
+    rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()
-    found = clean.gather(Path(asked["output_dir"]))
+    found = clean.gather(Path(typed["output_dir"]))
     why = clean.staying(found, *rules, now)
     going = [kept for kept in found if why[kept.folder] is None]
     failed = 0
@@ -69,22 +63,15 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _rules(asked: Asked) -> tuple[int, int, bool]:
-    """What is to go. Raises `UserError`."""
-    best, older_than = asked["keep_best"], asked["older_than"]
+def _rules(typed: Words) -> tuple[int, int, bool]:
+    """Returns which runs go. Raises `UserError`."""
+    best, older_than = typed["keep_best"], typed["older_than"]
     age = clean.seconds_of(older_than)
     if age is None:
         raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
     if not best.isdecimal():
         raise UserError("keep_best to be a whole number", best or "nothing", "keep_best=5")
-    return int(best), age, _is_true(asked, "unfinished")
-
-
-def _is_true(asked: Asked, name: str) -> bool:
-    if asked[name] not in ("true", "false"):
-        received = asked[name] or "nothing"
-        raise UserError(f"{name} to be true or false", received, f"{name}=true")
-    return asked[name] == "true"
+    return int(best), age, typed.is_true("unfinished")
 
 
 def _remove(kept: Stored) -> str:

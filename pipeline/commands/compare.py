@@ -15,14 +15,15 @@ from pathlib import Path
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import Run, find, load
-from pipeline.commands.asked import Verb, asks_for_help
-from pipeline.errors import UserError
+from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.record.results import Result
 from pipeline.views import terminal as show
 from pipeline.views.terminal.verdict_text import pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
+# More words than anybody types.
+MANY = 10_000
 # Each run's own.
 PLACES = ("checkpoint.folder", "checkpoint.before")
 
@@ -32,22 +33,19 @@ VERB = Verb(
     "RUN RUN [RUN ...]",
     "Says of runs what was asked for differently, what came out differently, which is faster, and how sure that is.\n"
     "A RUN is a folder, its name, or the first letters of an MLflow id.",
+    (OUTPUT_DIR,),
+    least=2,
+    most=MANY,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
-    try:
-        asked = VERB.asked(arguments)
-        if len(asked.words) < 2:
-            raise UserError("two runs or more", len(asked.words), f"{VERB.usage}")
-        runs = [load(find(run, Path(asked["output_dir"]))) for run in asked.words]
-    except UserError as error:
-        show.say_error(str(error))
-        return 2
+    """Runs the command line; returns the exit code."""
+    return VERB.run(arguments, _compare)
+
+
+def _compare(typed: Words) -> int:
+    runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
     console = show.console_on(sys.stdout)
     made = compared(runs)
     names, results = [run.folder.name for run in runs], [run.result for run in runs]

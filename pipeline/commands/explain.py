@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.analyze.history import find, load
-from pipeline.commands.asked import Verb, asks_for_help
+from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.errors import UserError
 from pipeline.views import terminal as show
 from pipeline.views.terminal.result import explained_lines
@@ -15,29 +15,26 @@ VERB = Verb(
     "RUN",
     "Says what a run's lost efficiency was made of; RUN is a folder, its name, or the first letters of an MLflow id.\n"
     "With key=value in place of RUN it trains first: python -m pipeline explain strategy=mirrored workers=2",
+    (OUTPUT_DIR,),
+    least=1,
+    most=1,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code: 0 told, 2 the run cannot be found, or was not explained."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
-    try:
-        asked = VERB.asked(arguments)
-        if len(asked.words) != 1:
-            raise UserError("one run", len(asked.words), f"{VERB.usage}")
-        run = load(find(asked.words[0], Path(asked["output_dir"])))
-        lines = explained_lines(run.result.explained, run.result.speed.efficiency)
-        if not lines:
-            raise UserError(
-                "a run that was explained",
-                f"{run.folder}, which was not",
-                "python -m pipeline explain strategy=... to train and explain",
-            )
-    except UserError as error:
-        show.say_error(str(error))
-        return 2
+    """Runs the command line; returns the exit code: 0 said, 2 the run cannot be found, or was not explained."""
+    return VERB.run(arguments, _explain)
+
+
+def _explain(typed: Words) -> int:
+    run = load(find(typed.words[0], Path(typed["output_dir"])))
+    lines = explained_lines(run.result.explained, run.result.speed.efficiency)
+    if not lines:
+        raise UserError(
+            "a run that was explained",
+            f"{run.folder}, which was not",
+            "python -m pipeline explain strategy=... to train and explain",
+        )
     console = show.console_on(sys.stdout)
     for line in lines:
         show.say(console, line)

@@ -1,17 +1,22 @@
-"""Turns the schema, the choices and the comments beside them into the pages of `--help`.
+"""Turns the schema, the choices and the comments beside them into the pages of `--help`, and a shell's completion.
 
-One that is read to its end, and more of what is named after it: all keys, a group, a choice, a key or a verb.
+`--help` is one page; `--help NAME` says more of a group, a choice, a key or a verb, `--help all` of every key.
+
+    source <(pipeline --completion bash)       # or zsh; fish: pipeline --completion fish | source
 """
 
 import dataclasses
 import re
+import sys
 import textwrap
+import typing
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.commands.verbs import DOES, VERBS
-from pipeline.config import meanings
+from pipeline.config import shipped
 from pipeline.config.composing import Composer
 from pipeline.config.instead import find, keys, meant_by_key, typeable
 from pipeline.config.messages import in_words
@@ -43,6 +48,31 @@ MORE = (
     ("--completion bash", "what a shell sources to complete all this; zsh, fish"),
     ("--hydra-help", "Hydra's own options"),
 )
+# The lines of a YAML file: a key with what it means; more of a meaning; the start of a block that is a comment.
+KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w.]*):(?P<value>(?: .*?)??)(?:\s# (?P<said>.*))?$")
+# A line of a list of defaults, as `- strategy: mirrored # how ...`.
+DEFAULT_LINE = re.compile(r"  - (?P<group>\w+): \S+ # (?P<said>.*)$")
+MORE_LINE = re.compile(r"\s*#\s{2,}(?P<said>\S.*)$")
+BLOCK_LINE = re.compile(r"# [a-z_]+:(?: #.*)?$")
+SHELLS = ("bash", "fish", "zsh")
+OPTIONS = ("--help", "--version", "--completion", "--cfg", "--config-dir", "--multirun", "-m")
+# The word under the cursor, which bash cuts at "=" and ":", is completed as it was typed, and answered without what is
+# before the cut.
+BASH = """_pipeline() {
+    local word="${COMP_LINE:0:COMP_POINT}" words
+    word="${word##*[[:space:]]}"
+    words="__WORDS__"
+    [[ "$word" == *=*,* ]] && words="${words// ${word%%=*}=/ ${word%,*},}"
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    [[ ${#COMPREPLY[@]} == 1 && "${COMPREPLY[0]}" != *= ]] || compopt -o nospace 2>/dev/null
+    local cut="${word%"${word##*[=:]}"}" index
+    for index in "${!COMPREPLY[@]}"; do COMPREPLY[index]="${COMPREPLY[index]#"$cut"}"; done
+    [[ ${#COMPREPLY[@]} == 0 ]] && COMPREPLY=($(compgen -f -- "${word##*[=:]}"))
+}
+complete -F _pipeline pipeline
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+FISH = "complete -c pipeline -f -a '__WORDS__'\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +99,18 @@ def text(composer: Composer, asked: Sequence[str], columns: int) -> str:
 
 def _book(composer: Composer, overrides: Sequence[str]) -> Book:
     (composed, chosen), written = composer.composed(overrides), composer.written()
-    groups, choices = meanings.of_groups(written), composer.choices()
+    groups, choices = meanings_of_groups(written), composer.choices()
     choices = {group: choices[group] for group in sorted(choices, key=[*groups, *choices].index)}
-    said = meanings.of_keys(written)
+    said = meanings_of_keys(written)
     opening: dict[str, dict[str, str]] = {}
     for group, options in choices.items():
         texts = {option: composer.written(group, option) for option in options}
-        opening[group] = {option: meanings.of_choice(text) for option, text in texts.items()}
+        opening[group] = {option: meaning_of_choice(text) for option, text in texts.items()}
         # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better.
-        said = meanings.of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | said
+        said = meanings_of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | said
         # A key that all choices have may be explained by those alone that need it.
         for file in texts.values():
-            said = {key: why for key, why in meanings.of_keys(file, f"{group}.").items() if key.count(".") == 1} | said
+            said = {key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1} | said
     return Book(choices, chosen, opening, groups, dict(_flat(composed)), said)
 
 
@@ -210,3 +240,101 @@ def _typed(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_typed, value))}]"
     return str(value) if isinstance(value, dict) else typeable(value) or "???"
+
+
+def meanings_of_keys(text: str, prefix: str = "") -> dict[str, str]:
+    r"""What each key of a YAML file means, by its dotted name.
+
+    >>> meanings_of_keys("a: # of all\n  b: 1 # how many\n  #      at most\n# c:\n#   d: null # why\n")
+    {'a': 'of all', 'a.b': 'how many at most', 'c.d': 'why'}
+    """
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    last = ""
+    for line in _uncommented(text):
+        if match := KEY_LINE.match(line):
+            indent, said = len(match["indent"]), match["said"]
+            above = [(place, name) for place, name in above if place < indent]
+            last = ".".join([*(name for _, name in above), match["key"]])
+            above.append((indent, match["key"]))
+            if said:
+                found[prefix + last] = said.strip()
+        elif (match := MORE_LINE.match(line)) and prefix + last in found:
+            found[prefix + last] += f" {match['said'].strip()}"
+        else:
+            last = ""
+    return found
+
+
+def meanings_of_groups(text: str) -> dict[str, str]:
+    r"""What each group of choices is for, as its place in a list of defaults says.
+
+    >>> meanings_of_groups("defaults:\n  - model: cnn # what is trained: conf/model/\n")
+    {'model': 'what is trained'}
+    """
+    matches = (DEFAULT_LINE.match(line) for line in text.splitlines())
+    return {match["group"]: match["said"].partition(": conf/")[0].partition(", or ")[0] for match in matches if match}
+
+
+def meaning_of_choice(text: str) -> str:
+    r"""What a choice is, as its file opens.
+
+    >>> meaning_of_choice("# Dense layers only.\n# Pick it first.\nname: mlp\n")
+    'Dense layers only. Pick it first.'
+    """
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @"):  # which says something to Hydra
+            lines.append(line.lstrip("# "))
+    return " ".join(lines)
+
+
+def _uncommented(text: str) -> Iterator[str]:
+    """The lines of a text; those of a block that is a comment as if they were none."""
+    inside = False
+    for line in text.splitlines():
+        if BLOCK_LINE.match(line):
+            inside = True
+        elif not line.startswith("#   "):
+            inside = False
+        yield line.removeprefix("# ") if inside else line
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Prints the script for a shell; returns the exit code."""
+    shell = arguments[0] if arguments else ""
+    if shell not in SHELLS:
+        closest = near(shell, SHELLS) or ["bash"]
+        wrong = UserError(
+            f"--completion with one of {', '.join(SHELLS)}", shell or "none", f"pipeline --completion {closest[0]}"
+        )
+        print(f"pipeline: {wrong}", file=sys.stderr)
+        return 2
+    script = {"bash": BASH, "zsh": ZSH + BASH, "fish": FISH}[shell]
+    print(script.replace("__WORDS__", " ".join(words())), end="")
+    return 0
+
+
+def words() -> Iterator[str]:
+    """All that can be typed: verbs, options, `group=choice` of the configs that are shipped, and `key=value`."""
+    yield from (*VERBS, *OPTIONS)
+    yield from (f"{group}={choice}" for group, choices in shipped.choices().items() for choice in choices)
+    yield from _completed(Config, "")
+
+
+def _completed(kind: type, prefix: str) -> Iterator[str]:
+    """Yields `key=` of each field of a schema, with each of its values where there are a few."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint: object = hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from _completed(hint, f"{prefix}{field.name}.")
+            continue
+        yield f"{prefix}{field.name}="
+        for option in (hint, *typing.get_args(hint)):
+            if option is bool:
+                yield from (f"{prefix}{field.name}={value}" for value in ("false", "true"))
+            elif isinstance(option, type) and issubclass(option, Enum):
+                yield from (f"{prefix}{field.name}={value.value}" for value in option)

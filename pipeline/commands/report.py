@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.analyze.history import find_sweep
-from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
 from pipeline.views import report
 from pipeline.views import terminal as show
@@ -20,26 +20,27 @@ VERB = Verb(
     "NAME|FOLDER",
     "Writes the report of a sweep into its folder, and into MLflow where its points are tracked.",
     (OUTPUT_DIR, Key("sweep", None, "the sweep, in place of a word")),
+    most=1,
 )
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline sync`.
 DRAIN_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
+    """Runs the command line; returns the exit code."""
+    return VERB.run(arguments, _report)
+
+
+def _report(typed: Words) -> int:
     console = show.console_on(sys.stdout)
+    output, name = Path(typed["output_dir"]), typed["sweep"] or "".join(typed.words)
+    if typed.words and typed["sweep"]:
+        raise UserError("one sweep", "two", VERB.usage)
     try:
-        asked = VERB.asked(arguments)
-        output, name = Path(asked["output_dir"]), asked["sweep"] or "".join(asked.words[:1])
-        if len(asked.words) + bool(asked["sweep"]) > 1:
-            raise UserError("one sweep", len(asked.words), f"{VERB.usage}")
         written = report.write(find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first"))
         problem = _track(written, output)
-    except (UserError, OSError) as error:
-        show.say_error(f"The report cannot be written: {error}." if isinstance(error, OSError) else str(error))
+    except OSError as error:
+        show.say_error(f"The report cannot be written: {error}.")
         return 2
     console.print(show.sweep_table(written.results))
     for line in written.shown():

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.commands.compare import MANY
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
-from pipeline.views import terminal as show
 from pipeline.views.mlflow.stores import logged_in, prepare, sqlite_path, without_password
 from pipeline.views.mlflow.sync_runs import local_uri, sync
 
@@ -17,25 +17,21 @@ VERB = Verb(
     "Sends what MLflow does not hold yet of the runs' event logs; repeating it changes nothing.\n"
     "A FOLDER is of a run, or above some; without one all runs are looked at.",
     (OUTPUT_DIR, Key("uri", None, "of another MLflow store than the one that each run was meant for")),
+    most=MANY,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code: 0 all sent, 1 something was not, 2 a wrong argument."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
-    try:
-        asked = VERB.asked(arguments)
-        folders, uri = [*map(_folder, asked.words)], asked["uri"] and _store_uri(asked["uri"])
-    except UserError as error:
-        show.say_error(str(error))
-        return 2
+    """Runs the command line; returns the exit code: 0 all sent, 1 something was not, 2 a wrong argument."""
+    return VERB.run(arguments, _sync)
+
+
+def _sync(typed: Words) -> int:
+    folders, uri = [*map(_folder, typed.words)], typed["uri"] and _store_uri(typed["uri"])
     prepare(os.environ)
     uri = uri and logged_in(uri, os.environ)
     try:
-        output = Path(asked["output_dir"])
-        return 0 if sync(folders, output, uri or None, lambda line: print(line, flush=True)) else 1
+        return 0 if sync(folders, Path(typed["output_dir"]), uri or None, lambda line: print(line, flush=True)) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -44,8 +40,9 @@ def _store_uri(text: str) -> str:
     """The URI of a store, with an absolute path in it. Raises `UserError`."""
     if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
         raise UserError(
-            f"Expected uri to be an MLflow store, received {without_password(text)}. "
-            f"Try uri=http://127.0.0.1:5000, or uri={local_uri(Path('outputs'))}"
+            "uri to be an MLflow store",
+            without_password(text),
+            f"uri=http://127.0.0.1:5000, or uri={local_uri(Path('outputs'))}",
         )
     path = sqlite_path(text)
     return text if path is None else f"sqlite:///{path.resolve()}"
@@ -53,5 +50,5 @@ def _store_uri(text: str) -> str:
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise UserError("a run's folder, or one that holds some", text, f"{VERB.usage}")
+        raise UserError("a run's folder, or one that holds some", text, VERB.usage)
     return Path(text)

@@ -19,7 +19,7 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.views import terminal as show
@@ -44,27 +44,20 @@ VERB = Verb(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
-    if asks_for_help(arguments):
-        print(VERB.help())
-        return 0
-    output = OUTPUT_DIR.default
+    """Runs the command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
+    return VERB.run(arguments, _ui)
+
+
+def _ui(typed: Words) -> int:
+    output = typed["output_dir"]
     try:
-        asked = VERB.asked(arguments)
-        output = asked["output_dir"]
-        if asked.words:
-            raise UserError("no words", asked.words[0], f"{VERB.usage}")
         with signals.interrupt():
-            return _serve(_free(asked["port"]), Path(output))
+            return _serve(_free(typed["port"]), Path(output))
     except signals.Interrupted:
         return 0
     except OSError as error:
         where, why = error.filename or output, error.strerror or error
-        wrong = f"Expected to be able to write {where}, received: {why}. Try output_dir=..."
-    except UserError as error:
-        wrong = str(error)
-    show.say_error(wrong)
-    return 2
+        raise UserError(f"to be able to write {where}", why, "output_dir=..") from error
 
 
 def _free(port: str) -> int:
@@ -79,9 +72,7 @@ def _free(port: str) -> int:
             listener.bind((HOST, number))
         except OSError as error:
             instead = number + 1 if number < 65535 else 5001
-            raise UserError(
-                f"Expected port {number} of {HOST} to be free, received: {error.strerror}. Try port={instead}."
-            ) from error
+            raise UserError(f"port {number} of {HOST} to be free", error.strerror, f"port={instead}") from error
     return number
 
 
@@ -141,7 +132,8 @@ def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
             return
         time.sleep(0.2)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    raise UserError(f"Expected MLflow's server to start, received: {lines[-1] if lines else 'nothing'} See {log}.")
+    last = lines[-1].rstrip(".") if lines else "nothing"
+    raise UserError("MLflow's server to start", last, f"again once what {log} says is put right")
 
 
 def _open(url: str, environ: Mapping[str, str]) -> None:

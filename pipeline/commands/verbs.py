@@ -1,32 +1,23 @@
-"""Turns the first word of the command line into what it asks for: a verb's own command, or without one a training.
+"""Turns the first word of the command line into a verb's own command, or without a verb into a training.
 
     python -m pipeline [VERB] ...
 
-What a verb needs is imported once it is asked for.
+What a verb needs is imported once it is typed.
 """
 
 import difflib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
-# The verbs, and the modules whose `main` takes their arguments and returns the exit code.
+from pipeline.config.near import near
+from pipeline.errors import UserError
+
+# Verbs with a module of their own, whose `main` takes their arguments and returns the exit code, and what each does.
 COMMANDS = {
-    "report": "pipeline.commands.report",
-    "compare": "pipeline.commands.compare",
-    "prepare": "pipeline.commands.prepare",
-    "sync": "pipeline.commands.sync",
-    "ui": "pipeline.commands.ui",
-    "clean": "pipeline.commands.clean",
-    "doctor": "pipeline.commands.doctor",
-    "attach": "pipeline.commands.attach",
-}
-DOCTOR = "doctor"
-# Those that train, or say what training would do, and what they are short for.
-SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
-# What each does, in a few words for the page of `--help`.
-DOES = {
     "report": "writes a sweep's report again: verdict, figures, page, table",
     "compare": "says which of several runs is faster, how sure that is, and what differs",
     "prepare": "turns images, tables or arrays into files that training reads fast",
@@ -35,10 +26,13 @@ DOES = {
     "clean": "removes old runs from disk and MLflow together, once it has said which",
     "doctor": "says what is wrong with this machine, or with each host of a cluster, and what to type",
     "attach": "takes the place of a run's command that is gone, and whose processes train on",
-    "predict": "says how fast a training would be, from the runs that were logged",
-    "explain": "trains, and says what the lost efficiency was made of",
 }
-# What is said of those that train.
+# Verbs that train, or say what training would do: the setting that each is short for, and what it does.
+SETTINGS = {
+    "predict": ("mode=predict", "says how fast a training would be, from the runs that were logged"),
+    "explain": ("measure.explain=true", "trains, and says what the lost efficiency was made of"),
+}
+DOES = COMMANDS | {verb: does for verb, (_, does) in SETTINGS.items()}
 HELP = {
     "predict": "python -m pipeline predict [-m] key=value ...\n\n"
     "Says how fast a training would be, from the runs that were logged; trains nothing.\n"
@@ -62,55 +56,146 @@ ELSEWHERE = {
 }
 
 
+@dataclass(frozen=True)
+class Key:
+    """A key of a verb: its default, None where it has none, and what it means."""
+
+    name: str
+    default: str | None
+    means: str
+
+
+OUTPUT_DIR = Key("output_dir", "outputs", "the folder of runs and sweeps")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words that were typed after a verb, and the values of its keys."""
+
+    words: tuple[str, ...]
+    values: dict[str, str | None]
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name] or ""
+
+    def is_true(self, name: str) -> bool:
+        """Returns the value of a key that is true or false. Raises `UserError`."""
+        if self[name] not in ("true", "false"):
+            raise UserError(f"{name} to be true or false", self[name] or "nothing", f"{name}=true")
+        return self[name] == "true"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """How a verb is typed: its name, its words and how many of them, what it does, and its keys."""
+
+    name: str
+    words: str
+    does: str
+    keys: tuple[Key, ...] = (OUTPUT_DIR,)
+    least: int = 0
+    most: int = 0
+
+    @property
+    def usage(self) -> str:
+        """Its form, in a line."""
+        keys = [f"[{key.name}={'...' if key.default is None else key.default}]" for key in self.keys]
+        return " ".join(["python -m pipeline", self.name, *([self.words] if self.words else []), *keys])
+
+    def run(self, arguments: Sequence[str], do: Callable[[Words], int]) -> int:
+        """Does what was typed and returns the exit code: 2 for what is refused."""
+        from pipeline.views.terminal import say_error
+
+        if {"-h", "--help"} & set(arguments):
+            widest = max(len(key.name) for key in self.keys)
+            keys = [f"  {key.name:<{widest}}  {key.means}" for key in self.keys]
+            print("\n".join([self.usage, "", self.does, "", *keys]))
+            return 0
+        try:
+            return do(self.typed(arguments))
+        except UserError as error:
+            say_error(str(error))
+            return 2
+
+    def typed(self, arguments: Sequence[str]) -> Words:
+        """Returns what was typed. Raises `UserError`."""
+        words: list[str] = []
+        values = {key.name: key.default for key in self.keys}
+        for place, argument in enumerate(arguments):
+            name, equals, value = argument.partition("=")
+            if argument.startswith("-"):
+                raise self._no_option(name, value if equals else "".join(arguments[place + 1 : place + 2]))
+            # A path with "=" in it is a word.
+            if not equals or (name not in values and "/" in name):
+                words.append(argument)
+            elif name in values:
+                values[name] = value
+            else:
+                closest = near(name, values) or [self.keys[0].name]
+                raise UserError(f"a key of {self.name} ({', '.join(values)})", name, f"{closest[0]}={value}")
+        if not self.least <= len(words) <= self.most:
+            raise UserError(f"{self.words or 'no words'} after {self.name}", " ".join(words) or "none", self.usage)
+        return Words(tuple(words), values)
+
+    def _no_option(self, option: str, value: str) -> UserError:
+        """Returns what is wrong with an option: keys are typed as elsewhere."""
+        closest = near(option.lstrip("-").replace("-", "_"), [key.name for key in self.keys])
+        instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
+        return UserError("key=value", option, instead)
+
+
 def main() -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help") and arguments[:1] and arguments[0] in VERBS:
         verb, arguments = arguments[0], ["--help"]
     if verb == "--completion":
-        return int(import_module("pipeline.commands.completion").main(arguments))
-    if verb == DOCTOR:
+        return int(_module("help").complete(arguments))
+    if verb == "doctor":
         return _doctor(arguments)
-    if verb in COMMANDS:
-        return int(import_module(COMMANDS[verb]).main(arguments))
-    if verb == "explain" and arguments and _is_word(arguments[0]):
-        return int(import_module("pipeline.commands.explain").main(arguments))
+    if verb in COMMANDS or (verb == "explain" and arguments and _is_word(arguments[0])):
+        return int(_module(verb).main(arguments))
     if verb in SETTINGS:
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
             return 0
-        return int(import_module("pipeline.commands.train").main([*arguments, SETTINGS[verb]]))
+        return int(_module("train").main([*arguments, SETTINGS[verb][0]]))
     if _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
-    return int(import_module("pipeline.commands.train").main(sys.argv[1:]))
+    return int(_module("train").main(sys.argv[1:]))
+
+
+def _module(name: str) -> Any:
+    return import_module(f"pipeline.commands.{name}")
 
 
 def _doctor(arguments: Sequence[str]) -> int:
-    """What the doctor finds, or that it lacks what it is made of, which is a finding too."""
+    """Returns what the doctor's command does, or says that it lacks a module, which is a finding too."""
     try:
-        return int(import_module(COMMANDS[DOCTOR]).main(arguments))
+        return int(_module("doctor").main(arguments))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("pipeline"):
             raise
-        print(
-            f"pipeline: Expected Python's module {error.name} to be installed in {sys.prefix}, received none. "
-            f"Try python -m pip install --require-hashes -r requirements.lock.",
-            file=sys.stderr,
+        missing = UserError(
+            f"Python's module {error.name} to be installed in {sys.prefix}",
+            "none",
+            "python -m pip install --require-hashes -r requirements.lock",
         )
+        print(f"pipeline: {missing}", file=sys.stderr)
         return 3
 
 
-def unknown(word: str, arguments: Sequence[str] = ()) -> str:
+def unknown(word: str, arguments: Sequence[str] = ()) -> UserError:
     """Returns what is wrong with a word that is no verb.
 
-    >>> unknown("reprot", ["mine"]).partition(" or ")[2]
-    'key=value, received reprot. Try python -m pipeline report mine.'
+    >>> unknown("reprot", ["mine"]).try_this
+    'python -m pipeline report mine'
     """
     instead = f"python -m pipeline {' '.join(_instead(word, list(arguments)))}".strip()
     if instead.endswith("--help"):
         instead = f"`{instead}`"
-    return f"Expected a verb ({', '.join(VERBS)}) or key=value, received {word}. Try {instead}."
+    return UserError(f"a verb ({', '.join(VERBS)}) or key=value", word, instead)
 
 
 def _instead(word: str, arguments: list[str]) -> list[str]:

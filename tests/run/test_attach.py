@@ -232,7 +232,7 @@ def test_a_sweep_is_not_detached(asked):
 
 def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     assert "received nothing, which is that of no runs" in asked("attach", "nothing").err
-    assert "Expected one run, received 0" in asked("attach").err
+    assert "Try python -m pipeline attach RUN" in asked("attach").err
     assert "Try end=true" in asked("attach", "mine", "end=yes").err
     folder = run(tmp_path)
     told = asked("attach", "mine")

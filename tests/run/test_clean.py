@@ -100,7 +100,7 @@ def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(out
         (["keep_best=some"], "Expected keep_best to be a whole number, received some. Try keep_best=5."),
         (["dry=no"], "Expected dry to be true or false, received no. Try dry=true."),
         (["--keep-best", "5"], "Expected key=value, received --keep-best. Try keep_best=5."),
-        (["mine"], "Expected no words, received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
+        (["mine"], "received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_words_and_nothing_goes(output, capsys, arguments, words):

@@ -137,7 +137,7 @@ def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(t
     [
         (["nothing", "nothing"], "received nothing. Try "),
         (["ab", "abc"], "received ab, which is that of 2. Try "),
-        (["abc"], "Expected two runs or more, received 1. Try python -m pipeline compare RUN RUN [RUN ...] ["),
+        (["abc"], "Try python -m pipeline compare RUN RUN [RUN ...] ["),
         (["refused", "abc"], "with result.json and plan.json, received "),
     ],
 )
