@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.plan.collectives import HOROVOD
+from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.record.findings import Explanation, Part
 

@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from pipeline.config.near import near
 from pipeline.config.schema import (
@@ -16,7 +17,7 @@ from pipeline.config.schema import (
     check_password,
 )
 from pipeline.errors import UserError
-from pipeline.plan.collectives import check_collective
+from pipeline.plan.backends import check_collective
 from pipeline.plan.keras_names import LOSSES, METRICS, OPTIMIZERS
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
@@ -43,12 +44,38 @@ MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
 
 # Before training: compare and warn, refuse what differs, or do not compare.
 CHECKS = ("true", "strict", "off")
+# Counts by the least that makes sense of each, and amounts above 0 with what is usual.
+AT_LEAST = {
+    1: (
+        "workers", "strategy.devices_per_process", "strategy.devices_per_replica", "strategy.parameter_servers",
+        "strategy.min_shard_bytes", "hardware.hosts", "hardware.devices_per_host", "hardware.threads_per_device",
+        "train.epochs", "train.steps", "train.replica_batch", "train.global_batch", "train.steps_per_call",
+        "train.compare_weights_every", "data.num_classes", "data.train_examples", "data.shuffle_window",
+        "data.parallel_reads", "measure.repeats", "sweep.repeats", "sweep.parallel", "launch.min_workers",
+        "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.keep",
+    ),
+    0: (
+        "train.seed", "train.sample_tokens", "train.sample_temperature", "data.validation_examples", "data.prefetch",
+        "measure.warmup_steps", "measure.steps", "measure.patience", "tracking.system_metrics_seconds",
+        "tracking.drain_timeout", "launch.max_restarts",
+    ),
+}  # fmt: skip
+ABOVE_ZERO = {
+    "train.learning_rate": 0.001, "train.divergence_factor": 10_000, "hardware.memory_gib": 16,
+    "hardware.link_gbps": 10, "hardware.price_per_hour": 1, "predict.knee_share": 0.5, "launch.startup_timeout": 60,
+    "launch.heartbeat_timeout": 30, "launch.progress_timeout": 50, "launch.stop_timeout": 4,
+    "launch.preempt_timeout": 25, "launch.orphan_timeout": 300, "checkpoint.every_minutes": 10,
+}  # fmt: skip
+NAMES = {
+    "output_dir": "outputs", "tracking.experiment": "pipeline", "strategy.name": "mine", "hardware.name": "mine",
+    "model.name": "mine", "data.name": "mine", "tracking.name": "mine", "cluster.name": "local",
+    "checkpoint.folder": "null", "checkpoint.keep_best": "val_loss", "resume": "auto", "predict.sweep": "null",
+}  # fmt: skip
 
 
 def check_ranges(config: Config) -> None:
     """Refuses values that are out of range or contradict each other, whatever the hardware."""
-    _check_counts(config)
-    _check_amounts(config)
+    _check_numbers(config)
     _check_names(config)
     check_collective(config)
     _check_batch_statistics(config)
@@ -58,75 +85,19 @@ def check_ranges(config: Config) -> None:
     _check_cluster_and_tracking(config)
 
 
-def _check_counts(config: Config) -> None:
-    """Refuses counts that are below what makes sense, or above anything of their kind."""
-    train, measure, launch = config.train, config.measure, config.launch
-    at_least = {
-        "workers": (config.workers, 1),
-        "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
-        "strategy.devices_per_replica": (config.strategy.devices_per_replica, 1),
-        "strategy.parameter_servers": (config.strategy.parameter_servers, 1),
-        "strategy.min_shard_bytes": (config.strategy.min_shard_bytes, 1),
-        "hardware.hosts": (config.hardware.hosts, 1),
-        "hardware.devices_per_host": (config.hardware.devices_per_host, 1),
-        "hardware.threads_per_device": (config.hardware.threads_per_device, 1),
-        "train.epochs": (train.epochs, 1),
-        "train.steps": (train.steps, 1),
-        "train.replica_batch": (train.replica_batch, 1),
-        "train.global_batch": (train.global_batch, 1),
-        "train.steps_per_call": (train.steps_per_call, 1),
-        "train.compare_weights_every": (train.compare_weights_every, 1),
-        "train.seed": (train.seed, 0),
-        "train.sample_tokens": (train.sample_tokens, 0),
-        "train.sample_temperature": (train.sample_temperature, 0),
-        "data.num_classes": (config.data.num_classes, 1),
-        "data.train_examples": (config.data.train_examples, 1),
-        "data.validation_examples": (config.data.validation_examples, 0),
-        "data.shuffle_window": (config.data.shuffle_window, 1),
-        "data.parallel_reads": (config.data.parallel_reads, 1),
-        "data.prefetch": (config.data.prefetch, 0),
-        "measure.warmup_steps": (measure.warmup_steps, 0),
-        "measure.steps": (measure.steps, 0),
-        "measure.repeats": (measure.repeats, 1),
-        "measure.patience": (measure.patience, 0),
-        "sweep.repeats": (config.sweep.repeats, 1),
-        "sweep.parallel": (config.sweep.parallel, 1),
-        "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
-        "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
-        "launch.max_restarts": (launch.max_restarts, 0),
-        "launch.min_workers": (launch.min_workers, 1),
-        "checkpoint.every_steps": (config.checkpoint.every_steps, 1),
-        "checkpoint.every_epochs": (config.checkpoint.every_epochs, 1),
-        "checkpoint.keep": (config.checkpoint.keep, 1),
-    }
-    for key, (value, least) in at_least.items():
-        if value is not None and not least <= value < math.inf:
-            raise UserError(f"{key} to be {least} or more", value, f"{key}={least}")
-        _check_size(key, value, least)
-
-
-def _check_amounts(config: Config) -> None:
-    """Refuses rates, seconds and sizes that are not above 0."""
-    train, launch = config.train, config.launch
-    above_zero = {
-        "train.learning_rate": (train.learning_rate, 0.001),
-        "hardware.memory_gib": (config.hardware.memory_gib, 16),
-        "hardware.link_gbps": (config.hardware.link_gbps, 10),
-        "hardware.price_per_hour": (config.hardware.price_per_hour, 1),
-        "predict.knee_share": (config.predict.knee_share, 0.5),
-        "launch.startup_timeout": (launch.startup_timeout, 60),
-        "launch.heartbeat_timeout": (launch.heartbeat_timeout, 30),
-        "launch.progress_timeout": (launch.progress_timeout, 50),
-        "launch.stop_timeout": (launch.stop_timeout, 4),
-        "launch.preempt_timeout": (launch.preempt_timeout, 25),
-        "launch.orphan_timeout": (launch.orphan_timeout, 300),
-        "train.divergence_factor": (train.divergence_factor, 10_000),
-        "checkpoint.every_minutes": (config.checkpoint.every_minutes, 10),
-    }
-    for key, (number, usual) in above_zero.items():
-        if number is not None and not 0 < number < math.inf:
-            raise UserError(f"{key} to be above 0", number, f"{key}={usual}")
-        _check_size(key, number, usual)
+def _check_numbers(config: Config) -> None:
+    """Refuses numbers below what makes sense, or above anything of their kind."""
+    for least, keys in AT_LEAST.items():
+        for key in keys:
+            value = attrgetter(key)(config)
+            if value is not None and not least <= value < math.inf:
+                raise UserError(f"{key} to be {least} or more", value, f"{key}={least}")
+            _check_size(key, value, least)
+    for key, usual in ABOVE_ZERO.items():
+        value = attrgetter(key)(config)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{key} to be above 0", value, f"{key}={usual}")
+        _check_size(key, value, usual)
 
 
 def _check_batch_statistics(config: Config) -> None:
@@ -154,18 +125,10 @@ def _check_batch_statistics(config: Config) -> None:
 
 def _check_names(config: Config) -> None:
     """Refuses names of nothing."""
-    for key, text, default in (
-        ("output_dir", config.output_dir, "outputs"),
-        ("tracking.experiment", config.tracking.experiment, "pipeline"),
-        ("strategy.name", config.strategy.name, "mine"),
-        ("hardware.name", config.hardware.name, "mine"),
-        ("model.name", config.model.name, "mine"),
-        ("data.name", config.data.name, "mine"),
-        ("tracking.name", config.tracking.name, "mine"),
-        ("cluster.name", config.cluster.name, "local"),
-    ):
-        if not text.strip():
-            raise UserError(f"{key} to be a name", "nothing", f"{key}={default}")
+    for key, usual in NAMES.items():
+        name = attrgetter(key)(config)
+        if name is not None and not name.strip():
+            raise UserError(f"{key} to be a name", "nothing", f"{key}={usual}")
 
 
 def _check_training(config: Config) -> None:
@@ -303,14 +266,6 @@ def _check_survival(config: Config) -> None:
             f"{asked.best_is.value} alone",
             "checkpoint.keep_best=val_loss, or checkpoint.best_is=null",
         )
-    for key, text, instead in (
-        ("checkpoint.folder", asked.folder, "null"),
-        ("checkpoint.keep_best", asked.keep_best, "val_loss"),
-        ("resume", config.resume, "auto"),
-        ("predict.sweep", config.predict.sweep, "null"),
-    ):
-        if text is not None and not text.strip():
-            raise UserError(f"{key} to be a name", "nothing", f"{key}={instead}")
 
 
 def _check_size(key: str, value: float | None, instead: float) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
+from pipeline.plan.backends import HOROVOD, check_laid_out
 from pipeline.plan.checks import HOST, MOST_WORKERS
-from pipeline.plan.collectives import HOROVOD, check_laid_out
 from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
 

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from pipeline.config.shipped import check_offer, load_offer
 from pipeline.errors import UserError
-from pipeline.plan.collectives import HOROVOD
+from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
 
 # What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
