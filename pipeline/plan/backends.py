@@ -2,7 +2,9 @@
 
 import json
 import re
+from enum import Enum
 from importlib.util import find_spec
+from operator import attrgetter
 
 from pipeline.config.schema import Cache, Config
 from pipeline.errors import UserError
@@ -20,6 +22,21 @@ ON_JAX = (
 )
 # The packages that compute, whose versions decide speed; those of a package's own engine are its own.
 COMPUTING = {TENSORFLOW: ("tensorflow",), JAX: ("jax", "jaxlib")}
+# Keys of which backend=jax takes one value, and why.
+ONLY_ON_JAX: dict[str, tuple[object, str]] = {
+    "data.service": (None, "whose examples are arrays in memory"),
+    "data.profile": (False, "whose examples are arrays in memory"),
+    "data.cache": (Cache.none, "whose examples are arrays in memory"),
+    "strategy.collective": (AUTO, "where XLA adds up what replicas computed"),
+    "train.gradient_bits": (32, "where XLA exchanges gradients as they are"),
+    "train.batch_statistics": ("global", "whose statistics are those of the global batch"),
+    "train.compare_weights_every": (None, "whose processes step as one program"),
+    "measure.explain": (False, "whose step cannot be taken apart"),
+    "train.check": (
+        "true",
+        "whose replicas make a step of the whole global batch together, so that nothing is compared",
+    ),
+}
 # Data that TensorFlow makes while they are read.
 ON_TENSORFLOW = ("pipeline.data.clicks", "pipeline.data.images", "pipeline.data.tfds")
 HOROVOD = "horovod"
@@ -74,18 +91,6 @@ def check_installed(backend: str) -> None:
 def check_collective(config: Config) -> None:
     """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `UserError`."""
     strategy, asked = config.strategy, config.strategy.collective
-    if strategy.asynchronous and asked not in (AUTO, TENSORFLOW):
-        raise UserError(
-            f"strategy.collective={AUTO}, since the workers of {strategy.name} step by themselves and add nothing up",
-            asked,
-            "strategy=multi_worker",
-        )
-    if strategy.asynchronous and config.train.compare_weights_every is not None:
-        raise UserError(
-            f"train.compare_weights_every=null, since the workers of {strategy.name} have no weights of their own",
-            config.train.compare_weights_every,
-            "train.compare_weights_every=null",
-        )
     if asked in OVER_PROCESSES and not strategy.spans_processes:
         raise UserError(
             f"a strategy of several processes for strategy.collective={asked}, which {OVER_PROCESSES[asked]}",
@@ -205,37 +210,24 @@ def _check_data(config: Config) -> None:
             f"data={data.name}, whose examples TensorFlow makes",
             "`python -m pipeline prepare`, or backend=tensorflow",
         )
-    for key, received, instead in (
-        ("service", data.service, "null"),
-        ("profile", data.profile or None, "false"),
-        ("cache", data.cache.value if data.cache is not Cache.none else None, "none"),
-    ):
-        if received is not None:
-            raise UserError(
-                f"data.{key}={instead} under backend=jax, whose examples are arrays in memory",
-                str(received).lower(),
-                f"data.{key}={instead}, or backend=tensorflow",
-            )
 
 
 def _check_settings(config: Config) -> None:
-    train = config.train
-    for key, received, usual, why in (
-        ("strategy.collective", config.strategy.collective, AUTO, "where XLA adds up what replicas computed"),
-        ("train.gradient_bits", train.gradient_bits, 32, "where XLA exchanges gradients as they are"),
-        ("train.batch_statistics", train.batch_statistics, "global", "whose statistics are those of the global batch"),
-        ("train.compare_weights_every", train.compare_weights_every, None, "whose processes step as one program"),
-        ("measure.explain", config.measure.explain, False, "whose step cannot be taken apart"),
-        ("train.check", train.check.strip().lower() if train.check.strip().lower() == "strict" else "true", "true",
-         "whose replicas make a step of the whole global batch together, so that nothing is compared"),
-    ):  # fmt: skip
-        if received != usual:
+    strict = config.train.check.strip().lower() == "strict"
+    for key, (only, why) in ONLY_ON_JAX.items():
+        value = attrgetter(key)(config)
+        if value != only and (key != "train.check" or strict):
             raise UserError(
-                f"{key}={_typed(usual)} under backend=jax, {why}",
-                _typed(received),
-                f"{key}={_typed(usual)}, or backend=tensorflow",
+                f"{key}={typed(only)} under backend=jax, {why}",
+                typed(value),
+                f"{key}={typed(only)}, or backend=tensorflow",
             )
 
 
-def _typed(value: object) -> str:
-    return "null" if value is None else str(value).lower()
+def typed(value: object) -> str:
+    """Returns a value as it is typed.
+
+    >>> typed(None), typed(False), typed(Cache.none)
+    ('null', 'false', 'none')
+    """
+    return "null" if value is None else str(value.value if isinstance(value, Enum) else value).lower()

@@ -17,31 +17,20 @@ from pipeline.config.schema import (
     check_password,
 )
 from pipeline.errors import UserError
-from pipeline.plan.backends import check_collective
+from pipeline.plan.backends import check_collective, typed
 from pipeline.plan.keras_names import LOSSES, METRICS, OPTIMIZERS
+from pipeline.plan.plan import AUTO, TENSORFLOW
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
 LOOPBACK = ("127.0.0.1", "localhost")
-
-
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-
-
 # MLflow's stores.
 SERVER = re.compile(r"https?://[^/\s]\S*")
-
-
 DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
-
-
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
-
-
 # The same for what is counted in examples or steps, for seconds, and for classes.
 MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
-
-
 # Before training: compare and warn, refuse what differs, or do not compare.
 CHECKS = ("true", "strict", "off")
 # Counts by the least that makes sense of each, and amounts above 0 with what is usual.
@@ -66,6 +55,17 @@ ABOVE_ZERO = {
     "launch.heartbeat_timeout": 30, "launch.progress_timeout": 50, "launch.stop_timeout": 4,
     "launch.preempt_timeout": 25, "launch.orphan_timeout": 300, "checkpoint.every_minutes": 10,
 }  # fmt: skip
+# Keys of which asynchronous workers take one value, and why.
+ASYNCHRONOUS: dict[str, tuple[object, str]] = {
+    "strategy.collective": (AUTO, "step by themselves and add nothing up"),
+    "train.batch_statistics": ("global", "step by themselves, each normalizing by its own batch"),
+    "train.compare_weights_every": (None, "have no weights of their own"),
+    "train.gather": (False, "have batches that are whole ones each"),
+    "train.remat": (False, "take Keras's own steps"),
+    "data.service": (None, "make the examples of the steps that they are handed"),
+    "measure.explain": (False, "share no step that could be taken apart"),
+}
+# Names, with what is usual.
 NAMES = {
     "output_dir": "outputs", "tracking.experiment": "pipeline", "strategy.name": "mine", "hardware.name": "mine",
     "model.name": "mine", "data.name": "mine", "tracking.name": "mine", "cluster.name": "local",
@@ -77,6 +77,7 @@ def check_ranges(config: Config) -> None:
     """Refuses values that are out of range or contradict each other, whatever the hardware."""
     _check_numbers(config)
     _check_names(config)
+    _check_asynchronous(config)
     check_collective(config)
     _check_batch_statistics(config)
     _check_training(config)
@@ -100,6 +101,18 @@ def _check_numbers(config: Config) -> None:
         _check_size(key, value, usual)
 
 
+def _check_asynchronous(config: Config) -> None:
+    """Refuses what asynchronous workers do not do."""
+    for key, (usual, why) in ASYNCHRONOUS.items():
+        value = attrgetter(key)(config)
+        if config.strategy.asynchronous and value not in (usual, TENSORFLOW):
+            raise UserError(
+                f"{key}={typed(usual)} under strategy={config.strategy.name}, whose workers {why}",
+                typed(value),
+                f"{key}={typed(usual)}, or strategy=multi_worker",
+            )
+
+
 def _check_batch_statistics(config: Config) -> None:
     whose, strategy = config.train.batch_statistics, config.strategy
     if whose not in ("global", "host", "replica"):
@@ -107,13 +120,6 @@ def _check_batch_statistics(config: Config) -> None:
             "train.batch_statistics to be global, host or replica",
             whose,
             f"train.batch_statistics={(near(whose, ('global', 'host', 'replica')) or ['global'])[0]}",
-        )
-    if strategy.asynchronous and whose != "global":
-        raise UserError(
-            f"train.batch_statistics=global, since the workers of {strategy.name} step by themselves and "
-            "each normalizes by its own batch",
-            whose,
-            "strategy=multi_worker",
         )
     if strategy.exchange is Exchange.central and whose == "replica":
         raise UserError(
@@ -138,18 +144,6 @@ def _check_training(config: Config) -> None:
         raise UserError("train.seed to be below 2147483648", train.seed, "train.seed=0")
     if train.gradient_bits not in (16, 32):
         raise UserError("train.gradient_bits to be 16 or 32", train.gradient_bits, "train.gradient_bits=32")
-    if train.gather and config.strategy.asynchronous:
-        raise UserError(
-            "train.gather=false under asynchronous workers, each of whose batches is a whole one",
-            "train.gather=true",
-            "train.gather=false, or strategy=multi_worker",
-        )
-    if train.remat and config.strategy.asynchronous:
-        raise UserError(
-            f"train.remat=false under strategy={config.strategy.name}, whose workers take Keras's own steps",
-            "true",
-            "train.remat=false, or strategy=multi_worker",
-        )
     if train.epochs and train.steps:
         raise UserError(
             "train.epochs or train.steps",

@@ -130,13 +130,6 @@ def is_explained(config: Config, kind: str) -> bool:
     """Is the lost efficiency to be explained? Refused where none is known, or a step is not of all workers."""
     if not config.measure.explain:
         return False
-    if config.strategy.asynchronous:
-        raise UserError(
-            f"measure.explain=false with strategy={config.strategy.name}, whose workers share no step that "
-            "could be taken apart",
-            "true",
-            "measure.explain=false, or strategy=multi_worker",
-        )
     if config.measure.steps == 0:
         raise UserError(
             "a run that is measured with measure.explain=true",

@@ -195,18 +195,11 @@ def servers_of(config: Config, workers: int, there: int) -> int:
     return servers
 
 
-def service_of(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]]:
+def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
     """(processes of this plan that make batches, over all hosts; addresses of services that are there already)."""
     asked = config.data.service
     if asked is None:
         return 0, ()
-    if asynchronous:
-        raise UserError(
-            f"data.service=null under strategy={config.strategy.name}, whose workers make the examples of "
-            "the steps that they are handed",
-            asked,
-            "data.service=null, or strategy=multi_worker",
-        )
     if re.fullmatch(r"\d+", asked):
         if not 1 <= int(asked) <= MOST_SERVERS:
             raise UserError(
@@ -280,7 +273,7 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
         threads=config.hardware.threads_per_device or max(1, len(machine.cores) // here),
         coordinators=1 if asynchronous else 0,
         servers=servers,
-        data_servers=service_of(config, asynchronous)[0],
+        data_servers=service_of(config)[0],
         per_replica=per_replica,
     )
     check_cores(config, made, machine)

@@ -118,7 +118,7 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
         cache=data.cache.value,
         on_error=data.on_error.value,
         prefetch=data.prefetch,
-        service=service_of(config, config.strategy.asynchronous)[1],
+        service=service_of(config)[1],
     )
 
 
