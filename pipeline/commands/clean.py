@@ -47,16 +47,16 @@ def main(arguments: Sequence[str]) -> int:
 def _clean(typed: Words) -> int:
     rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()
-    found = clean.gather(Path(typed["output_dir"]))
-    why = clean.staying(found, *rules, now)
-    going = [kept for kept in found if why[kept.folder] is None]
+    folders = clean.gather(Path(typed["output_dir"]))
+    why = clean.staying(folders, *rules, now)
+    going = [folder for folder in folders if why[folder.folder] is None]
     failed = 0
     prepare(os.environ)
-    for kept in going:
-        problem = "" if dry else _remove(kept)
+    for folder in going:
+        problem = "" if dry else _remove(folder)
         failed += bool(problem)
         what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
-        show.say(console, f"{what}: {_about(kept, now)}")
+        show.say(console, f"{what}: {_about(folder, now)}")
     stays = Counter(reason for reason in why.values() if reason)
     for line in _sum_up(going, stays, dry, failed):
         show.say(console, line)
@@ -90,22 +90,22 @@ def _remove(kept: Stored) -> str:
     return ""
 
 
-def _about(kept: Stored, now: float) -> str:
-    """What it is, in a line."""
-    speedups = [result.speed.speedup for result in kept.results if result and result.speed.speedup]
-    age = now - kept.written
+def _about(folder: Stored, now: float) -> str:
+    """Returns a line about what goes."""
+    speedups = [result.speed.speedup for result in folder.results if result and result.speed.speedup]
+    age = now - folder.written
     return listed(
-        str(kept.folder),
-        plural(len(kept.runs), "run") if len(kept.runs) > 1 else "",
-        amount(kept.bytes),
+        str(folder.folder),
+        plural(len(folder.runs), "run") if len(folder.runs) > 1 else "",
+        amount(folder.bytes),
         f"{duration(age) if age < A_DAY else plural(int(age / A_DAY), 'day')} old",
         f"{times(max(speedups))} at best" if speedups else "",
     )
 
 
 def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int) -> list[str]:
-    """How much goes, and why the rest stays."""
-    size = amount(sum(kept.bytes for kept in going))
+    """Returns lines that say how much goes, and why the rest stays."""
+    size = amount(sum(folder.bytes for folder in going))
     why = brackets(listed(*(f"{count} {reason}" for reason, count in stays.items())))
     verb = "would go" if dry else "went"
     lines = [f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."]

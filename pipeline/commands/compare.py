@@ -47,17 +47,19 @@ def main(arguments: Sequence[str]) -> int:
 def _compare(typed: Words) -> int:
     runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
     console = show.console_on(sys.stdout)
-    made = compared(runs)
+    differences = compared(runs)
     names, results = [run.folder.name for run in runs], [run.result for run in runs]
     marks = comparable.marks(runs)
-    for line in show.compared_lines(names, results, marks, made.verdicts, made.unlike, made.settings, made.outcomes):
+    for line in show.compared_lines(
+        names, results, marks, differences.verdicts, differences.unlike, differences.settings, differences.outcomes
+    ):
         show.say(console, line)
     return 0
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What differs between runs: settings by dotted key, with a value for each run, and what they came to, likewise.
+    """Differences between runs: settings by dotted key, with a value for each run, and results, likewise.
 
     `verdicts` says of each pair of runs which is faster, or that they tie. `unlike` says in what runs differ that makes
     their speeds say nothing of each other.
@@ -70,10 +72,10 @@ class Compared:
 
 
 def compared(runs: Sequence[Run]) -> Compared:
-    """What differs between `runs`."""
+    """Returns what differs between `runs`."""
     flat = [dict(comparable.flat(_asked(run))) for run in runs]
-    keys = list(dict.fromkeys(key for asked in flat for key in asked if key not in PLACES))
-    settings = [(key, tuple(asked.get(key) for asked in flat)) for key in keys]
+    keys = list(dict.fromkeys(key for settings_of in flat for key in settings_of if key not in PLACES))
+    settings = [(key, tuple(settings_of.get(key) for settings_of in flat)) for key in keys]
     outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
     judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(comparable.marks(runs))}

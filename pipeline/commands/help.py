@@ -87,10 +87,10 @@ class Book:
     meanings: Mapping[str, str]
 
 
-def text(composer: Composer, asked: Sequence[str], columns: int) -> str:
+def text(composer: Composer, words: Sequence[str], columns: int) -> str:
     """The page about what is `asked`: topics, and overrides of choices. Raises `UserError` where a topic is none."""
-    overrides = [word for word in asked if "=" in word]
-    topics = [word for word in asked if "=" not in word] + [word.partition("=")[0] for word in overrides]
+    overrides = [word for word in words if "=" in word]
+    topics = [word for word in words if "=" not in word] + [word.partition("=")[0] for word in overrides]
     book = _book(composer, overrides)
     width = min(columns, WIDEST)
     pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
@@ -101,17 +101,19 @@ def _book(composer: Composer, overrides: Sequence[str]) -> Book:
     (composed, chosen), written = composer.composed(overrides), composer.written()
     groups, choices = meanings_of_groups(written), composer.choices()
     choices = {group: choices[group] for group in sorted(choices, key=[*groups, *choices].index)}
-    said = meanings_of_keys(written)
+    meanings = meanings_of_keys(written)
     opening: dict[str, dict[str, str]] = {}
     for group, options in choices.items():
         texts = {option: composer.written(group, option) for option in options}
         opening[group] = {option: meaning_of_choice(text) for option, text in texts.items()}
         # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better.
-        said = meanings_of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | said
+        meanings = meanings_of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | meanings
         # A key that all choices have may be explained by those alone that need it.
         for file in texts.values():
-            said = {key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1} | said
-    return Book(choices, chosen, opening, groups, dict(_flat(composed)), said)
+            meanings = {
+                key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1
+            } | meanings
+    return Book(choices, chosen, opening, groups, dict(_flat(composed)), meanings)
 
 
 def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
@@ -146,19 +148,19 @@ def _first(book: Book, width: int) -> Iterator[str]:
 
 
 def _page(topic: str, book: Book, width: int) -> Iterator[str]:
-    """What is said of one topic."""
-    known = list(book.defaults)
+    """Yields the page of one topic."""
+    all_keys = list(book.defaults)
     if topic == ALL:
-        for group in dict.fromkeys(key.partition(".")[0] if "." in key else "" for key in known):
+        for group in dict.fromkeys(key.partition(".")[0] if "." in key else "" for key in all_keys):
             yield from _group(group, book, width)
             yield ""
-    elif topic in book.choices or topic in {key.partition(".")[0] for key in known if "." in key}:
+    elif topic in book.choices or topic in {key.partition(".")[0] for key in all_keys if "." in key}:
         yield from _group(topic, book, width)
-    elif found := [key for key in known if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")]:
-        for key in found:
+    elif matching := [key for key in all_keys if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")]:
+        for key in matching:
             yield from _entry(key, book, width)
     else:
-        names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in known if "." in key)]
+        names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in all_keys if "." in key)]
         closest = near(topic, dict.fromkeys(names)) or meant_by_key(topic) or [ALL]
         raise UserError(f"--help with a group, a key, group=choice, a verb or {ALL}", topic, f"--help {closest[0]}")
 
@@ -166,8 +168,8 @@ def _page(topic: str, book: Book, width: int) -> Iterator[str]:
 def _group(group: str, book: Book, width: int) -> Iterator[str]:
     """A group: what it is for, its choices, and its keys; with "" the keys of no group."""
     inside = [key for key in book.defaults if (key.partition(".")[0] if "." in key else "") == group]
-    said = book.groups.get(group) or book.meanings.get(group, "")
-    title = f"{group}: {said}" if said else group or "Keys of the whole"
+    meaning = book.groups.get(group) or book.meanings.get(group, "")
+    title = f"{group}: {meaning}" if meaning else group or "Keys of the whole"
     yield from _wrapped(title, width)
     if options := book.choices.get(group):
         yield ""
@@ -195,9 +197,9 @@ def _entry(key: str, book: Book, width: int) -> Iterator[str]:
 
 
 def _in_short(key: str, book: Book) -> str:
-    """What a key means, without what comes of null; of one whose meaning is that of its values, all of it."""
-    said = book.meanings.get(key, "")
-    return said if VALUE.match(said) else said.partition(";")[0]
+    """Returns what a key means, without what null comes to; all of it where the meaning is that of its values."""
+    meaning = book.meanings.get(key, "")
+    return meaning if VALUE.match(meaning) else meaning.partition(";")[0]
 
 
 def _indented(words: str, width: int) -> list[str]:
@@ -214,8 +216,8 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
     widest = max(len(name) for name, _ in rows)
     beside = widest + INDENT <= width // 2 + 4
     left = widest + 4 if beside else INDENT + 2
-    for name, said in rows:
-        wrapped = _wrapped(said, width - left)
+    for name, meaning in rows:
+        wrapped = _wrapped(meaning, width - left)
         if beside:
             first, *rest = wrapped or [""]
             yield f"  {name:<{widest}}  {first}"
@@ -243,31 +245,31 @@ def _typed(value: object) -> str:
 
 
 def meanings_of_keys(text: str, prefix: str = "") -> dict[str, str]:
-    r"""What each key of a YAML file means, by its dotted name.
+    r"""Returns what each key of a YAML file means, by its dotted name.
 
     >>> meanings_of_keys("a: # of all\n  b: 1 # how many\n  #      at most\n# c:\n#   d: null # why\n")
     {'a': 'of all', 'a.b': 'how many at most', 'c.d': 'why'}
     """
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     last = ""
     for line in _uncommented(text):
         if match := KEY_LINE.match(line):
-            indent, said = len(match["indent"]), match["said"]
+            indent, meaning = len(match["indent"]), match["said"]
             above = [(place, name) for place, name in above if place < indent]
             last = ".".join([*(name for _, name in above), match["key"]])
             above.append((indent, match["key"]))
-            if said:
-                found[prefix + last] = said.strip()
-        elif (match := MORE_LINE.match(line)) and prefix + last in found:
-            found[prefix + last] += f" {match['said'].strip()}"
+            if meaning:
+                meanings[prefix + last] = meaning.strip()
+        elif (match := MORE_LINE.match(line)) and prefix + last in meanings:
+            meanings[prefix + last] += f" {match['said'].strip()}"
         else:
             last = ""
-    return found
+    return meanings
 
 
 def meanings_of_groups(text: str) -> dict[str, str]:
-    r"""What each group of choices is for, as its place in a list of defaults says.
+    r"""Returns what each group of choices is for, as its place in a list of defaults says.
 
     >>> meanings_of_groups("defaults:\n  - model: cnn # what is trained: conf/model/\n")
     {'model': 'what is trained'}
@@ -277,7 +279,7 @@ def meanings_of_groups(text: str) -> dict[str, str]:
 
 
 def meaning_of_choice(text: str) -> str:
-    r"""What a choice is, as its file opens.
+    r"""Returns what a choice is, as its file opens.
 
     >>> meaning_of_choice("# Dense layers only.\n# Pick it first.\nname: mlp\n")
     'Dense layers only. Pick it first.'

@@ -60,33 +60,33 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     configs.register(partial(devices, os.environ))
     try:
-        given = options(arguments)
-        composer = Composer(given.config_name or "config", Config, given.config_dir, given.config_path)
-        if _shown(composer, given):
+        typed = options(arguments)
+        composer = Composer(typed.config_name or "config", Config, typed.config_dir, typed.config_path)
+        if _shown(composer, typed):
             return 0
     except UserError as error:
         return _refuse(str(error))
-    return command(composer, given)
+    return command(composer, typed)
 
 
-def _shown(composer: Composer, given: argparse.Namespace) -> bool:
-    """Was something printed that was asked for in place of a run? Where nobody reads it on, as by `head`, it ends."""
-    kept = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
+    """Prints what was typed in place of a run, if anything was, and returns whether; ends where nobody reads on."""
+    handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        if given.help:
+        if typed.help:
             # Only where it is asked for: what reads the pages is no part of a run.
             from pipeline.commands import help as pages
 
-            print(pages.text(composer, given.overrides, shutil.get_terminal_size().columns), end="")
+            print(pages.text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
             return True
-        shown = composer.show(given)
+        shown = composer.show(typed)
         sys.stdout.flush()
         return shown
     finally:
-        signal.signal(signal.SIGPIPE, kept)
+        signal.signal(signal.SIGPIPE, handler)
 
 
-def command(composer: Composer, given: argparse.Namespace) -> int:
+def command(composer: Composer, typed: argparse.Namespace) -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     screen = show.Terminal(console, time.time)
@@ -95,12 +95,12 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         environ=dict(os.environ),
         screen=screen,
         track=Tracker,
-        options=where_configs_are(given),
+        options=where_configs_are(typed),
     )
     points, written, unsent, code = Requests(session, partial(tell, console=console)), None, None, 1
     try:
         with signals.interrupt(session.spares):
-            if (served := points.compose(composer, given)) is not None:
+            if (served := points.compose(composer, typed)) is not None:
                 code = served
                 return code
             _run(points, session, console)
@@ -140,7 +140,7 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
 
 
 def _refusal(error: Exception) -> str:
-    """What is wrong with what was asked for, in words. Raises what is no person's making."""
+    """Returns what is wrong with what was typed. Raises what is no user's mistake."""
     if isinstance(error, UserError | UserError):
         return str(error)
     if isinstance(error, OSError):
@@ -159,26 +159,26 @@ def say_left(folder: Path) -> None:
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:
-    """What is there of the points that a signal has ended, and what goes on with them."""
+    """Returns which checkpoints the runs that a signal has ended left, and how to resume them."""
     configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
     steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
     if not steps:
         return "The same command goes on with the sweep." if named else "Nothing was under way."
-    said = [
+    sentences = [
         f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
         for folder, step in sorted(steps.items())
     ]
-    there = enumerated(said)
+    checkpoints = enumerated(sentences)
     how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
     if any(config.resume == start.NEVER for config in configs_of):
-        return f"{there}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
-    kept = (
+        return f"{checkpoints}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
+    also = (
         ", and keeps the points that have finished"
         if named
         else "; with sweep.name=mine it would keep other points too"
     )
-    return f"{there}: the same command goes on {how}{kept * points.many}."
+    return f"{checkpoints}: the same command goes on {how}{also * points.many}."
 
 
 def _run(points: Requests, session: Session, console: "Console") -> None:
@@ -186,8 +186,8 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
     screen = session.screen
     if points.finished and points.sweep is not None:
         screen.say(_kept_line(points))
-    if (most := most_at_once(points, session)) > 1:
-        _run_at_once(points, session, console, most)
+    if (count_at_once := most_at_once(points, session)) > 1:
+        _run_at_once(points, session, console, count_at_once)
         return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
@@ -217,12 +217,12 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
         session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Requests, session: Session, console: "Console", most: int) -> None:
+def _run_at_once(points: Requests, session: Session, console: "Console", count: int) -> None:
     """The same, with several of them at once, in one table that fills."""
     from pipeline.run.parallel import Parallel
 
-    there = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    with show.Board(console, there) as board:
+    rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
+    with show.Board(console, rows) as board:
 
         def begun(key: Key, request: RunRequest) -> None:
             board.begun(key, request.unended("RUNNING"))
@@ -234,7 +234,7 @@ def _run_at_once(points: Requests, session: Session, console: "Console", most: i
             board.ended(key, point, seconds)
             tell(point, True, console)
 
-        Parallel(points, session, most, _opened).run(begun, ended)
+        Parallel(points, session, count, _opened).run(begun, ended)
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def _kept_line(points: Requests) -> str:
 
 
 def _done(points: Requests, session: Session) -> list[RunResult]:
-    """What has become of the points that have ended, by their numbers."""
+    """Returns the runs that have ended, by their numbers."""
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
@@ -298,7 +298,7 @@ def tell(point: RunResult, many: bool, console: "Console") -> None:
 
 
 def _show_log(log: str | None, error: str, console: "Console") -> None:
-    """What a person looks for in a failed process's log: where their own functions failed, or else its last lines."""
+    """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
         return
     text = Path(log).read_text(errors="replace")
@@ -327,11 +327,11 @@ def own_frames(log: str, error: str) -> list[str] | None:
     chain = [tracebacks.pop()]
     while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
         chain.insert(0, tracebacks.pop())
-    found: list[str] = []
+    lines: list[str] = []
     for frame in FRAME.finditer("".join(chain)):
         if is_own(frame["file"]):
-            found += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
-    return found
+            lines += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
+    return lines
 
 
 def _refuse(message: str) -> int:

@@ -87,7 +87,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Verb:
-    """How a verb is typed: its name, its words and how many of them, what it does, and its keys."""
+    """A verb as it is typed: its name, its words and how many of them, what it does, and its keys."""
 
     name: str
     words: str
@@ -237,5 +237,5 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
 
 
 def _is_word(argument: str) -> bool:
-    """Is this neither an option nor an override of Hydra's?"""
+    """True for what is neither an option nor an override."""
     return bool(argument) and "=" not in argument and not argument.startswith(("-", "+", "~"))

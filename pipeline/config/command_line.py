@@ -103,13 +103,13 @@ def _instead_of(arguments: Sequence[str], problem: str) -> str:
     return "`python -m pipeline --help`"
 
 
-def where_configs_are(given: argparse.Namespace) -> tuple[str, ...]:
+def where_configs_are(typed: argparse.Namespace) -> tuple[str, ...]:
     """Returns the options that say where configs are, to be typed again.
 
     >>> where_configs_are(options(["--config-dir", "mine", "model=own", "-m"]))
     ('--config-dir=mine',)
     """
-    named = {name: getattr(given, name) for name in ("config_path", "config_name", "config_dir")}
+    named = {name: getattr(typed, name) for name in ("config_path", "config_name", "config_dir")}
     return tuple(f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value)
 
 

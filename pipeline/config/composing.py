@@ -89,39 +89,39 @@ class Composer:
         self._name, self._schema = name, schema
         self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
 
-    def show(self, given: argparse.Namespace) -> bool:
+    def show(self, typed: argparse.Namespace) -> bool:
         """Prints what options ask to see instead of a run; False where they ask for nothing."""
-        hydra, overrides = GlobalHydra.instance().hydra, given.overrides
+        hydra, overrides = GlobalHydra.instance().hydra, typed.overrides
         assert hydra is not None
         with _refused(self._schema):
-            if given.hydra_help:
+            if typed.hydra_help:
                 hydra.hydra_help(None, Parser(), argparse.Namespace(overrides=[]))
-            elif given.cfg:
-                print(self._text_of(given), end="")
-            elif given.info:
+            elif typed.cfg:
+                print(self._text_of(typed), end="")
+            elif typed.info:
                 self._load(overrides)
-                hydra.show_info(given.info, self._name, overrides)
-            elif given.shell_completion:
+                hydra.show_info(typed.info, self._name, overrides)
+            elif typed.shell_completion:
                 hydra.shell_completion(self._name, overrides)
             else:
                 return False
         return True
 
-    def _text_of(self, given: argparse.Namespace) -> str:
+    def _text_of(self, typed: argparse.Namespace) -> str:
         """Returns the part of the config that --cfg and --package name, as YAML."""
-        config = self._load(given.overrides)
+        config = self._load(typed.overrides)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_readonly(config.hydra, None)
-        names = [str(name) for name in config if given.cfg == "all" or (name == "hydra") == (given.cfg == "hydra")]
+        names = [str(name) for name in config if typed.cfg == "all" or (name == "hydra") == (typed.cfg == "hydra")]
         config = OmegaConf.masked_copy(config, names)
-        if given.resolve:
+        if typed.resolve:
             OmegaConf.resolve(config)
-        if given.package in (None, "_global_"):
+        if typed.package in (None, "_global_"):
             return OmegaConf.to_yaml(config)
-        part = OmegaConf.select(config, given.package)
+        part = OmegaConf.select(config, typed.package)
         if part is None:
-            raise UserError("--package with a part of the config", given.package, f"--cfg {given.cfg} --package train")
-        return f"# @package {given.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else f"{part}\n"
+            raise UserError("--package with a part of the config", typed.package, f"--cfg {typed.cfg} --package train")
+        return f"# @package {typed.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else f"{part}\n"
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """Returns one config, without Hydra's own part."""
@@ -143,8 +143,8 @@ class Composer:
 
     def _listed(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Returns the choices, or the groups, of a group."""
-        there = [source for source in self._loader.get_sources() if source.is_group(group)]
-        return sorted({name for source in there for name in source.list(group, kind)})
+        sources = [source for source in self._loader.get_sources() if source.is_group(group)]
+        return sorted({name for source in sources for name in source.list(group, kind)})
 
     def written(self, group: str | None = None, choice: str = "") -> str:
         """Returns the text of a choice's file, with its comments, or of the config's; "" of one that a package offers.
@@ -292,8 +292,8 @@ class Composer:
             content = None if source is None else source.load_config(file).config
             names = list(content.keys()) if isinstance(content, DictConfig) else []
             # A file that says nothing is no choice that could be made, but for hardware.
-            made = group == "hardware" or node.get("build") or names
-            if made and "name" not in names and OmegaConf.is_missing(node, "name"):
+            can_be_made = group == "hardware" or node.get("build") or names
+            if can_be_made and "name" not in names and OmegaConf.is_missing(node, "name"):
                 node.name = str(choice).rpartition("/")[2]
 
 

@@ -124,12 +124,12 @@ def _typed_in(group: str, overrides: Sequence[Override]) -> set[str]:
     >>> sorted(_typed_in("model", parse(["model={build: {_target_: a.b}}"])))
     ['build', 'build._target_']
     """
-    found: set[str] = set()
+    keys: set[str] = set()
     for override in overrides:
         key, value = override.key_or_group, override.value()
         if not override.is_delete() and (key.startswith(f"{group}.") or (key == group and isinstance(value, dict))):
-            found |= {name.removeprefix(f"{group}.") for name in _paths(key, value) if name != group}
-    return found
+            keys |= {name.removeprefix(f"{group}.") for name in _paths(key, value) if name != group}
+    return keys
 
 
 def _paths(key: str, value: object) -> Iterator[str]:
@@ -140,12 +140,12 @@ def _paths(key: str, value: object) -> Iterator[str]:
             yield from _paths(f"{key}.{name}", inner)
 
 
-def _leave_behind(choice: dict[str, Json], kept: set[str]) -> None:
+def _leave_behind(choice: dict[str, Json], typed: set[str]) -> None:
     build = choice.get("build")
-    if not isinstance(build, Mapping) or "build._target_" not in kept:
+    if not isinstance(build, Mapping) or "build._target_" not in typed:
         return
-    choice["build"] = {key: value for key, value in build.items() if key == "_target_" or f"build.{key}" in kept}
+    choice["build"] = {key: value for key, value in build.items() if key == "_target_" or f"build.{key}" in typed}
     facts = ("num_classes", "input_shape", "train_examples", "validation_examples", "exchange")
-    choice |= {fact: None for fact in facts if fact in choice and fact not in kept}
-    if "name" not in kept:
+    choice |= {fact: None for fact in facts if fact in choice and fact not in typed}
+    if "name" not in typed:
         choice["name"] = str(build.get("_target_")).rpartition(".")[2]

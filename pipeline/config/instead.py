@@ -1,4 +1,4 @@
-"""Finds what a person may type in place of what is wrong: the key, choice or value that was probably meant.
+"""Finds what may be typed in place of what is wrong: the key, choice or value that was probably meant.
 
 All that it offers can be typed as it stands.
 """
@@ -50,22 +50,22 @@ READERS = {
 
 
 def meant(word: str, schema: type = Config) -> str | None:
-    """The `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
+    """Returns the `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
 
     >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
     ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
     """
-    groups, known = groups_of(schema), list(keys(schema))
-    of_groups = {group: of for group, of in shipped.choices().items() if group in groups or schema is Config}
+    groups, all_keys = groups_of(schema), list(keys(schema))
+    of_groups = {group: options for group, options in shipped.choices().items() if group in groups or schema is Config}
     chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
     defaults = {group: choice for group, choice in shipped.defaults().items() if group in groups}
-    closest = near(word, [*defaults, *groups, *known, *chosen]) or near_keys(word, known, 1)
+    closest = near(word, [*defaults, *groups, *all_keys, *chosen]) or near_keys(word, all_keys, 1)
     if not closest:
         return None
     name = closest[0]
     if name in defaults or name in chosen:
         return f"{name}={defaults[name]}" if name in defaults else f"{chosen[name]}={name}"
-    key = next(key for key in known if f"{key}.".startswith(f"{name}."))
+    key = next(key for key in all_keys if f"{key}.".startswith(f"{name}."))
     value = (usual(key, schema) or ("null",))[0]
     return f"{key}={'VALUE' if value in ('null', '[]') else value}"
 
@@ -78,14 +78,14 @@ def meant_by_key(key: str, schema: type = Config, value: str | None = None) -> l
     >>> meant_by_key("train.epoch"), meant_by_key("zzz")
     (['train.epochs'], [])
     """
-    there = [*keys(schema), *groups_of(schema)]
-    lines = [line for line in elsewhere(key.rpartition(".")[2], value or "") if line.partition("=")[0] in there]
-    lines = lines or [f"{known}={value}" for known in near_keys(key, there)]
+    names = [*keys(schema), *groups_of(schema)]
+    lines = [line for line in elsewhere(key.rpartition(".")[2], value or "") if line.partition("=")[0] in names]
+    lines = lines or [f"{name}={value}" for name in near_keys(key, names)]
     return [line.partition("=")[0] for line in lines] if value is None else [fitting(line, schema) for line in lines]
 
 
 def chosen(group: str, choice: str, options: Sequence[str]) -> str:
-    """What was probably meant by a choice that is none: a function, the data at a path, or the nearest choice.
+    """Returns what was probably meant by a choice that is none: a function, the data at a path, or the nearest choice.
 
     >>> chosen("model", "mine:build", ["cnn"]), chosen("data", "~/a.csv", ["csv"]), chosen("tracking", "wandb", ["x"])
     ('model.build._target_=mine.build', "data=csv 'data.path=~/a.csv'", 'tracking=sqlite')
@@ -113,8 +113,8 @@ def fitting(line: str, schema: type = Config) -> str:
     """
     key, _, value = line.partition("=")
     if key in (choices := shipped.choices()):
-        known = LAYOUT.match(value) if key == "hardware" else value in choices[key]
-        return in_shell(line) if known else chosen(key, value, choices[key])
+        is_choice = LAYOUT.match(value) if key == "hardware" else value in choices[key]
+        return in_shell(line) if is_choice else chosen(key, value, choices[key])
     with suppress(HydraException):
         override = OverridesParser.create().parse_override(line)
         if override.is_sweep_override():
@@ -143,7 +143,7 @@ def repaired(key: str, value: str, schema: type = Config) -> str:
 
 
 def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...]:
-    """What a person may type in place of `received`: the value it is near to, the default, or an example of one."""
+    """Returns what may be typed in place of `received`: the value it is near to, the default, or an example of one."""
     _, kind, default, _ = find(key, schema)
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def in_shell(line: str) -> str:
 
 
 def misfit(key: str, value: object, schema: type = Config) -> OmegaConfBaseException | None:
-    """What OmegaConf raises of a value that is not of the type of its key; None of one that is."""
+    """Returns OmegaConf's error about a value that is not of the type of its key; None for one that is."""
     try:
         OmegaConf.update(_blank(schema), key, value, merge=True)
     except OmegaConfBaseException as error:
@@ -229,7 +229,7 @@ def groups_of(schema: type = Config) -> list[str]:
 
 
 def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
-    """How far a key leads into the schema: the part of it that is there, its type and default, and the names after it.
+    """Returns how far a key leads into the schema: the part that is there, its type and default, the names after it.
 
     >>> find("train.seed"), find("train.seed.x")
     (('train.seed', <class 'int'>, 0, []), ('train.seed', <class 'int'>, 0, ['x']))
@@ -241,8 +241,8 @@ def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str
         fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
         if name not in fields:
             return ".".join(names[:place]), kind, default, names[place:]
-        made = fields[name].default_factory
-        default = fields[name].default if made is dataclasses.MISSING else made()
+        factory = fields[name].default_factory
+        default = fields[name].default if factory is dataclasses.MISSING else factory()
         kind = typing.get_type_hints(kind)[name]
     return key, kind, default, []
 

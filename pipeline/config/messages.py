@@ -57,8 +57,8 @@ def _refusal(error: Exception, schema: type, typed: Sequence[Override]) -> UserE
         return UserError("key=value or group=choice", error.override, _repaired(error.override, schema))
     cause = next((cause for cause in _chain(error) if isinstance(cause, OmegaConfBaseException)), None)
     # Hydra says of a file where it is, of an override what it is for.
-    said, _, rest = str(error).partition(" ")
-    place = rest.partition("'")[2].partition("'")[0] if said == "In" else None
+    first, _, rest = str(error).partition(" ")
+    place = rest.partition("'")[2].partition("'")[0] if first == "In" else None
     refused = None if cause is None else _of_value(cause, schema, typed, place)
     if refused is None and place is None:
         # Of two whose names Hydra's words hold, the longer one is meant.
@@ -149,11 +149,11 @@ def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
     """Returns what is wrong with a key that is none; `value` is what was typed after it, if anything was."""
     if closest := meant_by_key(key, schema, value):
         return UserError("a key that exists", key, " or ".join(closest))
-    known, _, _, rest = find(key, schema)
+    place, _, _, rest = find(key, schema)
     page = HELP if schema is Config else HELP.replace("pipeline --help", "pipeline prepare --help")
-    if schema is Config and known in shipped.choices():
-        page = HELP.replace("--help", f"--help {known}")
-    return UserError(_beside(".".join(filter(None, (known, rest[0]))), schema), key, page)
+    if schema is Config and place in shipped.choices():
+        page = HELP.replace("--help", f"--help {place}")
+    return UserError(_beside(".".join(filter(None, (place, rest[0]))), schema), key, page)
 
 
 def _value_of(override: Override) -> str:

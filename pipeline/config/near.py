@@ -104,11 +104,11 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     """
     typed = word.lower()
     likeness = {name: _likeness(typed, name.lower()) for name in names}
-    found = [name for name, alike in likeness.items() if alike >= ALIKE]
+    alike_names = [name for name, alike in likeness.items() if alike >= ALIKE]
     called = CALLED.get(typed)
     if called is not None and called.partition(" ")[0] in likeness:
         return [called]
-    return sorted(found, key=lambda name: -likeness[name])[:count]
+    return sorted(alike_names, key=lambda name: -likeness[name])[:count]
 
 
 def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:
@@ -119,16 +119,16 @@ def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:
     (['train.steps', 'measure.steps'], ['train.epochs'], ['workers'])
     """
     group, _, name = key.rpartition(".")
-    if same := [known for known in keys if known.rpartition(".")[2] == name and known != key]:
+    if same := [candidate for candidate in keys if candidate.rpartition(".")[2] == name and candidate != key]:
         return (near(group, same, count) if group and len(same) > count else same)[:count]
-    groups = {known.rpartition(".")[0] for known in keys}
+    groups = {candidate.rpartition(".")[0] for candidate in keys}
     # In the group that was typed, or those that are spelt alike; without one, in any.
     meant = {group} if group in groups and group else set(near(group, groups, count)) if group else groups
     names: dict[str, str] = {}
-    for known in keys:
-        place, _, last = known.rpartition(".")
+    for candidate in keys:
+        place, _, last = candidate.rpartition(".")
         if place in meant:
-            names.setdefault(last, known)
+            names.setdefault(last, candidate)
     return [names[last] for last in near(name, names)]
 
 

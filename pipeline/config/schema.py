@@ -1,4 +1,4 @@
-"""What a person can say: the typed shape of a config, as plain dataclasses.
+"""The typed shape of a config: all that can be set, as plain dataclasses.
 
 One class for each group of keys. `config.py` fills them from YAML and the command line, `plan.py` reads them.
 What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is
@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 class Mode(Enum):
-    """What to do with a composed config."""
+    """The use of a composed config."""
 
     run = "run"
     plan = "plan"
@@ -44,14 +44,14 @@ class Kind(Enum):
 
 
 class Scaling(Enum):
-    """Which batch is held fixed as workers are added: the replica's (weak) or the global one (strong)."""
+    """The batch that is held fixed as workers are added: the replica's (weak) or the global one (strong)."""
 
     weak = "weak"
     strong = "strong"
 
 
 class Baseline(Enum):
-    """Where the one-device throughput comes from: `auto` reuses an equal one of an earlier command, `fresh` measures it
+    """The source of the one-device throughput: `auto` reuses an equal one of an earlier command, `fresh` measures it
     for every point, `none` does without."""
 
     auto = "auto"
@@ -60,7 +60,7 @@ class Baseline(Enum):
 
 
 class Exchange(Enum):
-    """What a strategy's devices exchange at each step, which decides where memory goes and what travels."""
+    """The exchange between a strategy's devices at each step, which decides where memory goes and what travels."""
 
     none = "none"
     all_reduce = "all_reduce"
@@ -77,7 +77,7 @@ class Precision(Enum):
 
 
 class Store(Enum):
-    """Where runs are tracked."""
+    """The store that tracks runs."""
 
     sqlite = "sqlite"
     server = "server"
@@ -85,21 +85,21 @@ class Store(Enum):
 
 
 class Divergence(Enum):
-    """What becomes of a training whose loss is NaN or explodes."""
+    """The end of a training whose loss is NaN or explodes."""
 
     stop = "stop"
     rollback = "rollback"
 
 
 class Best(Enum):
-    """Which value of a metric is the best."""
+    """The best value of a metric."""
 
     min = "min"
     max = "max"
 
 
 class Cache(Enum):
-    """Where examples are kept once they are made."""
+    """The place where examples stay once they are made."""
 
     none = "none"
     memory = "memory"
@@ -107,7 +107,7 @@ class Cache(Enum):
 
 
 class Sharding(Enum):
-    """How processes divide the data: each its own files, or each its own examples of all files."""
+    """The division of data over processes: each reads its own files, or its own examples of all files."""
 
     auto = "auto"
     file = "file"
@@ -115,21 +115,21 @@ class Sharding(Enum):
 
 
 class OnError(Enum):
-    """What becomes of examples that are broken."""
+    """The treatment of examples that are broken."""
 
     stop = "stop"
     skip = "skip"
 
 
 class Order(Enum):
-    """In which order a sweep's points run: in rounds, so that a machine's drift favours none, or as they were typed."""
+    """The order of a sweep's runs: in rounds, so that a machine's drift favours none, or as they were typed."""
 
     interleaved = "interleaved"
     typed = "typed"
 
 
 class StartMethod(Enum):
-    """How a process starts: forked from a server that holds the imports, or from nothing."""
+    """The start of a process: forked from a server that holds the imports, or from nothing."""
 
     forkserver = "forkserver"
     spawn = "spawn"
@@ -201,7 +201,7 @@ class DataConfig:
 
 @dataclass
 class TrainConfig:
-    """How long, on which batches and with which optimizer."""
+    """Length, batches and optimizer of training."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -232,7 +232,7 @@ class TrainConfig:
 
 @dataclass
 class CheckpointConfig:
-    """How often training's state is written, what is kept of it, and where."""
+    """The time between checkpoints, what is kept of them, and where."""
 
     every_steps: int | None = None
     every_minutes: float | None = 10.0
@@ -245,7 +245,7 @@ class CheckpointConfig:
 
 @dataclass
 class MeasureConfig:
-    """How throughput is measured and what it is compared with."""
+    """The measurement of throughput, and its baseline."""
 
     warmup_steps: int = 3
     steps: int | None = None
@@ -268,7 +268,7 @@ class SweepConfig:
 
 @dataclass
 class PredictConfig:
-    """What a prediction is asked about: the share of a worker that another one must bring to pay; what to predict from,
+    """The settings of a prediction: the share of a worker that another one must bring to pay; what to predict from,
     and whether a size that no run had is timed on one device."""
 
     knee_share: float = 0.5
@@ -278,7 +278,7 @@ class PredictConfig:
 
 @dataclass
 class TrackingConfig:
-    """Where runs are tracked and how often a machine's load is sampled."""
+    """The store that tracks runs, and the time between samples of a machine's load."""
 
     name: str = "???"
     store: Store = Store.sqlite
@@ -291,7 +291,7 @@ class TrackingConfig:
 
 @dataclass
 class ClusterConfig:
-    """Where processes are started."""
+    """The place where processes start."""
 
     name: str = "???"
     host: str = "127.0.0.1"
@@ -305,9 +305,8 @@ class ClusterConfig:
 
 @dataclass
 class LaunchConfig:
-    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, to stop, and to leave
-    with a checkpoint; how often what failed is started again, and with how few workers a training may go on; how long
-    processes go on without a conductor, and whether one is meant to leave."""
+    """Timeouts of processes in seconds: to join, give a sign of life, make progress, stop, and leave with a checkpoint;
+    restarts, and the fewest workers that a training goes on with; how long processes go on without a driver."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0

@@ -17,32 +17,32 @@ LAYOUTS = ("1cpu", "2cpu", "4cpu", "8cpu", "1gpu", "2gpu", "4gpu", "8gpu", "2x1c
 
 
 def folder() -> Path:
-    """Where the choices are: beside the package in a checkout, inside it in a wheel."""
-    here = Path(__file__).resolve().parents[1]
-    inside = here / "conf"
-    return inside if inside.is_dir() else here.parent / "conf"
+    """Returns the folder of the choices: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def defaults() -> dict[str, str]:
-    """The choice of each group that has one where none is typed."""
+    """Returns the choice of each group that has one by default."""
     lines = re.findall(r"^  - (\w+): (\S+)", (folder() / "config.yaml").read_text(), re.M)
     return {group: choice for group, choice in lines if choice != "null"}
 
 
 def is_checkout_here() -> bool:
-    """Is this the folder of a checkout, whose `make` has what is to be typed?"""
+    """True in the folder of a checkout, which has a Makefile."""
     return folder().parent == Path.cwd() and Path("Makefile").is_file()
 
 
 def choices() -> dict[str, list[str]]:
-    """The choices of each group that are shipped, by the names of their files, and layouts of hardware."""
+    """Returns the shipped choices of each group, by the names of their files, and layouts of hardware."""
     groups = sorted(path for path in folder().iterdir() if path.is_dir())
-    found = {group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in groups}
-    return found | {"hardware": [*found["hardware"], *LAYOUTS]}
+    names = {group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in groups}
+    return names | {"hardware": [*names["hardware"], *LAYOUTS]}
 
 
 def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
-    """What `name` stands for: of `ours` (names to "module:attribute"), or an entry point of the group `pipeline.KIND`.
+    """Returns what `name` stands for: one of `ours` ("module:attribute"), or an entry point of the group `pipeline.KIND`.
 
     `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
     """
@@ -61,7 +61,7 @@ def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead:
 
 
 def check_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, "EntryPoint"]:
-    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` where nothing is.
+    """Returns what packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` for no name.
 
     Imports nothing of theirs.
     """

@@ -1,4 +1,4 @@
-"""What a `_target_` names: checked without importing it, and called with what a config and the program give it.
+"""Checks what a `_target_` names without importing it, and calls it with what a config and the program give it.
 
 The check reads source files, so that a wrong name or argument is refused in milliseconds, before TensorFlow or a
 person's own code is imported.
@@ -29,7 +29,7 @@ HOPS = 8
 
 
 def check(
-    node: Json, key: str, given: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
+    node: Json, key: str, added: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
 ) -> None:
     """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
 
@@ -40,7 +40,7 @@ def check(
     """
     for place, called in _called(node, key):
         packages = None if allowed is None else (*OURS, *allowed)
-        _check_one(called, place, given if place == key else (), tuple(search), packages)
+        _check_one(called, place, added if place == key else (), tuple(search), packages)
 
 
 def check_allowed(allowed: Sequence[str] | None) -> None:
@@ -62,8 +62,8 @@ def call(node: Mapping[str, Json], key: str, **given: object) -> Any:
     """
     function = _import(str(node.get(KEY)), key)
     arguments = {name: value(inner, f"{key}.{name}") for name, inner in node.items() if name != KEY}
-    asked = _asked(function)
-    return function(**{name: given[name] for name in given if name in asked}, **arguments)
+    parameters = _asked(function)
+    return function(**{name: given[name] for name in given if name in parameters}, **arguments)
 
 
 def value(node: Json, key: str) -> Any:
@@ -93,7 +93,7 @@ def sources(node: Json, search: Sequence[str] = ()) -> set[Path]:
 
 
 def _called(node: Json, key: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """Where each `_target_` in a config value stands, and what it stands in; nested ones after what they are in."""
+    """Yields the place of each `_target_` in a config value and what it stands in, nested ones last."""
     if isinstance(node, Mapping):
         if KEY in node:
             yield key, node
@@ -105,7 +105,7 @@ def _called(node: Json, key: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
 
 
 def asks_for(node: Mapping[str, Json], key: str, name: str) -> bool:
-    """Does the signature of what `node` names have an argument `name`?"""
+    """True if what `node` names has an argument `name`."""
     return name in _asked(_import(str(node.get(KEY)), key))
 
 
@@ -143,7 +143,7 @@ def _no_function(key: str, received: str) -> UserError:
 
 
 def _check_one(
-    node: Mapping[str, Json], key: str, given: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
+    node: Mapping[str, Json], key: str, added: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
 ) -> None:
     real = target = _check_safe(node, key)
     for _ in range(HOPS):
@@ -171,13 +171,13 @@ def _check_one(
             "the module that defines it",
         )
     if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
-        _check_arguments(definition.args, 0, node, key, given)
+        _check_arguments(definition.args, 0, node, key, added)
     if isinstance(definition, ast.ClassDef) and len(rest) == 1:
         methods = _methods(definition)
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
             more = _of_every_optimizer(search) if real.startswith("keras.src.optimizers.") else ()
-            _check_arguments(makes.args, 1, node, key, given, more)
+            _check_arguments(makes.args, 1, node, key, added, more)
 
 
 def _methods(definition: ast.AST | str | list[str] | None) -> dict[str, ast.FunctionDef]:
@@ -214,7 +214,7 @@ def _not_there(key: str, target: str, rest: list[str], module: str, names: objec
 
 
 def _check_safe(node: Mapping[str, Json], key: str) -> str:
-    """What `node` names. Refuses what is no name, and arguments with which Keras would run code of a file."""
+    """Returns what `node` names. Refuses what is no name, and arguments with which Keras would run code of a file."""
     target = node[KEY]
     if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
         received = "none" if target is None else repr(target)
@@ -259,7 +259,7 @@ def _check_arguments(
     bound: int,
     node: Mapping[str, Json],
     key: str,
-    given: Sequence[str],
+    added: Sequence[str],
     more: Sequence[str] = (),
 ) -> None:
     """Refuses what a function would not take; its first `bound` arguments are not for the caller to give.
@@ -279,12 +279,12 @@ def _check_arguments(
             closest = [one for one in meant if one in names] or near(name, names)
             expected = f"an argument of {node[KEY]} ({', '.join(names) or 'it takes none'})"
             raise UserError(expected, f"{key}.{name}", f"{key}.{closest[0]}" if closest else "without it")
-    missing = [name for name in required if name not in node and name not in given]
+    missing = [name for name in required if name not in node and name not in added]
     if missing:
         expected = f"every argument of {node[KEY]} that has no default"
         raise UserError(expected, f"none for {', '.join(missing)}", f"+{key}.{missing[0]}=..")
     for name in node:
-        if name != KEY and name in given:
+        if name != KEY and name in added:
             raise UserError(f"{key}.{name} to be left to the program, which gives it", "a value", "without it")
 
 
@@ -293,21 +293,21 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
 
     A name that a package's own source defines hides a module of that name, as Python's import does.
     """
-    parts, folders, found = target.split("."), list(search), None
+    parts, folders, file = target.split("."), list(search), None
     if parts[0] in sys.builtin_module_names:
         # Part of the interpreter: there is no source to read.
         return Path(parts[0]), parts[1:]
     for index, part in enumerate(parts):
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None or (spec.origin is None and not spec.submodule_search_locations):
-            return found, parts[index:]
-        if index == len(parts) - 1 and found is not None and _defines(found, part):
-            return found, parts[index:]
-        found = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or [])))
+            return file, parts[index:]
+        if index == len(parts) - 1 and file is not None and _defines(file, part):
+            return file, parts[index:]
+        file = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or [])))
         folders = list(spec.submodule_search_locations or [])
         if not folders:
-            return found, parts[index + 1 :]
-    return found, []
+            return file, parts[index + 1 :]
+    return file, []
 
 
 def _defines(path: Path, name: str) -> bool:
@@ -316,7 +316,7 @@ def _defines(path: Path, name: str) -> bool:
 
 
 def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AST | str | list[str] | None:
-    """What `name` is in the source of `module`: None if that cannot be told, or the names it has instead.
+    """Returns what `name` is in the source of `module`: None if that cannot be told, or the names it has instead.
 
     Text is what an import stands for, dotted. `lazy`: a `__getattr__` might give any name.
     """
@@ -346,7 +346,7 @@ def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AS
 
 
 def _is_for_type_checkers(statement: ast.stmt) -> bool:
-    """Is it `if TYPE_CHECKING:`, of which nothing is there when the program runs?"""
+    """True for `if TYPE_CHECKING:`, of which nothing is there when the program runs."""
     return isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
 
 

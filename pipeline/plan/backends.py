@@ -90,14 +90,14 @@ def check_installed(backend: str) -> None:
 
 def check_collective(config: Config) -> None:
     """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `UserError`."""
-    strategy, asked = config.strategy, config.strategy.collective
-    if asked in OVER_PROCESSES and not strategy.spans_processes:
+    strategy, collective = config.strategy, config.strategy.collective
+    if collective in OVER_PROCESSES and not strategy.spans_processes:
         raise UserError(
-            f"a strategy of several processes for strategy.collective={asked}, which {OVER_PROCESSES[asked]}",
+            f"a strategy of several processes for strategy.collective={collective}, which {OVER_PROCESSES[collective]}",
             f"strategy={strategy.name}",
             "strategy=multi_worker, or strategy.collective=auto",
         )
-    if asked == HOROVOD and config.train.gradient_bits == 16:
+    if collective == HOROVOD and config.train.gradient_bits == 16:
         raise UserError(
             "train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16",
             "16",
@@ -107,19 +107,23 @@ def check_collective(config: Config) -> None:
 
 def check_laid_out(config: Config, kind: str, per_process: int, hosts: int) -> None:
     """Refuses devices that a collective does not add over: so many of a kind in each process. Raises `UserError`."""
-    asked = config.strategy.collective
-    if asked == HOROVOD and per_process > 1:
+    collective = config.strategy.collective
+    if collective == HOROVOD and per_process > 1:
         raise UserError(
             "one device in each process under strategy.collective=horovod",
             per_process,
             "strategy.devices_per_process=1, or strategy.collective=auto",
         )
-    if asked == SHARED_MEMORY and hosts > 1:
+    if collective == SHARED_MEMORY and hosts > 1:
         raise UserError("one host under strategy.collective=shared_memory", hosts, "strategy.collective=auto")
-    if asked in OVER_PROCESSES and kind == "gpu":
-        why = "`make horovod` builds for them alone" if asked == HOROVOD else "have their gradients in a host's memory"
+    if collective in OVER_PROCESSES and kind == "gpu":
+        why = (
+            "`make horovod` builds for them alone"
+            if collective == HOROVOD
+            else "have their gradients in a host's memory"
+        )
         raise UserError(
-            f"CPUs under strategy.collective={asked}, which {why}",
+            f"CPUs under strategy.collective={collective}, which {why}",
             "GPUs",
             "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL",
         )
@@ -193,11 +197,11 @@ def _check_strategy(config: Config) -> None:
             f"strategy={strategy.name}",
             "strategy=mirrored, or backend=tensorflow",
         )
-    asked = strategy.build.get("communication", "auto")
-    if asked != "auto":
+    communication = strategy.build.get("communication", "auto")
+    if communication != "auto":
         raise UserError(
             "strategy.build.communication=auto under backend=jax, where XLA adds up",
-            asked,
+            communication,
             "strategy.build.communication=auto",
         )
 

@@ -74,12 +74,13 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
     """
     names = [layer.name for layer in layers]
     by = matched(layout, names, "a layer's whole name")
-    found, last = [], 0
+    parts_of, last = [], 0
     for name in names:
         last = layout[by[name]] if name in by else last
-        found.append(last)
+        parts_of.append(last)
     held = [
-        sum(layer.bytes for layer, part in zip(layers, found, strict=True) if part == number) for number in range(parts)
+        sum(layer.bytes for layer, part in zip(layers, parts_of, strict=True) if part == number)
+        for number in range(parts)
     ]
     if 0 in held:
         raise UserError(
@@ -87,7 +88,7 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
             f"one that leaves device {held.index(0)} without",
             f"a pattern for it, or strategy.devices_per_replica={parts - 1}",
         )
-    return found
+    return parts_of
 
 
 def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[str, str]:
@@ -100,14 +101,14 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
     """
     by: dict[str, str] = {}
     for pattern in patterns:
-        found = [name for name in names if re.fullmatch(pattern, name)]
-        if not found:
+        matching = [name for name in names if re.fullmatch(pattern, name)]
+        if not matching:
             raise UserError(
                 f"each pattern of strategy.build.layout to match {whole}",
                 f"{pattern}, which matches none of {_some(names)}",
                 f"{_near(pattern, names)}, or strategy.build.layout=null",
             )
-        for name in found:
+        for name in matching:
             if name in by:
                 raise UserError(
                     f"one pattern of strategy.build.layout to match {whole}",

@@ -1,4 +1,4 @@
-"""How a global batch is divided over replicas, and files over processes."""
+"""Divides a global batch over replicas, and files over processes."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ DEFAULT_BATCH = 64
 EVEN = 1.02
 
 
-def shared(asked: str, files: Sequence[int], processes: int) -> str:
-    """How processes divide files that have so many examples each: "file" or "element".
+def shared(shard: str, files: Sequence[int], processes: int) -> str:
+    """Returns how processes divide files that have so many examples each: "file" or "element".
 
     By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
     each epoch while the others go on. Raises `UserError` where there are too few files to be divided as was asked.
@@ -24,9 +24,9 @@ def shared(asked: str, files: Sequence[int], processes: int) -> str:
     >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
     ('file', 'element')
     """
-    if processes == 1 or asked == "element":
+    if processes == 1 or shard == "element":
         return "element"
-    if asked == "file":
+    if shard == "file":
         if len(files) < processes:
             raise UserError(
                 f"data.shard=file with a file for each of {processes} processes",
@@ -34,8 +34,8 @@ def shared(asked: str, files: Sequence[int], processes: int) -> str:
                 f"data.shard=element, or `python -m pipeline prepare` with shards={processes}",
             )
         return "file"
-    most = max(sum(files[place] for place in part) for part in dealt(files, processes))
-    return "file" if len(files) >= processes and most <= EVEN * sum(files) / processes else "element"
+    largest = max(sum(files[place] for place in part) for part in dealt(files, processes))
+    return "file" if len(files) >= processes and largest <= EVEN * sum(files) / processes else "element"
 
 
 def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
@@ -80,11 +80,11 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
             f"train.global_batch={train.replica_batch * replicas} train.replica_batch=null, or measure.scaling=weak",
         )
     # Of little data, which an epoch's worth is known of, the batch that nobody named is smaller than usual.
-    there = config.data.train_examples or MOST
+    examples = config.data.train_examples or MOST
     if scaling is Scaling.weak:
-        replica_batch = train.replica_batch or max(1, min(DEFAULT_BATCH, there // replicas))
+        replica_batch = train.replica_batch or max(1, min(DEFAULT_BATCH, examples // replicas))
         return scaling.value, replica_batch, replica_batch * replicas
-    usual = DEFAULT_BATCH if there >= DEFAULT_BATCH else max(1, there // replicas) * replicas
+    usual = DEFAULT_BATCH if examples >= DEFAULT_BATCH else max(1, examples // replicas) * replicas
     global_batch = train.global_batch or usual
     if global_batch % replicas:
         nearest = max(replicas, round(global_batch / replicas) * replicas)

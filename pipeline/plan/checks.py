@@ -167,12 +167,12 @@ def _check_training(config: Config) -> None:
         _check_named("train.metrics", metric, METRICS, "accuracy")
 
 
-def class_weights(given: Json) -> dict[str, float] | None:
-    """What examples of each class count, by its number, which is a text in JSON. Raises `UserError`."""
-    if given is None:
+def class_weights(weights: Json) -> dict[str, float] | None:
+    """Returns the weight of each class's examples, by its number, which is a text in JSON. Raises `UserError`."""
+    if weights is None:
         return None
-    pairs = list(given.items()) if isinstance(given, Mapping) else [(given, None)]
-    numbers = isinstance(given, Mapping) and all(
+    pairs = list(weights.items()) if isinstance(weights, Mapping) else [(weights, None)]
+    numbers = isinstance(weights, Mapping) and all(
         type(label) is int and 0 <= label < MOST_CLASSES
         and type(weight) in (int, float) and 0 <= float(str(weight)) < math.inf
         for label, weight in pairs
@@ -180,23 +180,23 @@ def class_weights(given: Json) -> dict[str, float] | None:
     if not numbers or not any(weight for _, weight in pairs):
         raise UserError(
             "train.class_weight to give numbers of classes weights from 0 on, one of them above 0",
-            given,
+            weights,
             "train.class_weight='{0: 1.0, 1: 5.0}', or null",
         )
     return {str(label): float(str(weight)) for label, weight in pairs}
 
 
 def check_of(train: TrainConfig) -> str:
-    """Whether replicas are compared with one device before training, as the plan has it."""
+    """Returns train.check as the plan has it: "true", "strict" or "off". Raises `UserError`."""
     # YAML's true is a word here.
-    asked = train.check.strip().lower()
-    if asked not in CHECKS:
+    check = train.check.strip().lower()
+    if check not in CHECKS:
         raise UserError(
             "train.check to be true, strict or off",
             train.check or "nothing",
-            f"train.check={'off' if asked == 'false' else 'true'}",
+            f"train.check={'off' if check == 'false' else 'true'}",
         )
-    return asked
+    return check
 
 
 def _check_cluster_and_tracking(config: Config) -> None:
@@ -218,7 +218,7 @@ def _check_cluster_and_tracking(config: Config) -> None:
 
 
 def stays_here(address: str | None) -> bool:
-    """Is a process with this address, or this host, kept from listening on anything but 127.0.0.1?
+    """True if a process with this address, or on this host, listens on nothing but 127.0.0.1.
 
     >>> stays_here("127.0.0.1:2222"), stays_here("10.0.0.5:2222"), stays_here(None)
     (True, False, True)
@@ -241,7 +241,7 @@ def check_path(data: DataConfig) -> None:
 
 def _check_survival(config: Config) -> None:
     """Refuses what contradicts itself in how a run is kept and resumed."""
-    asked = config.checkpoint
+    checkpoint = config.checkpoint
     if config.resume_changes and config.resume in ("auto", "never"):
         raise UserError(
             "resume_changes with the run that they are changes of",
@@ -254,10 +254,10 @@ def _check_survival(config: Config) -> None:
             "true",
             "strategy=multi_worker, or launch.elastic=false",
         )
-    if asked.best_is is not None and asked.keep_best is None:
+    if checkpoint.best_is is not None and checkpoint.keep_best is None:
         raise UserError(
             "checkpoint.best_is with checkpoint.keep_best",
-            f"{asked.best_is.value} alone",
+            f"{checkpoint.best_is.value} alone",
             "checkpoint.keep_best=val_loss, or checkpoint.best_is=null",
         )
 
@@ -265,9 +265,9 @@ def _check_survival(config: Config) -> None:
 def _check_size(key: str, value: float | None, instead: float) -> None:
     """Refuses a number that is larger than anything of its kind, which only a slip makes."""
     group = key.partition(".")[0]
-    most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
-    if value is not None and value > most:
-        raise UserError(f"{key} to be no more than {most:,}", f"{value:g}", f"{key}={instead}")
+    limit = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
+    if value is not None and value > limit:
+        raise UserError(f"{key} to be no more than {limit:,}", f"{value:g}", f"{key}={instead}")
 
 
 def _check_host(host: str) -> None:

@@ -1,4 +1,4 @@
-"""Which devices a config computes on, and what follows from their kind; refuses those that are not there."""
+"""Finds the devices that a config computes on, and what follows from their kind; refuses those that are not there."""
 
 import re
 
@@ -21,18 +21,18 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
         kind = Kind.tpu
     elif kind is Kind.auto:
         kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
-    there = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
-    per_host = hardware.devices_per_host or max(1, there)
+    count = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
+    per_host = hardware.devices_per_host or max(1, count)
     if hardware.rehearse:
         return "cpu", per_host, notes
     if kind is Kind.tpu:
         return kind.value, per_host, _absent_tpu(config, machine, present)
-    here = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
-    if kind is Kind.gpu and here > len(machine.gpus):
+    needed = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
+    if kind is Kind.gpu and needed > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
         fewest = min(machine.members, key=lambda host: len(host.gpus), default=None)
         whose = "this machine" if fewest is None else fewest.hostname
-        lacks = f"hardware={hardware.name} has {here} GPUs, {whose} has {gpus} and {cores} CPU cores"
+        lacks = f"hardware={hardware.name} has {needed} GPUs, {whose} has {gpus} and {cores} CPU cores"
         if present:
             instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
             raise UserError(
@@ -47,8 +47,8 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
 def _check_on_tpu(config: Config, machine: Machine) -> None:
     """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
     strategy, hardware = config.strategy, config.hardware
-    found = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
-    if strategy.on_tpu and hardware.kind is not Kind.tpu and not found:
+    by_itself = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    if strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself:
         raise UserError(
             f"the hardware of a TPU, since {strategy.name} trains on nothing else",
             f"hardware={hardware.name}",
@@ -78,24 +78,24 @@ def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
 
 
 def _tpu_address(config: Config, machine: Machine) -> str | None:
-    """Where the TPU is: an address, "local" for one that is attached, None where there is none. Refuses others."""
-    given = config.strategy.build.get("address")
-    key, address = ("strategy.build.address", str(given)) if given else ("TPU_NAME", machine.tpu_name or "")
-    if given == "local":
+    """Returns the TPU's address, "local" for one that is attached, None where there is none. Refuses others."""
+    typed = config.strategy.build.get("address")
+    key, address = ("strategy.build.address", str(typed)) if typed else ("TPU_NAME", machine.tpu_name or "")
+    if typed == "local":
         return "local" if machine.tpus else None
-    if not given and not address.startswith("grpc:"):
+    if not typed and not address.startswith("grpc:"):
         return "local" if machine.tpus else None
-    found = TPU_ADDRESS.fullmatch(address)
-    if found is None or not 1 <= int(found.group(2)) <= 65535:
+    match = TPU_ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match.group(2)) <= 65535:
         bare = re.sub(r"^[a-z]*:/*", "", address)
         near = [place for place in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(place)]
-        offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
+        offered = near[0] if near and match is None else "grpc://10.0.0.2:8470"
         raise UserError(f"{key} to be local or grpc://HOST:PORT, with a port up to 65535", address, f"{key}={offered}")
     return address
 
 
 def with_address(config: Config, machine: Machine) -> Object:
-    """What makes the strategy, with the TPU's address where its function takes one."""
+    """Returns what makes the strategy, with the TPU's address where its function takes one."""
     build = config.strategy.build
     return build | {"address": _tpu_address(config, machine)} if "address" in build else build
 
@@ -113,7 +113,7 @@ def precision_of(config: Config) -> str:
 
 
 def baseline_source(config: Config, kind: str) -> str:
-    """Where the baseline comes from; a TPU belongs to one process, and there is no second one for a baseline."""
+    """Returns where the baseline comes from; a TPU belongs to one process, which leaves none for a baseline."""
     named = config.measure.baseline
     if kind != "tpu":
         return named.value if named else "once"
@@ -127,7 +127,7 @@ def baseline_source(config: Config, kind: str) -> str:
 
 
 def is_explained(config: Config, kind: str) -> bool:
-    """Is the lost efficiency to be explained? Refused where none is known, or a step is not of all workers."""
+    """True if the lost efficiency is explained. Refused where none is known."""
     if not config.measure.explain:
         return False
     if config.measure.steps == 0:
@@ -146,7 +146,7 @@ def is_explained(config: Config, kind: str) -> bool:
 
 
 def notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:
-    """What batches of one size leave out, and why there is no baseline."""
+    """Returns what batches of one size leave out, and why there is no baseline."""
     if not config.strategy.on_tpu:
         return []
     notes, examples = [], config.data.train_examples

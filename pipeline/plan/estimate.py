@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan needs: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
+    """The needs of a plan: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
     shards of so many rows; large variables that stay on one server, and why; places that have too little memory; why
     activations are unknown, where they are; bytes of an example, where every process holds all of them; which layers
     are on which devices, where whole ones are placed; what hosts hold whose memory is that of their devices.
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Is there memory for all that is known of?"""
+        """True if there is memory for all that is known of."""
         return not self.too_small and (self.host is None or self.host.fits)
 
     @property
@@ -83,7 +83,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, size: Size) -> Estimate:
-    """What `plan` needs for a model of `size`."""
+    """Returns what `plan` needs for a model of `size`."""
     shards, whole = sharded(plan, size)
     kind = Exchange(plan.strategy.exchange) if plan.strategy.exchange else None
     # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
@@ -116,8 +116,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         memory = tuple(_of_part(part, size, len(placed), sums.activations) for part in placed)
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
         memory = (dataclasses.replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
-    known = kind is not None or plan.strategy.devices_per_replica > 1
-    gib = plan.hardware.memory_gib if known else None
+    is_known = kind is not None or plan.strategy.devices_per_replica > 1
+    gib = plan.hardware.memory_gib if is_known else None
     of_devices = memory if placed else memory[:1]
     small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
     host = of_host(plan, size, memory)
@@ -191,7 +191,7 @@ class _Sums:
         parts = plan.strategy.devices_per_replica if plan.backend == JAX else 1
 
         def here(amount: int, variable: Variable) -> int:
-            """Of a variable on a device, over which and others it may be cut."""
+            """Returns the bytes of a variable on one of the devices over which it may be cut."""
             return amount // parts if parts in variable.cut else amount
 
         self.variables = sum(here(variable.bytes, variable) for variable in size.variables)
@@ -236,19 +236,28 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
     if len(plan.processes) == 1 and plan.hardware.kind == "cpu":
         # TensorFlow's ReductionToOneDevice: all send to one, which sends the sum to all others; rows are not added
         # but put together, so that the others receive those of all.
-        there, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+        to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
         traffic = (
-            Traffic("the first device", (count - 1) * back, (count - 1) * there),
-            Traffic("each other device", there, back),
+            Traffic("the first device", (count - 1) * back, (count - 1) * to_first),
+            Traffic("each other device", to_first, back),
         )
         return Exchanged(
-            "gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic, sums.small
+            "gradients added on one device, sums copied back",
+            (count - 1) * (to_first + back),
+            0,
+            0,
+            traffic,
+            sums.small,
         )
     if plan.collective == SHARED_MEMORY:
         # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
         processes = len(plan.leaders)
-        here = count // processes
-        each = 2 * (here - 1) * sums.dense + 2 * (processes - 1) * sums.dense // processes + (count - here) * sums.rows
+        per_process = count // processes
+        each = (
+            2 * (per_process - 1) * sums.dense
+            + 2 * (processes - 1) * sums.dense // processes
+            + (count - per_process) * sums.rows
+        )
         how = f"gradients added through memory that {processes} processes share"
         return Exchanged(how, processes * each, 0, 0, (Traffic("each process", each, each),), sums.small)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
@@ -262,14 +271,14 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
 
 def _central(plan: Plan, sums: _Sums) -> Exchanged:
     count = plan.workers
-    there, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+    to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
     # Every device reads all variables. Gradients are added on one device; the sum goes back to the others and to the
     # host, which applies it.
-    total = count * sums.variables + (count - 1) * (there + back) + back
+    total = count * sums.variables + (count - 1) * (to_first + back) + back
     traffic = (
         Traffic("the host", count * sums.variables, back),
-        Traffic("the first device", count * back, sums.variables + (count - 1) * there),
-        Traffic("each other device", there, sums.variables + back),
+        Traffic("the first device", count * back, sums.variables + (count - 1) * to_first),
+        Traffic("each other device", to_first, sums.variables + back),
     )
     return Exchanged("variables read from the host, gradients added and given back", total, 0, 0, traffic, sums.small)
 

@@ -54,7 +54,7 @@ class Host:
 
     @property
     def beside_import(self) -> int:
-        """What there is beside processes that have only imported their backend."""
+        """All but what processes take that have only imported their backend."""
         return self.devices + self.computing + self.data + self.copied
 
     @property
@@ -64,7 +64,7 @@ class Host:
 
     @property
     def fits(self) -> bool:
-        """Is there memory for it?"""
+        """True if there is memory for it."""
         return self.gib is None or self.total <= self.gib * 2**30
 
 
@@ -78,33 +78,33 @@ def beside_gradients(backend: str, fullest: int, gradients: int) -> int:
 
 
 def of_host(plan: Plan, size: Size, memory: tuple[Memory, ...]) -> Host | None:
-    """What the first host holds, on which the most processes are; None where devices have memory of their own.
+    """Returns what the first host holds, which has the most processes; None where devices have memory of their own.
 
     `memory` is that of each place as `estimate` has it: of a device, or of the parts of a replica, first.
     """
     if plan.hardware.kind != "cpu":
         return None
     backend = JAX if plan.backend == JAX else TENSORFLOW
-    here = [process for process in plan.processes if process.host == 0 and process.role != DATA_SERVER]
-    training = [process for process in here if process.devices]
+    processes = [process for process in plan.processes if process.host == 0 and process.role != DATA_SERVER]
+    training = [process for process in processes if process.devices]
     places = {place.place: place for place in memory}
-    held = sum(_held(plan, process, memory, places) for process in here)
+    held = sum(_held(plan, process, memory, places) for process in processes)
     fixed, each = COMPUTING[backend]
     replicas = sum(len(process.replicas) for process in training)
     graphs = len(training) if backend == JAX else replicas
     batch = plan.training.replica_batch * replicas * (size.example_bytes or 0)
     examples = (plan.data.train_examples or 0) * (size.example_bytes or 0)
     checkpoint = plan.checkpoint
-    kept = any(
+    checkpoints = any(
         every is not None for every in (checkpoint.every_steps, checkpoint.every_minutes, checkpoint.every_epochs)
     )
     whole = sum(variable.bytes + variable.slot_bytes for variable in size.variables)
     return Host(
         devices=held,
-        imported=len(here) * IMPORTED[backend],
-        computing=len(here) * fixed + graphs * each * size.operations,
+        imported=len(processes) * IMPORTED[backend],
+        computing=len(processes) * fixed + graphs * each * size.operations,
         data=len(training) * examples + batch * (plan.data.prefetch + BATCHES),
-        copied=whole if kept else 0,
+        copied=whole if checkpoints else 0,
         gib=plan.hardware.host_memory_gib,
     )
 

@@ -18,7 +18,7 @@ WORKERS_PER_SERVER = 4
 
 
 def tasks_that_train(config: Config, machine: Machine) -> int | None:
-    """How many processes that train something else has started; None where as many are started as are needed."""
+    """Returns how many processes that train something else has started; None where as many start as are needed."""
     strategy, kinds = config.strategy, machine.tasks
     if not kinds or not strategy.spans_processes:
         return None
@@ -44,17 +44,17 @@ def check_tasks(
             f"{training} for workers={training * per_process}",
             f"workers={tasks * per_process}",
         )
-    there = machine.tasks.count("ps")
-    if servers > there:
+    started = machine.tasks.count("ps")
+    if servers > started:
         raise UserError(
-            f"no more parameter servers than the {there} that were started",
+            f"no more parameter servers than the {started} that were started",
             servers,
-            f"{f'strategy.parameter_servers={there}' if there else 'strategy=multi_worker'}",
+            f"{f'strategy.parameter_servers={started}' if started else 'strategy=multi_worker'}",
         )
 
 
 def hosts_needed(config: Config, machine: Machine) -> int:
-    """How many hosts like a machine's are started: the fewest that the workers divide evenly over."""
+    """Returns how many hosts like a machine's start: the fewest that the workers divide evenly over."""
     if config.hardware.hosts is not None:
         return config.hardware.hosts
     workers = (config.workers or 1) if config.strategy.spans_processes else 1
@@ -66,21 +66,21 @@ def hosts_needed(config: Config, machine: Machine) -> int:
 
 
 def hosts_of(config: Config, machine: Machine) -> int:
-    """How many hosts a config is laid over: all, but no more than it has workers, unless it says so.
+    """Returns how many hosts a config is laid over: all, but no more than it has workers, unless it says so.
 
     A strategy of one process is on one. Where the cluster names its hosts, nothing stands for others. Raises
     `UserError`.
     """
-    given, members = config.hardware.hosts, machine.members
-    if given is None:
+    hosts, members = config.hardware.hosts, machine.members
+    if hosts is None:
         return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
-    if members and given > len(members):
+    if members and hosts > len(members):
         raise UserError(
             f"no more hosts than the {len(members)} of the cluster ({some(members)})",
-            f"hardware.hosts={given}",
+            f"hardware.hosts={hosts}",
             f"hardware.hosts={len(members)}",
         )
-    return given
+    return hosts
 
 
 def check_cores(config: Config, layout: "Layout", machine: Machine) -> None:
@@ -170,7 +170,7 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
     return per_process, per_host
 
 
-def servers_of(config: Config, workers: int, there: int) -> int:
+def servers_of(config: Config, workers: int, started: int) -> int:
     """Parameter servers, of which something else has started some `there` already. Raises `UserError`."""
     strategy = config.strategy
     if not strategy.asynchronous:
@@ -189,7 +189,7 @@ def servers_of(config: Config, workers: int, there: int) -> int:
             "workers=1, or strategy=mirrored",
         )
     # What a server passes on grows with the workers, and one keeps up with a few of them.
-    servers = strategy.parameter_servers or there or math.ceil(workers / WORKERS_PER_SERVER)
+    servers = strategy.parameter_servers or started or math.ceil(workers / WORKERS_PER_SERVER)
     if servers > MOST_WORKERS:
         raise UserError(f"no more than {MOST_WORKERS} parameter servers", servers, "strategy.parameter_servers=null")
     return servers
@@ -197,32 +197,32 @@ def servers_of(config: Config, workers: int, there: int) -> int:
 
 def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
     """(processes of this plan that make batches, over all hosts; addresses of services that are there already)."""
-    asked = config.data.service
-    if asked is None:
+    service = config.data.service
+    if service is None:
         return 0, ()
-    if re.fullmatch(r"\d+", asked):
-        if not 1 <= int(asked) <= MOST_SERVERS:
+    if re.fullmatch(r"\d+", service):
+        if not 1 <= int(service) <= MOST_SERVERS:
             raise UserError(
-                f"data.service to be from 1 to {MOST_SERVERS} processes on each host", asked, "data.service=2"
+                f"data.service to be from 1 to {MOST_SERVERS} processes on each host", service, "data.service=2"
             )
-        return int(asked) * (config.hardware.hosts or 1), ()
-    addresses = tuple(part.strip().removeprefix("grpc://") for part in asked.split(","))
+        return int(service) * (config.hardware.hosts or 1), ()
+    addresses = tuple(part.strip().removeprefix("grpc://") for part in service.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
             raise UserError(
                 "data.service to be how many processes on each host, or addresses HOST:PORT",
-                asked or "nothing",
+                service or "nothing",
                 "data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'",
             )
     if len(set(addresses)) < len(addresses):
-        raise UserError("each address of data.service once", asked, "each of them once")
+        raise UserError("each address of data.service once", service, "each of them once")
     return 0, addresses
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many of which processes there are, and of how many devices and threads.
+    """The number of processes of each kind, and their devices and threads.
 
     `per_process` workers train in a process, `workers_per_host` on a host. `local`: one machine stands for all hosts.
     """
@@ -262,34 +262,34 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
     servers = servers_of(config, workers, machine.tasks.count("ps"))
     check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
     local = machine.hosts == 1 or hosts == 1
-    here = max(devices_per_host, (workers if local else workers_per_host) * per_replica)
-    made = Layout(
+    devices_here = max(devices_per_host, (workers if local else workers_per_host) * per_replica)
+    layout = Layout(
         kind=kind,
         hosts=hosts,
         local=local,
         workers=workers,
         per_process=per_process,
         workers_per_host=workers_per_host,
-        threads=config.hardware.threads_per_device or max(1, len(machine.cores) // here),
+        threads=config.hardware.threads_per_device or max(1, len(machine.cores) // devices_here),
         coordinators=1 if asynchronous else 0,
         servers=servers,
         data_servers=service_of(config)[0],
         per_replica=per_replica,
     )
-    check_cores(config, made, machine)
-    return made
+    check_cores(config, layout, machine)
+    return layout
 
 
 def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
     """Devices that share each copy of the model. Raises `UserError`."""
-    asked = config.strategy.devices_per_replica or 1
-    if asked > devices_per_host and (kind != "cpu" or config.hardware.rehearse):
+    devices = config.strategy.devices_per_replica or 1
+    if devices > devices_per_host and (kind != "cpu" or config.hardware.rehearse):
         raise UserError(
             f"no more than the {devices_per_host} devices of hardware={config.hardware.name} for a copy of the model",
-            f"strategy.devices_per_replica={asked}",
+            f"strategy.devices_per_replica={devices}",
             f"strategy.devices_per_replica={devices_per_host}",
         )
-    return asked
+    return devices
 
 
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
@@ -300,14 +300,14 @@ def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, 
     first, training = layout.coordinators, layout.training
     alone = first + training == 1
     address = None if alone else f"{host}:0"
-    made = [_other(rank, "coordinator", 0, address) for rank in range(first)]
-    made += [_training(number, layout, address, machine) for number in range(training)]
+    processes = [_other(rank, "coordinator", 0, address) for rank in range(first)]
+    processes += [_training(number, layout, address, machine) for number in range(training)]
     for role, count, at in (
         ("parameter server", layout.servers, address),
         (DATA_SERVER, layout.data_servers, f"{host}:0"),
     ):
-        made += [_other(len(made) + number, role, number % layout.hosts, at) for number in range(count)]
-    return tuple(made)
+        processes += [_other(len(processes) + number, role, number % layout.hosts, at) for number in range(count)]
+    return tuple(processes)
 
 
 def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
@@ -320,10 +320,10 @@ def _training(number: int, layout: Layout, address: str | None, machine: Machine
     cores: tuple[int, ...] = ()
     intra, inter = 0, 0
     if layout.kind == "cpu":
-        here = (layout.workers if machine.hosts == 1 else layout.workers_per_host) * layout.per_replica
+        devices_here = (layout.workers if machine.hosts == 1 else layout.workers_per_host) * layout.per_replica
         usable = machine.member(host).cores
-        mine = usable[first * threads : (first + per_process) * threads]
-        cores = mine if here * threads <= len(usable) else ()
+        taken_cores = usable[first * threads : (first + per_process) * threads]
+        cores = taken_cores if devices_here * threads <= len(usable) else ()
         # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
         # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
         intra = threads if threads == 1 else threads * per_process

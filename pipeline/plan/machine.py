@@ -1,4 +1,4 @@
-"""What a plan is laid over: the facts of its hosts."""
+"""The facts of the hosts that a plan is laid over."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def differences(members: Sequence[Host]) -> list[str]:
     >>> differences([Host("a", (0, 1), 8.0, "X"), Host("b", (0,), 8.0, "X"), Host("c", (0, 1), 8.0, "X")])
     ['b has 1 core, the others 2']
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for what, values in (
         ("core", [str(len(host.cores)) for host in members]),
         ("GPU", [str(len(host.gpus)) for host in members]),
@@ -89,8 +89,8 @@ def differences(members: Sequence[Host]) -> list[str]:
             names = [host.hostname for host, has in zip(members, values, strict=True) if has == value]
             who = f"{_listed(names)} {'has' if len(names) == 1 else 'have'}"
             plural = f" {what}{'s' * (value != '1')}" if what else ""
-            found.append(f"{who} {value}{plural}, the others {usual}")
-    return found
+            sentences.append(f"{who} {value}{plural}, the others {usual}")
+    return sentences
 
 
 def some(hosts: Sequence[Host]) -> str:

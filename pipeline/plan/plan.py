@@ -58,7 +58,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How often training's state is written: steps, minutes, epochs; how many are kept, by which metric, and where.
+    """Checkpoints: the steps, minutes and epochs between them, how many are kept, by which metric, and where.
 
     `before` is where an earlier command wrote it, if that was elsewhere.
     """
@@ -75,7 +75,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class StrategyPart:
-    """Which strategy, what makes it, and what the plan reasons about of it."""
+    """The strategy, what makes it, and what the plan reasons about of it."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="strategy")
     build: Object = part_of(IDENTITY, STEP_TIME, name="strategy_build")
@@ -112,7 +112,7 @@ class HardwarePart:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Which model, and what makes it."""
+    """The model, and what makes it."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="model")
     build: Object = part_of(IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build", name="model_build")
@@ -120,7 +120,7 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Which data, what makes it, and how it is read."""
+    """The data, what makes them, and how they are read."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="data")
     build: Object = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build", name="data_build")
@@ -143,7 +143,7 @@ class DataPart:
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """What is trained, for how long, in which batches; batches in examples, `learning_rate` before `rate_scale`."""
+    """Length, batches and optimizer of training; batches in examples, `learning_rate` before `rate_scale`."""
 
     replica_batch: int = part_of(IDENTITY, BASELINE, PREDICTION, PARAMETER)
     global_batch: int = part_of(IDENTITY, TRAINING, PREDICTION, PARAMETER)
@@ -188,7 +188,7 @@ class TrainingPart:
 
 @dataclass(frozen=True)
 class MeasurementPart:
-    """What is measured, and against which baseline."""
+    """Steps and repeats of the measurement, and its baseline."""
 
     warmup_steps: int = part_of(IDENTITY, BASELINE)
     steps: int | None = part_of(IDENTITY, name="measure_steps")
@@ -205,7 +205,7 @@ class MeasurementPart:
 
 @dataclass(frozen=True)
 class LaunchPart:
-    """How processes are watched, in seconds, and what is done about those that are lost."""
+    """Timeouts of processes, in seconds, and restarts of those that are lost."""
 
     startup_timeout: float = part_of()
     heartbeat_timeout: float = part_of()
@@ -250,15 +250,15 @@ class Plan:
 
     @property
     def is_checked(self) -> bool:
-        """Is what all replicas make of a step compared, before training, with what one device makes of it?"""
+        """True if all replicas' step is compared with one device's before training."""
         return self.training.check != "off" and self.workers > 1 and not self.strategy.asynchronous
 
     @property
     def collective(self) -> str:
-        """What adds up what replicas computed; by itself shared memory where processes of one host compute on CPUs."""
-        asked, strategy = self.strategy.collective, self.strategy
-        if asked != AUTO:
-            return asked
+        """The collective; by itself shared memory where processes of one host compute on CPUs."""
+        named, strategy = self.strategy.collective, self.strategy
+        if named != AUTO:
+            return named
         shares = (
             self.hardware.kind == "cpu"
             and self.hardware.hosts == 1
@@ -313,10 +313,10 @@ def from_json(text: str) -> Plan:
 
 def from_values(values: Mapping[str, Any]) -> Plan:
     """The plan of plan.json's values."""
-    known = _tuples(values, keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer"))
-    known["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
-    known["checkpoint"] = Checkpoints(**values["checkpoint"])
-    return unflat(Plan, known)
+    fields = _tuples(values, keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer"))
+    fields["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
+    fields["checkpoint"] = Checkpoints(**values["checkpoint"])
+    return unflat(Plan, fields)
 
 
 def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:
@@ -350,12 +350,12 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
 
 def identity(plan: Mapping[str, Json]) -> dict[str, object]:
-    """What a run was asked to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
+    """Returns what a run was to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
     where the other was ended. Where it ran, and how it was watched and saved, is not of it.
     """
-    known = facts(Plan, IDENTITY, plan)
+    decides = facts(Plan, IDENTITY, plan)
     # Before there was a choice, what nobody had asked for was written as TensorFlow's own.
-    return known | {"collective": TENSORFLOW} if known["collective"] == AUTO else known
+    return decides | {"collective": TENSORFLOW} if decides["collective"] == AUTO else decides
 
 
 def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
@@ -364,11 +364,11 @@ def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
     >>> changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
     ['model.build.units']
     """
-    found: list[str] = []
+    keys: list[str] = []
     for name in fields_of(Plan, TRAINING):
         if name in then and then[name] != now.get(name):
-            found += _leaves(key_of(Plan, name, "train"), then.get(name), now.get(name))
-    return list(dict.fromkeys(found))
+            keys += _leaves(key_of(Plan, name, "train"), then.get(name), now.get(name))
+    return list(dict.fromkeys(keys))
 
 
 def _leaves(key: str, then: Json, now: Json) -> Iterator[str]:

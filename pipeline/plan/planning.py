@@ -60,7 +60,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     hosts = max(process.host for process in processes) + 1
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
-    made = Plan(
+    plan = Plan(
         strategy=StrategyPart(
             name=config.strategy.name,
             build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
@@ -97,11 +97,11 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         backend=config.backend,
         notes=tuple(notes),
     )
-    return replace(made, notes=(*made.notes, *notes_on_sums(made)))
+    return replace(plan, notes=(*plan.notes, *notes_on_sums(plan)))
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
-    """What is read, and how, by so many processes that train."""
+    """Returns the data, and how so many processes that train read them."""
     data = config.data
     return DataPart(
         name=data.name,
@@ -123,7 +123,7 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
 
 
 def _training(config: Config, batch: tuple[str, int, int], workers: int) -> TrainingPart:
-    """How is trained, on (scaling, replica batch, global batch), by so many workers."""
+    """Returns how so many workers train on (scaling, replica batch, global batch)."""
     train, (scaling, replica_batch, global_batch) = config.train, batch
     usual = train.epochs is None and train.steps is None
     return TrainingPart(
@@ -159,7 +159,7 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
 
 
 def _measurement(config: Config, kind: str) -> MeasurementPart:
-    """What is measured beside training on devices of a kind, and how."""
+    """Returns what is measured beside training on devices of a kind, and how."""
     return MeasurementPart(
         warmup_steps=config.measure.warmup_steps,
         steps=config.measure.steps,
@@ -173,20 +173,20 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
 
 
 def _launch(config: Config) -> LaunchPart:
-    """How processes are watched."""
-    given = {field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}
+    """Returns how processes are watched."""
+    values = {field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}
     usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
-    return LaunchPart(**given | {"orphan_timeout": config.launch.orphan_timeout or usual})
+    return LaunchPart(**values | {"orphan_timeout": config.launch.orphan_timeout or usual})
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
-    """What a person should know of how a plan is laid out."""
-    here, threads, cores = layout.here, layout.threads, len(machine.cores)
+    """Returns what to know of how a plan is laid out."""
+    devices, threads, cores = layout.here, layout.threads, len(machine.cores)
     notes = [f"{unlike}: the slowest decides." for unlike in differences(machine.members)]
     if oversubscribed:
         notes.append(
-            f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
-            f"core{'s' * (cores > 1)}: the speedup says nothing about {here} separate devices."
+            f"{devices} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
+            f"core{'s' * (cores > 1)}: the speedup says nothing about {devices} separate devices."
         )
     if stands_for_hosts:
         notes.append(f"This machine stands for {layout.hosts} hosts: a rehearsal.")
@@ -202,18 +202,18 @@ def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: boo
     return notes
 
 
-def listening(plan: Plan, given: Sequence[str]) -> Plan:
+def listening(plan: Plan, new_addresses: Sequence[str]) -> Plan:
     """The plan with HOST:PORT for each of its processes that has an address; a note says what is open to others."""
-    if not given:
+    if not new_addresses:
         return plan
     processes = tuple(
         process if process.address is None else replace(process, address=address)
-        for process, address in zip(plan.processes, given, strict=True)
+        for process, address in zip(plan.processes, new_addresses, strict=True)
     )
     addresses = [process.address for process in processes if process.address]
     # Where others were given than was asked for, a cluster knows where its hosts are reached.
-    asked = {_host(process.address) for process in plan.processes if process.address}
-    notes = _notes_on_network(addresses, asked >= set(map(_host, addresses)), _whose(plan))
+    hosts = {_host(process.address) for process in plan.processes if process.address}
+    notes = _notes_on_network(addresses, hosts >= set(map(_host, addresses)), _whose(plan))
     return replace(plan, processes=processes, notes=(*plan.notes, *notes))
 
 
@@ -317,28 +317,33 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
 
 
 def _checkpoints(config: Config) -> Checkpoints:
-    asked = config.checkpoint
+    checkpoint = config.checkpoint
     return Checkpoints(
-        asked.every_steps,
-        asked.every_minutes,
-        asked.every_epochs,
-        asked.keep,
-        asked.keep_best,
-        asked.best_is.value if asked.best_is else "min" if asked.keep_best and falls(asked.keep_best) else "max",
-        asked.folder,
+        checkpoint.every_steps,
+        checkpoint.every_minutes,
+        checkpoint.every_epochs,
+        checkpoint.keep,
+        checkpoint.keep_best,
+        checkpoint.best_is.value
+        if checkpoint.best_is
+        else "min"
+        if checkpoint.keep_best and falls(checkpoint.keep_best)
+        else "max",
+        checkpoint.folder,
     )
 
 
 def _checkpoint_share(config: Config) -> float | None:
     """Returns the share of the time that a checkpoint may take; None where the config says how often one is written."""
-    asked, usual = (
-        (made.every_steps, made.every_minutes, made.every_epochs) for made in (config.checkpoint, CheckpointConfig())
+    typed, usual = (
+        (checkpoint.every_steps, checkpoint.every_minutes, checkpoint.every_epochs)
+        for checkpoint in (config.checkpoint, CheckpointConfig())
     )
-    return CHECKPOINT_SHARE if asked == usual else None
+    return CHECKPOINT_SHARE if typed == usual else None
 
 
 def falls(metric: str) -> bool:
-    """Is a smaller value of what Keras names so the better one?
+    """True if a smaller value of what Keras names so is the better one.
 
     >>> [falls(name) for name in ("val_loss", "mae", "size_mape", "val_mse_1", "mean_error", "accuracy", "mean_io_u")]
     [True, True, True, True, True, False, False]
@@ -347,7 +352,7 @@ def falls(metric: str) -> bool:
 
 
 def _whose(plan: Plan) -> str:
-    """Whose transports processes listen with."""
+    """Returns whose transports processes listen with."""
     if plan.backend == JAX:
         return "JAX"
     return "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"
@@ -357,13 +362,13 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _notes_on_network(addresses: Collection[str], asked: bool, whose: str) -> list[str]:
-    """What is open to others where processes listen beyond this machine."""
+def _notes_on_network(addresses: Collection[str], by_config: bool, whose: str) -> list[str]:
+    """Returns what is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
     ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
     host = _host(next(iter(addresses)))
-    instead = ", or try cluster.host=127.0.0.1" if asked else ""
+    instead = ", or try cluster.host=127.0.0.1" if by_config else ""
     which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     return [
         f"{whose}'s own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "

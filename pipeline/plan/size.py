@@ -1,4 +1,4 @@
-"""What a built model is: its variables, what its optimizer keeps for each, and what a step keeps of each example.
+"""The size of a built model: its variables, what its optimizer keeps for each, and what a step keeps of an example.
 
 A process that has built the model tells it. The sizes of the built-in models on the built-in data come with the
 package, made by `tests/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend on.
@@ -51,17 +51,17 @@ class Variable(Struct, frozen=True, array_like=True):
 
     @property
     def bytes(self) -> int:
-        """Of one copy of it."""
+        """Bytes of one copy of it."""
         return math.prod(self.shape) * bytes_each(self.dtype)
 
     @property
     def is_table(self) -> bool:
-        """Is it an embedding's, of which a step reads and changes some rows alone?"""
+        """True for an embedding's, of which a step reads and changes only some rows."""
         return self.rows_per_example is not None
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of one row."""
         return math.prod(self.shape[1:]) * bytes_each(self.dtype)
 
 
@@ -103,19 +103,19 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        """How many numbers its variables have, as Keras counts them, which leaves out the state of random numbers."""
+        """The count of its variables' numbers, as Keras has it, which leaves out the state of random numbers."""
         return sum(
             math.prod(variable.shape) for variable in self.variables if not variable.dtype.startswith(("int", "uint"))
         )
 
 
 def places_layers(plan: Plan) -> bool:
-    """Are whole layers laid over the devices of a replica? Then a size is to tell them."""
+    """True if whole layers are laid over the devices of a replica; a size has them then."""
     return plan.strategy.devices_per_replica > 1 and plan.backend == "tensorflow"
 
 
 def facts(plan: Plan) -> dict[str, object]:
-    """What a model's size depends on, as far as a plan says."""
+    """Returns what a model's size depends on, as far as a plan says."""
     decides = flat(plan, Part.SIZE) | {"data_build": of_shape(plan.data.build)}
     if plan.backend == "jax":
         # What a device holds is what XLA has made of a step on the devices of a replica.
@@ -151,7 +151,7 @@ def bytes_each(dtype: str) -> int:
 
 
 def of_shape(data_build: Object) -> Object:
-    """What makes data, without what only chooses its examples."""
+    """Returns what makes data, without what only chooses its examples."""
     if not str(data_build.get("_target_")).startswith("pipeline.data."):
         return data_build
     return {name: value for name, value in data_build.items() if name not in OF_EXAMPLES}
