@@ -42,7 +42,7 @@ def choices() -> dict[str, list[str]]:
 
 
 def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
-    """Returns what `name` stands for: one of `ours` ("module:attribute"), or an entry point of the group `pipeline.KIND`.
+    """Returns what `name` stands for: one of `ours` ("module:attribute"), or an entry point of the group pipeline.KIND.
 
     `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
     """

@@ -6,6 +6,8 @@ Arithmetic only. Free ports and the machine's facts come in as arguments.
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
+from enum import Enum
+from typing import Any, TypeVar
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
 from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums
@@ -27,6 +29,7 @@ from pipeline.plan.plan import (
     TrainingPart,
 )
 
+Part = TypeVar("Part", StrategyPart, HardwarePart, DataPart, TrainingPart, MeasurementPart, LaunchPart, Checkpoints)
 # Passes over the data of a training whose length nobody gave.
 DEFAULT_EPOCHS = 2
 # The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
@@ -61,21 +64,18 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     plan = Plan(
-        strategy=StrategyPart(
-            name=config.strategy.name,
+        strategy=_taken(
+            StrategyPart,
+            config.strategy,
             build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
-            asynchronous=asynchronous,
-            min_shard_bytes=config.strategy.min_shard_bytes,
-            exchange=config.strategy.exchange.value if config.strategy.exchange else None,
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
-            collective=config.strategy.collective,
         ),
-        hardware=HardwarePart(
-            name=config.hardware.name,
+        hardware=_taken(
+            HardwarePart,
+            config.hardware,
             kind=kind,
             hosts=hosts,
-            memory_gib=config.hardware.memory_gib,
             link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
             threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
             rehearsal=config.hardware.rehearse or stands_for_hosts,
@@ -100,24 +100,22 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     return replace(plan, notes=(*plan.notes, *notes_on_sums(plan)))
 
 
+def _taken(part: type[Part], group: object, /, **own: Any) -> Part:
+    """Returns a part of the plan: `own` values, and those that a group of the config has under the same names."""
+    taken = {field.name: getattr(group, field.name) for field in fields(part) if hasattr(group, field.name)}
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in taken.items()}
+    return part(**plain | own)
+
+
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
     """Returns the data, and how so many processes that train read them."""
     data = config.data
-    return DataPart(
-        name=data.name,
-        build=data.build,
-        num_classes=data.num_classes,
+    return _taken(
+        DataPart,
+        data,
         input_shape=None if data.input_shape is None else tuple(data.input_shape),
-        train_examples=data.train_examples,
-        shuffle=data.shuffle,
-        shuffle_window=data.shuffle_window,
-        parallel_reads=data.parallel_reads,
-        shard=data.shard.value,
         divided=shared(data.shard.value, files, training) if files else None,
         train_files=len(files) or None,
-        cache=data.cache.value,
-        on_error=data.on_error.value,
-        prefetch=data.prefetch,
         service=service_of(config)[1],
     )
 
@@ -126,47 +124,30 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
     """Returns how so many workers train on (scaling, replica batch, global batch)."""
     train, (scaling, replica_batch, global_batch) = config.train, batch
     usual = train.epochs is None and train.steps is None
-    return TrainingPart(
+    return _taken(
+        TrainingPart,
+        train,
         replica_batch=replica_batch,
         global_batch=global_batch,
         scaling=scaling,
         epochs=DEFAULT_EPOCHS if usual else train.epochs,
-        steps=train.steps,
         usual_length=usual,
         checkpoint_share=_checkpoint_share(config),
-        optimizer=train.optimizer,
-        learning_rate=train.learning_rate,
-        loss=train.loss,
-        metrics=train.metrics,
         callbacks=tuple(train.callbacks),
-        seed=train.seed,
-        deterministic=train.deterministic,
         precision=precision_of(config),
-        gradient_bits=train.gradient_bits,
-        batch_statistics=train.batch_statistics,
-        steps_per_call=train.steps_per_call,
-        save=train.save,
         check=check_of(train),
-        on_divergence=train.on_divergence.value,
-        divergence_factor=train.divergence_factor,
-        gather=train.gather,
-        remat=train.remat,
         class_weight=class_weights(train.class_weight),
-        sample_tokens=train.sample_tokens,
-        sample_temperature=train.sample_temperature,
         compare_weights_every=compared_every(config, workers),
     )
 
 
 def _measurement(config: Config, kind: str) -> MeasurementPart:
     """Returns what is measured beside training on devices of a kind, and how."""
-    return MeasurementPart(
-        warmup_steps=config.measure.warmup_steps,
-        steps=config.measure.steps,
-        repeats=config.measure.repeats,
+    return _taken(
+        MeasurementPart,
+        config.measure,
         baseline=baseline_source(config, kind),
         system_metrics_seconds=config.tracking.system_metrics_seconds,
-        patience=config.measure.patience,
         profile=config.data.profile,
         explain=is_explained(config, kind),
     )
@@ -174,9 +155,8 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
 
 def _launch(config: Config) -> LaunchPart:
     """Returns how processes are watched."""
-    values = {field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}
     usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
-    return LaunchPart(**values | {"orphan_timeout": config.launch.orphan_timeout or usual})
+    return _taken(LaunchPart, config.launch, orphan_timeout=config.launch.orphan_timeout or usual)
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
@@ -318,18 +298,12 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
 
 def _checkpoints(config: Config) -> Checkpoints:
     checkpoint = config.checkpoint
-    return Checkpoints(
-        checkpoint.every_steps,
-        checkpoint.every_minutes,
-        checkpoint.every_epochs,
-        checkpoint.keep,
-        checkpoint.keep_best,
-        checkpoint.best_is.value
-        if checkpoint.best_is
-        else "min"
-        if checkpoint.keep_best and falls(checkpoint.keep_best)
-        else "max",
-        checkpoint.folder,
+    best_is = "min" if checkpoint.keep_best and falls(checkpoint.keep_best) else "max"
+    return _taken(
+        Checkpoints,
+        checkpoint,
+        best=checkpoint.keep_best,
+        best_is=checkpoint.best_is.value if checkpoint.best_is else best_is,
     )
 
 
