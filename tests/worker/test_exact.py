@@ -208,4 +208,4 @@ def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, aske
     )
     refused = asked("strategy=parameter_server", "train.gather=true", "mode=plan")
     assert refused.code == 2
-    assert "Expected train.gather=false under asynchronous workers" in refused.err
+    assert "Expected train.gather=false" in refused.err
