@@ -141,14 +141,12 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
 
 def _refusal(error: Exception) -> str:
     """Returns what is wrong with what was typed. Raises what is no user's mistake."""
-    if isinstance(error, UserError | UserError):
-        return str(error)
     if isinstance(error, OSError):
-        return (
-            f"Expected to be able to write {error.filename or 'the output folder'}, received: "
-            f"{error.strerror or error}. Try output_dir=..."
-        )
-    raise error
+        place = error.filename or "the output folder"
+        error = UserError(f"to be able to write {place}", error.strerror or error, "output_dir=..")
+    if not isinstance(error, UserError):
+        raise error
+    return str(error)
 
 
 def say_left(folder: Path) -> None:
