@@ -21,23 +21,23 @@ from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline prepare", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-dir", "-cd")
-    given, overrides = parser.parse_known_args(arguments)
-    if given.help:
+    typed, overrides = parser.parse_known_args(arguments)
+    if typed.help:
         print(settings.help_text(), end="")
         return 0
     wrong = [override for override in overrides if override.startswith("-")]
     if wrong:
-        return _tell(f"Expected options that exist, received {wrong[0]}. Try --help.", 2)
+        return _tell(UserError("options that exist", wrong[0], "--help"), 2)
     search = (os.getcwd(), *sys.path)
     try:
-        config = settings.compose(overrides, given.config_dir)
+        config = settings.compose(overrides, typed.config_dir)
         settings.check(config, search)
     except UserError as error:
-        return _tell(str(error), 2)
+        return _tell(error, 2)
     console = show.console_on(sys.stdout)
     start = partial(
         cluster.workers,
@@ -47,24 +47,23 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         with signals.interrupt(), PrepareProgress(console) as progress:
-            made = filling.prepare(config, search, start, progress)
+            prepared = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
     except (DataError, LaunchError) as error:
-        return _tell(str(error), 1)
+        return _tell(error, 1)
     except UserError as error:
-        return _tell(str(error), 2)
+        return _tell(error, 2)
     except OSError as error:
-        return _tell(
-            f"Expected to be able to write {error.filename or config.out}, received: {error.strerror or error}. "
-            f"Try out=ANOTHER, or making space.",
-            1,
-        )
-    for line in summary_lines(made.manifest, str(config.out), made.reused, made.seconds, made.seconds_shards):
+        place, why = error.filename or config.out, error.strerror or error
+        return _tell(UserError(f"to be able to write {place}", why, "out=ANOTHER, or making space"), 1)
+    for line in summary_lines(
+        prepared.manifest, str(config.out), prepared.reused, prepared.seconds, prepared.seconds_shards
+    ):
         show.say(console, line)
     return 0
 
 
-def _tell(message: str, code: int) -> int:
-    show.say_error(message)
+def _tell(message: object, code: int) -> int:
+    show.say_error(str(message))
     return code

@@ -85,14 +85,14 @@ def _serve(port: int, output: Path) -> int:
     if not store.exists():
         # Under a lock: a run may make it at this very moment.
         open_client(f"sqlite:///{store}", (output / "mlartifacts").as_uri())
-    with log.open("wb") as said:
+    with log.open("wb") as output_file:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
                 *("--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", str(output / "mlartifacts")),
             ],
-            stdout=said,
-            stderr=said,
+            stdout=output_file,
+            stderr=output_file,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             # Its jobs are for other things than runs, and take a process each.
@@ -101,9 +101,9 @@ def _serve(port: int, output: Path) -> int:
     with _ended_with_this(process):
         print(f"MLflow starts on {server}; Ctrl-C ends it.", flush=True)
         _wait(process, server, log)
-        found = address_of(server)
-        print(f"Runs by speedup: {found}", flush=True)
-        _open(found, os.environ)
+        address = address_of(server)
+        print(f"Runs by speedup: {address}", flush=True)
+        _open(address, os.environ)
         code = process.wait()
         print(show.error_text(f"MLflow's server has ended with code {code}; see {log}."), file=sys.stderr)
         return 1
@@ -111,16 +111,16 @@ def _serve(port: int, output: Path) -> int:
 
 def address_of(server: str) -> str:
     """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
-    wanted = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{pages.PAGE_TAG}` LIKE '%'"}
+    query = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{pages.PAGE_TAG}` LIKE '%'"}
     request = urllib.request.Request(
         f"{server}/api/2.0/mlflow/experiments/search",
-        json.dumps(wanted).encode(),
+        json.dumps(query).encode(),
         {"Content-Type": "application/json"},
     )
-    found: list[dict[str, str]] = []
+    experiments: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
-        found = json.load(answer).get("experiments", [])
-    return pages.address(server, found[0]["experiment_id"]) if found else server
+        experiments = json.load(answer).get("experiments", [])
+    return pages.address(server, experiments[0]["experiment_id"]) if experiments else server
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
