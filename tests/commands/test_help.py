@@ -53,7 +53,7 @@ def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_
         (["strategy"], ["strategy=multi_worker ", "Several processes", "strategy.devices_per_process=null"]),
         (["model=mlp"], ["Its keys, under model=mlp:", "model.build.hidden=[128]", "units of each hidden layer"]),
         (["train"], ["train: length", "train.epochs=null  (a whole number or null)", "train.divergence_factor="]),
-        (["checkpoint.keep"], ["checkpoint.keep=2  (a whole number)\n      how many of the last are kept"]),
+        (["checkpoint.keep"], ["checkpoint.keep=2  (a whole number)\n      number of last checkpoints"]),
         (["steps"], ["train.steps=null", "measure.steps=null"]),
         (["experiment"], ["experiment=scaling", "How far does it scale here?"]),
         (["report"], ["python -m pipeline report NAME"]),

@@ -141,7 +141,7 @@ def test_those_that_are_timed_alone_at_once_are_on_different_hosts():
 @pytest.mark.parametrize(
     ("strategy", "keys", "words"),
     [
-        ("parameter_server", {}, r"Expected measure.explain=false with strategy=parameter_server"),
+        ("parameter_server", {}, r"Expected measure.explain=false under strategy=parameter_server"),
         ("mirrored", {"measure__steps": 0}, r"received measure.steps=0. Try measure.steps=null"),
         ("mirrored", {"measure__baseline": Baseline.none}, r"received none. Try measure.baseline=null, or"),
         ("tpu", {"hardware": "tpu_v5e_8"}, r"received none on a TPU.* Try measure.explain=false"),
