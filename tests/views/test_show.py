@@ -88,7 +88,7 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
 
 
 def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[tuple[float, Event]]:
-    """(time, event) of an ordinary run, in the order in which the conductor tells them."""
+    """(time, event) of an ordinary run, in the order in which the driver tells them."""
     now = 0.0
     groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
 

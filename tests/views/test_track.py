@@ -185,7 +185,7 @@ def store(uri: str | None, experiment: str = "pipeline") -> Store:
 
 
 class Writer:
-    """A run's folder and log, written as a conductor does."""
+    """A run's folder and log, written as a driver does."""
 
     def __init__(self, folder: Path, **run: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,7 +358,7 @@ def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_o
     assert only_run(uri, third.key).info.status == "KILLED"
 
 
-def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> None:
+def test_importing_the_drivers_side_is_quick_and_leaves_mlflow_alone() -> None:
     slow = ("mlflow", "tensorflow", "hydra", "numpy")
     code = f"import sys, pipeline.views.mlflow\nprint(sorted({{*{slow}}} & set(sys.modules)))"
     began = time.monotonic()
@@ -524,16 +524,16 @@ def test_the_run_of_a_sweep_has_no_metrics_that_its_points_have(home: Path) -> N
     assert run.data.tags.items() >= {"best": "mirrored", "mlflow.note.content": "A tie."}.items()
 
 
-def test_who_followed_a_conductor_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(
+def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(
     home: Path,
 ) -> None:
     uri = local(home).uri
 
-    def ended(writer: Writer, conductor: int) -> str:
+    def ended(writer: Writer, driver: int) -> str:
         remember(writer.folder, local(home))
         follower = LogFollower()
         follower.name(writer.folder)
-        follower.end(conductor, round(1000 * (BEGAN + 99)))
+        follower.end(driver, round(1000 * (BEGAN + 99)))
         return str(only_run(uri, writer.key).info.status)
 
     writer = Writer(home / "taken over", pid=1)
@@ -551,7 +551,7 @@ def test_who_followed_a_conductor_that_is_gone_leaves_killed_neither_what_anothe
     Kept("127.0.0.1:7", "secret").write(detached.folder)
     assert ended(detached, 1) == "RUNNING"
     detached.write({"time": BEGAN + 3, "event": "attached", "pid": NEVER, "host": os.uname().nodename})
-    assert "It trains on without a conductor: python -m pipeline attach" in sync(detached.folder)[1][0]
+    assert "It trains on without a driver: python -m pipeline attach" in sync(detached.folder)[1][0]
     kept.forget(detached.folder)
     assert ended(detached, NEVER) == "KILLED"
 
@@ -646,7 +646,7 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> None:
+def test_a_driver_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> None:
     code = """
 import json, os, sys, time
 from pathlib import Path
@@ -670,11 +670,11 @@ time.sleep(60)
     last = {"time": BEGAN + 1, "event": "steps", "step": 2, "losses": [3.0, 2.0]}
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, str(writer.folder), json.dumps(asdict(local(tmp_path))), json.dumps(last)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as conductor:
-        assert conductor.stdout
-        follower = int(conductor.stdout.readline())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as driver:
+        assert driver.stdout
+        follower = int(driver.stdout.readline())
         died = time.time()
-        conductor.kill()
+        driver.kill()
     wait_for(lambda: not alive(follower))
     run = only_run(uri, writer.key)
     assert run.info.status == "KILLED"
@@ -709,7 +709,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
     assert only_run(local(home).uri, writer.key).info.status == "KILLED"
 
 
-def test_a_server_that_is_down_costs_the_conductor_no_more_than_its_timeouts_and_nothing_is_lost(
+def test_a_server_that_is_down_costs_the_driver_no_more_than_its_timeouts_and_nothing_is_lost(
     tmp_path: Path, own_tracker: Tracker, server: Server
 ) -> None:
     writer = Writer(tmp_path / "run")
@@ -916,7 +916,7 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "file is not a database" in lines[0]
 
 
-def test_sync_ends_runs_whose_conductor_is_gone_and_no_others(tmp_path: Path) -> None:
+def test_sync_ends_runs_whose_driver_is_gone_and_no_others(tmp_path: Path) -> None:
     gone = Writer(tmp_path / "runs" / "gone", pid=NEVER)
     reused = Writer(tmp_path / "runs" / "reused", pid=os.getpid())
     live = Writer(tmp_path / "runs" / "live", time=time.time())

@@ -63,7 +63,7 @@ def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) ->
     if lives:
         return " It still runs."
     if kept.trains_on(copy.folder, time.time()):
-        return f" It trains on without a conductor: python -m pipeline attach {copy.folder} takes its place."
+        return f" It trains on without a driver: python -m pipeline attach {copy.folder} takes its place."
     _patiently(lambda: copy.kill(time_ms))
     return " It has no end and its process is gone: set to KILLED."
 

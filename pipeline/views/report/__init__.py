@@ -114,7 +114,7 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Store)
                     time=now,
                 )
             )
-        log.append(_told(written, now))
+        log.append(_report_event(written, now))
         log.append(Ended("FINISHED", time=now))
     finally:
         log.close()
@@ -178,7 +178,7 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _told(written: WrittenReport, now: float) -> Report:
+def _report_event(written: WrittenReport, now: float) -> Report:
     """Returns the report as MLflow shows it: files and texts. Its points have the numbers."""
     best = written.verdict.best
     typed = [command for fact in sweep_facts.facts(written.sweep) for command in fact.commands]

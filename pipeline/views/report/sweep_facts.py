@@ -32,14 +32,14 @@ def facts(sweep: ReportedSweep) -> list[Fact]:
     engines = engines_text((point.place, point.run) for point in sweep.measured)
     texts = [
         Fact("engines", engines and f"{engines}; {OWN_BASELINE}"),
-        Fact("model", _told(sweep, _model)),
-        Fact("data", _told(sweep, _data)),
-        Fact("batch", _told(sweep, _batch)),
-        Fact("precision", _told(sweep, lambda point: point.result.layout.precision)),
+        Fact("model", _once_or_each(sweep, _model)),
+        Fact("data", _once_or_each(sweep, _data)),
+        Fact("batch", _once_or_each(sweep, _batch)),
+        Fact("precision", _once_or_each(sweep, lambda point: point.result.layout.precision)),
         Fact("baseline", _baseline(sweep)),
         Fact("intervals", _intervals(sweep)),
-        Fact("versions", _told(sweep, _versions)),
-        Fact("commit", _told(sweep, _commit) or "not known: no run was started in a folder of git"),
+        Fact("versions", _once_or_each(sweep, _versions)),
+        Fact("commit", _once_or_each(sweep, _commit) or "not known: no run was started in a folder of git"),
         _command(sweep),
     ]
     return [fact for fact in texts if fact.said or fact.commands]
@@ -99,7 +99,7 @@ def _but(overrides: Iterable[str], *keys: str) -> list[str]:
     return [override for key, override in overrides_list if key.partition(".")[0] not in keys and key not in keys]
 
 
-def _told(sweep: ReportedSweep, describe: Callable[[ReportedRun], str | None]) -> str:
+def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], str | None]) -> str:
     """Returns `of` the measured points, or of all where none is: once where it is the same for all that have it."""
     places: dict[str, list[int]] = {}
     for point in sweep.measured or sweep.points:

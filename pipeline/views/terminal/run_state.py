@@ -274,7 +274,7 @@ class RunState:
         done = {name: len(group.rate_of) for name, group in self._groups.items()}
         repeats = self._plan.measurement.repeats
         where = f"repeat {min(min(done.values()) + 1, repeats):,} of {repeats:,}"
-        # Which of the two goes first is the conductor's choice; who goes second is plain.
+        # Which of the two goes first is the driver's choice; who goes second is plain.
         if len(set(done.values())) > 1:
             where += f", {'the baseline' if done['baseline'] < done['point'] else self._plan.strategy.name}"
         last = {name: rates[-1] for name, group in self._groups.items() if (rates := group.rates())}
