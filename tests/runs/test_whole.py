@@ -149,14 +149,14 @@ def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
     )  # fmt: skip
     deadline = time.monotonic() + 120
     log = None
-    while time.monotonic() < deadline and not (log and '"event": "epoch"' in log.read_text()):
+    while time.monotonic() < deadline and not (log and '"event":"epoch"' in log.read_text()):
         log = next(tmp_path.glob("outputs/[rs]*/**/events.jsonl"), None)
         time.sleep(0.2)
     assert log is not None
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (log.parent / "tracking.json").exists():
         time.sleep(0.2)
-    pids = [json.loads(line).get("pid") for line in log.read_text().splitlines() if '"event": "started"' in line]
+    pids = [json.loads(line).get("pid") for line in log.read_text().splitlines() if '"event":"started"' in line]
     if harm == "worker":
         psutil.Process(pids[1]).kill()
     else:

@@ -755,12 +755,12 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
             "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
         )  # fmt: skip
         log = wait_for(lambda: next(folder.glob("outputs/runs/*/events.jsonl"), None), 60)
-        wait_for(lambda: log.read_text().count('"event": "steps"') > 10 and recall(log.parent).copied.offset, 60)
+        wait_for(lambda: log.read_text().count('"event":"steps"') > 10 and recall(log.parent).copied.offset, 60)
         server.stop(signal.SIGKILL)
-        told = log.read_text().count('"event": "steps"')
+        told = log.read_text().count('"event":"steps"')
         ran = finish(process, folder, time.monotonic(), 120)
         assert ran.code == 0, ran.err
-        assert told < log.read_text().count('"event": "steps"')
+        assert told < log.read_text().count('"event":"steps"')
         result = json.loads((log.parent / "result.json").read_text())
         assert result["status"] == "FINISHED"
         assert "pipeline sync" in result["tracking_note"]
