@@ -1,4 +1,4 @@
-"""Text that a trained language model writes at the end of a run: it goes on from held-out text."""
+"""Artifacts of a training's end: the model as a file, and text that a language model writes after held-out text."""
 
 from __future__ import annotations
 

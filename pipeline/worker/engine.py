@@ -8,7 +8,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Failed, Warned
 
-# Tells the driver an event; when, and by whom, is added on the way.
+# Sends the driver an event; when, and by whom, is added on the way.
 Emit = Callable[[Event], None]
 
 
@@ -48,7 +48,7 @@ def engine_of(name: str) -> Callable[[Plan, Process, Emit, Callable[[], bool]], 
 
 
 class Notes:
-    """Texts in the order in which they came; with no way to `emit`, another process tells them, and none are kept."""
+    """Notes in the order in which they came; none are kept where another process has the way to `emit` them."""
 
     def __init__(self, emit: Emit | None) -> None:
         self._emit = emit
@@ -60,7 +60,7 @@ class Notes:
             self.texts.append(text)
 
     def add(self, text: str) -> None:
-        """Tells a text, the first time that it comes."""
+        """Emits a text as a warning, the first time that it comes."""
         if self._emit is not None and text not in self.texts:
             self.texts.append(text)
             self._emit(Warned(text))

@@ -108,12 +108,12 @@ def _known(model: keras.Model, batch: Batch) -> list[Output]:
     return list(_outputs(compiled._user_loss, y, predicted(model, x), _names(model)))
 
 
-def classes(found: Sequence[Output], y: Batch) -> int | None:
+def classes(known: Sequence[Output], y: Batch) -> int | None:
     """The number of classes that labels may name where y is class numbers for a single output, else None."""
-    if len(found) != 1 or found[0].key is not None or not found[0].sparse or found[0].ignored is not None:
+    if len(known) != 1 or known[0].key is not None or not known[0].sparse or known[0].ignored is not None:
         return None
-    labels = found[0].labels(y)
-    return found[0].classes if labels is not None and labels.shape.rank in (1, 2) else None
+    labels = known[0].labels(y)
+    return known[0].classes if labels is not None and labels.shape.rank in (1, 2) else None
 
 
 def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) -> None:

@@ -27,7 +27,7 @@ def main(
     asked_to_leave: Callable[[], bool],
     leave: Callable[[int], NoReturn],
 ) -> NoReturn:
-    """Lives process `rank` of a plan: tells events, takes commands, and on `Exit` leaves at once with 0.
+    """Runs process `rank` of a plan: takes commands, emits events, and on `Exit` leaves at once with 0.
 
     It does not return, because letting go of an engine's iterators and servers can take a minute.
     """

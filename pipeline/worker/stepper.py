@@ -27,7 +27,7 @@ class Stepper:
     """The steps of a loop, of which those that train and those that are only timed are told apart."""
 
     def __init__(self, loop: TrainingLoop, emit: Emit, deterministic: bool) -> None:
-        """With `deterministic` it tells of no waits for the input and no other work, which are others each time."""
+        """With `deterministic` it reports no waits for the input and no other work, which differ each time."""
         self.loop, self._deterministic = loop, deterministic
         self.training: Training | None = None
         self.buffer = EventBuffer(emit)
@@ -118,14 +118,14 @@ class Stepper:
 
 
 class EventBuffer:
-    """Tells events at once, or afterwards as of the time when they came."""
+    """Emits events at once, or afterwards with the time when they came."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._held: list[Event] | None = None
 
     def emit(self, event: Event) -> None:
-        """Tells an event, or keeps it; a beat says that the process lives, and is never late."""
+        """Emits an event, or keeps it; a beat says that the process lives, and is never late."""
         if self._held is None or isinstance(event, Beat):
             self._emit(event)
         else:
@@ -133,7 +133,7 @@ class EventBuffer:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, events are kept; afterwards they are told, also where training failed."""
+        """Inside, events are kept; afterwards they are emitted, also where training failed."""
         held = self._held = []
         try:
             yield

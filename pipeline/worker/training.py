@@ -115,7 +115,7 @@ class Training:
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
             self.result = {"epochs": self._epoch, **figures(logs), **loop.facts()}
             if loop.chief:
-                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
+                self._emit_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         for optimizer in filter(lambda one: one.built, loop.optimizers()):
@@ -177,7 +177,7 @@ class Training:
             metrics = loop.metrics()
             logs = self._totals.means() | metrics
             if loop.chief:
-                self._tell_and_keep(
+                self._emit_and_keep(
                     Steps(
                         self._done,
                         call.losses[:, 0].tolist(),
@@ -250,7 +250,7 @@ class Training:
         return sys.maxsize if every is None else every - self._done % every
 
     def _agree(self) -> None:
-        """Tells all processes what one of them knows: that it is time for a checkpoint, or that it must leave."""
+        """Shares what one process knows with all: that it is time for a checkpoint, or that it must leave."""
         assert self._checkpointing is not None
         policy, loop = self._checkpointing.checkpointer.kept, self._loop
         by_time = policy.every_minutes is not None and self._clock() - self._saved_when >= 60 * policy.every_minutes
@@ -315,8 +315,8 @@ class Training:
         model = self._loop.model
         return [model, *model.metrics_variables, *self._loop.variables()]
 
-    def _tell_and_keep(self, event: Event) -> None:
-        """Tells an event, and keeps it for the next checkpoints."""
+    def _emit_and_keep(self, event: Event) -> None:
+        """Emits an event, and keeps it for the next checkpoints."""
         self._recent.append(stamped(event, time.time()))
         self._emit(event)
 

@@ -19,16 +19,16 @@ def look_through(
 
     Parts that are not `whole` do not tell what the data lack.
     """
-    found = {name: broken(part, classes, number, of, skip) for name, part in parts.items()}
+    broken_parts = {name: broken(part, classes, number, of, skip) for name, part in parts.items()}
     complaints = flaws(parts["train"], classes) if whole else ()
     if not skip:
-        refuse([one for of_part in found.values() for one in of_part], complaints)
-    return found, notes(parts["train"], complaints)
+        refuse([one for of_part in broken_parts.values() for one in of_part], complaints)
+    return broken_parts, notes(parts["train"], complaints)
 
 
-def loaded(sharded: Mapping[str, bool], counts: Mapping[str, int], found: Mapping[str, Sequence[Broken]]) -> Loaded:
+def loaded(sharded: Mapping[str, bool], counts: Mapping[str, int], broken_of: Mapping[str, Sequence[Broken]]) -> Loaded:
     """Returns the event of data that have so many examples, and of what was found broken in them."""
-    lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in found.items()}
+    lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in broken_of.items()}
     return Loaded(dict(sharded), dict(counts), lost)
 
 

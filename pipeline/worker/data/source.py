@@ -122,18 +122,18 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
         return steps.map(lambda epoch, _, batches: (epoch, batches[0])).enumerate()
 
     def sought(source: Iterator[Batch], numbers: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-        wanted = numbers[0] + start
+        number_of_step = numbers[0] + start
 
         def again() -> tuple[tf.Tensor, Batch]:
             # A step that another worker was lost with, and that this one has passed.
-            epoch, batch = numbered().skip(wanted).take(1).get_single_element()[1]
+            epoch, batch = numbered().skip(number_of_step).take(1).get_single_element()[1]
             return epoch, batch
 
         with tf.device("CPU:0"):
             number, next_batch = tf.while_loop(
-                lambda number, _: number < wanted, lambda *_: next(source), next(source), parallel_iterations=1
+                lambda number, _: number < number_of_step, lambda *_: next(source), next(source), parallel_iterations=1
             )
-            return make(*tf.cond(number == wanted, lambda: next_batch, again))
+            return make(*tf.cond(number == number_of_step, lambda: next_batch, again))
 
     return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
 

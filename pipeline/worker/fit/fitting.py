@@ -186,7 +186,7 @@ def _train(
     steps_per_call: int | None,
 ) -> keras.callbacks.History:
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
-    training, timed = Training(loop, epochs, None, callbacks, _tell_nobody, hooks=runs, must_be_finite=False), []
+    training, timed = Training(loop, epochs, None, callbacks, _emit_nothing, hooks=runs, must_be_finite=False), []
     if steps_per_call is None:
         for _ in training.advance(1, 1):
             pass
@@ -282,5 +282,5 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: Place, x: FitData) -> 
     return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
 
 
-def _tell_nobody(event: Event) -> None:
-    """Takes what a training tells of: a user reads the history."""
+def _emit_nothing(event: Event) -> None:
+    """Takes the events of a training, whose history the user reads."""

@@ -17,7 +17,7 @@ from pipeline.worker.tensorflow.patched import patched
 
 
 def forget(model: keras.Model) -> None:
-    """Has the blocks of a built model compute again. Raises `ModelError` where that would save nothing."""
+    """Makes the blocks of a built model compute again. Raises `ModelError` where that would save nothing."""
     remat.forget(model, _forgetful, stateful=False)
 
 
