@@ -452,7 +452,7 @@ def typed(text: str) -> Any:
 )
 def test_batch_statistics_that_a_strategy_cannot_have_are_refused(strategy, whose, instead):
     with pytest.raises(
-        UserError, match=rf"train.batch_statistics=global .* received {whose}\. Try .*strategy={instead}\."
+        UserError, match=rf"train.batch_statistics=global.* received {whose}\. Try .*strategy={instead}\."
     ):
         planned(f"strategy={strategy}", "workers=2", f"train.batch_statistics={whose}")
     planned(f"strategy={instead}", "workers=2", f"train.batch_statistics={whose}")
