@@ -48,7 +48,7 @@ class Options:
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """What the driver leaves for the others, in a file that nobody else can read.
+    """A note of the driver for the others, in a file that nobody else can read.
 
     An address and the token, or what its command has ended with.
     """

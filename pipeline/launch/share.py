@@ -18,7 +18,7 @@ class Part:
     gpus: tuple[int, ...] = ()
 
     def without(self, other: "Part") -> "Part":
-        """What is left of it."""
+        """Returns what is left of it."""
         cores = tuple(core for core in self.cores if core not in other.cores)
         return Part(cores, tuple(gpu for gpu in self.gpus if gpu not in other.gpus))
 

@@ -111,7 +111,7 @@ class Agent:
         self._asking = threading.Lock()
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
-        """Does what the driver sends, to the end; returns what its command ended with.
+        """Serves the driver to its end; returns what its command ended with.
 
         None where the driver was given up, and 128 + the signal where this host `leaves`. `signalled` returns a
         scheduler's signal, which is passed on.

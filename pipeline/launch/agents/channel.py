@@ -27,7 +27,7 @@ WINDOW_BYTES = 32 << 20
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """The first frame of each end: its name, its log's id, and the last message that it is done with of which log.
+    """The first frame of each end: its name, its log's id, and the last message of the `peer` log that it is done with.
 
     `adopts`: this driver goes on with the processes of another. `dial`: HOST:PORT at which the end that has dialled
     wants to be dialled from now on. `refuses`: why the other end is turned away.
@@ -35,7 +35,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
     name: str
     life: str
-    of: str = ""
+    peer: str = ""
     done: int = 0
     adopts: bool = False
     dial: str = ""
@@ -131,7 +131,7 @@ class Channel:
             self.past.add(self.life)
             self.life, self.adopts, self.came, self.done_with = greeting.life, greeting.adopts, 0, 0
             self.inbox, self.inbox_bytes, self.taken = [], 0, {}
-        if greeting.of == self._endpoint.life:
+        if greeting.peer == self._endpoint.life:
             self.drop(greeting.done)
         connection.next = min(self.kept, default=self.sent + 1)
         connection.said_done = self.done_with

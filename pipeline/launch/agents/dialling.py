@@ -17,7 +17,7 @@ from pipeline.launch.agents.tls import new_token
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.kept import Kept, forget
-from pipeline.record.log import SECRET, from_here, write_whole
+from pipeline.record.log import from_here
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
@@ -28,15 +28,10 @@ SAY_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Contact:
-    """What an agent needs to dial: HOST:PORT, and the token, which never stands on a command line or in a log."""
+    """HOST:PORT that agents dial, and the token, which never stands on a command line or in a log."""
 
     address: str
     token: bytes
-
-    def write(self, path: Path) -> Path:
-        """Puts the token into a file that nobody else can read, for `python -m pipeline.launch --token-file`."""
-        write_whole(path, self.token.decode(), SECRET)
-        return path
 
 
 class DiallingCluster(Cluster, ABC):

@@ -30,6 +30,7 @@ from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record import kept
+from pipeline.record.log import SECRET, write_whole
 
 NAME, POINT = "pipeline", "point"
 TOKEN, SCRIPT = "token", "job.sh"
@@ -98,7 +99,7 @@ class SlurmCluster(DiallingCluster):
         folder = Path(self._options.folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=folder))
-        contact.write(self._folder / TOKEN)
+        write_whole(self._folder / TOKEN, contact.token.decode(), SECRET)
         if self._inside is None:
             (self._folder / SCRIPT).write_text(self._script(contact.address, self._folder))
             self._submit()
@@ -237,7 +238,7 @@ class SlurmCluster(DiallingCluster):
         return inventory([Host(name, cores, own.memory_gib, "any processor", gpus) for name in names])
 
     def _mine(self) -> Earlier:
-        """What another command must end of this one's."""
+        """The part of this command that another one must end."""
         assert self._folder is not None
         job = self._job.job if self._job else self._inside.job if self._inside else ""
         return Earlier(job, self._folder.name, step=self._job is None)
