@@ -197,11 +197,9 @@ class SlurmCluster(DiallingCluster):
         """Ends the job, where it has not ended with its agents; removes the token."""
         if self._folder is not None:
             (self._folder / TOKEN).unlink(missing_ok=True)
-        if self._job is not None and not self._job.state.over:
-            waits = self._job.state.name in (RUNNING, COMPLETING)
-            state = self._job.settled(END_SECONDS if waits else 0.0)
-            if not state.over:
-                self._slurm.cancel(self._job.job)
+        # Looked at anew: it may run by now, though it was waiting when its agents came.
+        if self._job is not None and not self._job.settled(END_SECONDS).over:
+            self._slurm.cancel(self._job.job)
         if self._step is not None:
             try:
                 self._step.wait(END_SECONDS)
