@@ -9,7 +9,7 @@ Gelman et al., 2013, *Bayesian data analysis*, chapter 3). Arithmetic only.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -19,7 +19,8 @@ from pipeline.analyze.history import TimedRun
 from pipeline.analyze.predict import Basis, Prediction
 from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan
-from pipeline.record.predictions import Predicted
+from pipeline.record.predictions import Line, Predicted, Scored
+from pipeline.record.results import Result
 
 # The standard deviation of a run's own luck where nothing was logged, and what that weighs, in degrees of freedom.
 # Equal runs lie 2% to 4% apart on a machine with little else to do, and 8% on a shared one (benchmarks/ties.py).
@@ -160,6 +161,70 @@ def normal(confidence: float) -> float:
     (1.645, 1.96)
     """
     return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good predictions were: how many, the median of their errors' sizes, and the share of intervals that held."""
+
+    count: int = 0
+    median_error: float | None = None
+    held: float | None = None
+
+
+def line_of(planned: Plan, parameters: int, made: Prediction, now: float) -> Line:
+    """A prediction as a line of predictions.jsonl."""
+    return Line(
+        time=now,
+        identity=identity(planned),
+        examples_per_second=made.examples_per_second,
+        low=made.low,
+        high=made.high,
+        confidence=made.confidence,
+        strategy=planned.strategy.name,
+        workers=planned.workers,
+        parameters=parameters,
+        fitted_on=made.fitted_on,
+        correction=made.correction,
+        unsure=made.unsure,
+    )
+
+
+def scored(lines: Sequence[Line], wanted: str, measured: float) -> list[Scored]:
+    """The predictions of the plan whose identity is `wanted`, each number once, with how far off each was.
+
+    >>> line = Line(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
+    >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]
+    [(0.1, True)]
+    """
+    found = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == wanted}
+    return [
+        Scored(
+            **{field.name: getattr(line, field.name) for field in fields(Predicted)},
+            measured=measured,
+            error=round(line.examples_per_second / measured - 1, 6),
+            held=line.low <= measured <= line.high,
+        )
+        for line in found.values()
+    ]
+
+
+def score(results: Sequence[Result]) -> Score:
+    """How good the predictions of these runs were.
+
+    >>> off, held = (Scored(examples_per_second=1.0, low=1.0, high=1.0, error=error, held=error < 0)
+    ...              for error in (0.2, -0.1))
+    >>> score([Result(predictions=(off, held)), Result()])
+    Score(count=2, median_error=0.15, held=0.5)
+    """
+    predictions = [prediction for result in results for prediction in result.predictions]
+    if not predictions:
+        return Score()
+    return Score(
+        count=len(predictions),
+        median_error=round(float(np.median([abs(prediction.error) for prediction in predictions])), 6),
+        held=sum(prediction.held for prediction in predictions) / len(predictions),
+    )
 
 
 def _is_like(made: Predicted, planned: Plan, found: Basis) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.analyze import comparable, engines, outlook
+from pipeline.analyze import comparable, outlook
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.compare import Answer, Comparison, Contestant, Judge
-from pipeline.analyze.engines import Engines
 from pipeline.analyze.history import Run
 from pipeline.analyze.outlook import Knee
 
@@ -29,6 +28,21 @@ class Use(StrEnum):
     BEST = "best"
     ONE_DEVICE = "one device"
     NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Which of several engines pays: the one that has the best and all that is not known to be slower, if there is one.
+
+    The `first` are those that have the best or what is not known to be slower. Of a single one, `rival` is the best
+    beside the fastest that another has, at the odds of the least sure of those to all that others have. Of the
+    `unjudged` no point had a part in the verdict.
+    """
+
+    first: tuple[str, ...]
+    rival: Comparison | None = None
+    odds: float = 0.0
+    unjudged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
         knee=outlook.knee_under(strategy, speeds, knee_share),
         left_out=left_out,
         without=without,
-        engines=engines.decide(runs, best, against),
+        engines=_engines(runs, best, against),
     )
 
 
@@ -132,3 +146,19 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
             doubts = tuple(doubt for doubt in marks[place].doubts if doubt in comparable.REFUSED)
             reasons.setdefault(Marks(doubts, marks[place].differs), []).append(place)
     return tuple(LeftOut(tuple(places), why) for why, places in reasons.items())
+
+
+def _engines(runs: Sequence[Run], best: Contestant, against: Sequence[Comparison]) -> Engines | None:
+    """Which engine pays, by what is known of the best beside all others; None where there is one."""
+    asked = {engine: None for run in runs if (engine := comparable.engine_of(run.result))}
+    if len(asked) < 2:
+        return None
+    others = [(each, comparable.engine_of(each.other.result)) for each in against if each.other]
+    first = [comparable.engine_of(best.result), *(name for each, name in others if not each.is_faster)]
+    at_the_top = dict.fromkeys(filter(None, first))
+    rivals = [each for each, name in others if name not in at_the_top]
+    judged = at_the_top | dict.fromkeys(name for _, name in others)
+    unjudged = tuple(engine for engine in asked if engine not in judged)
+    if len(at_the_top) > 1 or not rivals:
+        return Engines(tuple(at_the_top), unjudged=unjudged)
+    return Engines(tuple(at_the_top), rivals[0], min(each.odds for each in rivals), unjudged)

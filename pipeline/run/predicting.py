@@ -6,7 +6,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.analyze import calibration, history, outlook, predict, scoring, step_model
+from pipeline.analyze import calibration, history, outlook, predict, step_model
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
@@ -47,7 +47,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
     examples = plan.data.train_examples or basis.runs[-1].run.train_examples
     result = _result(plan, config, prediction, examples, basis)
-    score = scoring.score([timed_run.run.result for timed_run in logged])
+    score = calibration.score([timed_run.run.result for timed_run in logged])
     knee = config.predict.knee_share
     foreseen = Foreseen(
         prediction.step_seconds,
@@ -58,7 +58,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
         prediction.spread or 0.0,
         prediction.equal,
     )
-    predictions.append(output, scoring.line_of(plan, parameters, prediction, now))
+    predictions.append(output, calibration.line_of(plan, parameters, prediction, now))
     point = dataclasses.replace(request.ended(result), foreseen=foreseen)
     # The plan's notes were shown with it.
     session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=prediction.notes)))

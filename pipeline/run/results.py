@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.analyze import comparable, explain, measure, outlook, scoring, step_model
+from pipeline.analyze import calibration, comparable, explain, measure, outlook, step_model
 from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.launch.signals import Interrupted
@@ -106,7 +106,7 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
         # Predictions are of devices with cores of their own.
         return ()
     lines = predictions.read(Path(config.output_dir))
-    return tuple(scoring.scored(lines, step_model.identity(plan), measured))
+    return tuple(calibration.scored(lines, step_model.identity(plan), measured))
 
 
 def speed_of(plan: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:

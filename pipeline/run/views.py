@@ -16,7 +16,7 @@ from pipeline.record.results import Result
 from pipeline.record.tracking import Store
 
 if TYPE_CHECKING:
-    from pipeline.analyze.scoring import Score
+    from pipeline.analyze.calibration import Score
 
 
 @dataclass(frozen=True)

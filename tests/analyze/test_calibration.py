@@ -10,7 +10,7 @@ import pytest
 from shipped_sizes import planned
 from test_predict import ASKED, PARAMETERS, ran
 
-from pipeline.analyze import calibration, history, predict, scoring
+from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
 from pipeline.record import predictions
 from pipeline.record.predictions import FittedOn, Line
@@ -63,7 +63,7 @@ def test_runs_of_one_point_that_lie_apart_widen_the_interval_and_say_so():
 
 def line(plan, speed: float, **other: object) -> Line:
     made = predict.Prediction(speed, speed * 0.9, speed * 1.1, 0.9, 1.0, {}, FittedOn(runs=4, machine="host"))
-    return dataclasses.replace(scoring.line_of(plan, PARAMETERS, made, 1.0), **other)
+    return dataclasses.replace(calibration.line_of(plan, PARAMETERS, made, 1.0), **other)
 
 
 def test_the_log_tells_of_runs_that_are_alike_and_of_predictions_once_for_each_run(tmp_path):
@@ -76,7 +76,7 @@ def test_the_log_tells_of_runs_that_are_alike_and_of_predictions_once_for_each_r
     fitted = FittedOn(runs=4, machine=machine)
     speed = 2 * 64 / 1e-3
     scored = [
-        scoring.scored([made], made.identity, speed)[0]
+        calibration.scored([made], made.identity, speed)[0]
         for made in (
             line(plans[1], speed * 9, fitted_on=fitted, strategy="mirrored"),
             line(plans[1], speed * 9, fitted_on=FittedOn(runs=4, machine="elsewhere")),
@@ -105,7 +105,7 @@ def test_a_line_of_an_earlier_version_is_read_and_had_nothing_taken_off(tmp_path
 def test_beside_a_prediction_stands_how_wide_it_is_how_far_runs_lie_apart_and_how_many_earlier_ones_held():
     speed = Speed(100.0, 85.0, 115.0, interval_confidence=0.9)
     result = Result(speed=speed, layout=Layout(workers=2, scaling="weak"))
-    score = scoring.Score(count=20, median_error=0.06, held=0.85)
+    score = calibration.Score(count=20, median_error=0.06, held=0.85)
     foreseen = Foreseen(1.0, {"compute": 1.0}, FittedOn(runs=4), score, 0.5, 0.071, 12)
     lines = predicted_lines(RunResult(result, foreseen=foreseen))
     wide = "15% to either side; equal runs lie 7.1% apart (a standard deviation, as 12 of them tell)"

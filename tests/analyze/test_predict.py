@@ -13,7 +13,7 @@ import pytest
 from conftest import sampled, with_
 from shipped_sizes import configured, planned
 
-from pipeline.analyze import comparable, energy, history, outlook, predict, scoring, step_model
+from pipeline.analyze import calibration, comparable, energy, history, outlook, predict, step_model
 from pipeline.analyze.energy import Meter, counters
 from pipeline.analyze.step_model import Observed
 from pipeline.errors import UserError
@@ -608,6 +608,6 @@ def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_pat
     assert scored["measured"] == result["examples_per_second"]
     assert scored["held"] == (scored["low"] <= scored["measured"] <= scored["high"])
     assert scored["fitted_on"]["workers"] == [1, 2]
-    assert scoring.score([results.from_values(result)]).count == 1
+    assert calibration.score([results.from_values(result)]).count == 1
     assert result["cost_to_finish"] == pytest.approx(2.0 * result["seconds_to_finish"] / 3600)
     assert "1 prediction scored: off by" in pipeline("mode=predict", *point, "workers=2").out

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.analyze import comparable, scoring
+from pipeline.analyze import calibration, comparable
 from pipeline.analyze.verdict import Verdict
 from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
@@ -148,7 +148,7 @@ def differences(sweep: ReportedSweep) -> list[str]:
 
 def score(sweep: ReportedSweep) -> str:
     """Returns how good the predictions for these points were."""
-    return score_text(scoring.score([point.result for point in sweep.measured]))
+    return score_text(calibration.score([point.result for point in sweep.measured]))
 
 
 def own_overrides(point: ReportedRun, sweep: ReportedSweep) -> list[str]:

@@ -12,7 +12,7 @@ from pipeline.run.views import Foreseen, RunResult
 from pipeline.views.terminal.words import clean, columns, duration, listed, marks, percent, plural, ranges, rate, span
 
 if TYPE_CHECKING:
-    from pipeline.analyze.scoring import Score
+    from pipeline.analyze.calibration import Score
 
 HEADER = ("", "strategy", "workers", "batch", "examples/s", "interval", "to finish", "cost", "energy", "status")
 RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
