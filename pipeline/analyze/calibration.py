@@ -1,10 +1,9 @@
-"""Turns what equal runs and earlier predictions came to into what a prediction is off, and how far the next run may be.
+"""Scores earlier predictions against their runs, and corrects the next one by them: its bias and its interval.
 
-Repeats of one run share its luck, so they say too little. The logarithm of a run's speed is that of its point, and its
-own luck; a prediction's error is that luck, what its fit was unsure of, and what the model is off everywhere, each
-once. What an hour has in common is luck too: a step that was timed just before has it as well. All are taken as normal,
-with fixed ratios of their variances and one scale, of which the log tells the more the longer it is (a conjugate prior;
-Gelman et al., 2013, *Bayesian data analysis*, chapter 3). Arithmetic only.
+Repeats of one run share its luck, so they say too little. The logarithm of a run's speed is its point's plus the run's
+luck. A prediction's error is that luck, the uncertainty of its fit, and a bias of the model, once each. All are taken
+as normal with fixed ratios of their variances and one scale, which a longer log tells better (a conjugate prior; Gelman
+et al., 2013, *Bayesian data analysis*, chapter 3). Arithmetic only.
 """
 
 import math
@@ -45,10 +44,9 @@ class Past:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the next run is expected to differ from its prediction by, as a logarithm, and how sure that is.
+    """The expected error of the next prediction, as a logarithm, and how sure that is.
 
-    `deviation` is that of a run from what the fit says, were that sure. `spread` is how far equal runs lie apart, as a
-    standard deviation; `equal` runs have told it.
+    `deviation` is a run's from a fit that is sure; `spread` the standard deviation of equal runs, from `equal` of them.
     """
 
     shift: float
@@ -59,14 +57,14 @@ class Calibration:
     predictions: int
 
     def half_width(self, unsure: float = 0.0) -> float:
-        """Of the interval, as a logarithm, where the fit is so unsure (a standard deviation)."""
+        """Half the interval, as a logarithm, for a fit that is so unsure (a standard deviation)."""
         from scipy.special import stdtrit
 
         return float(stdtrit(self.freedom, (1 + CONFIDENCE) / 2)) * math.hypot(self.deviation, unsure)
 
 
 def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
-    """What past runs and predictions say of the next one, whose own repeats lie so far apart.
+    """The calibration from past runs and predictions; `repeats` is the spread of the repeats of one run.
 
     >>> made = calibration([])
     >>> (made.shift, round(made.deviation, 3), made.freedom)
@@ -83,15 +81,15 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
     off = np.asarray([one.value for one in predictions])
     # What the fit itself was unsure of comes to a prediction's error, in units of the scale that is expected.
     weights = 1 / (1 + (np.asarray([one.unsure for one in predictions]) / expected) ** 2)
-    known = 1 / OF_MODEL + float(weights.sum())
-    shift = float(weights @ off) / known
+    weight = 1 / OF_MODEL + float(weights.sum())
+    shift = float(weights @ off) / weight
     squares = sum(len(values) * float(np.var(values)) for values in equal)
     squares += float(weights @ (off - shift) ** 2) + shift**2 / OF_MODEL
     freedom = PRIOR_FREEDOM + sum(len(values) - 1 for values in equal) + len(predictions)
     spread = math.sqrt((PRIOR_FREEDOM * expected**2 + squares) / freedom)
     return Calibration(
         shift=shift,
-        deviation=spread * math.sqrt(1 + 1 / known),
+        deviation=spread * math.sqrt(1 + 1 / weight),
         freedom=freedom,
         spread=spread,
         equal=sum(map(len, equal)),
@@ -99,30 +97,30 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
     )
 
 
-def of_log(planned: Plan, found: Basis, logged: Sequence[TimedRun]) -> Calibration:
-    """The same from the runs that a plan is predicted from, and from all runs that predictions were made for before."""
+def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibration:
+    """The calibration from the runs that a plan is predicted from, and from all that had a prediction."""
     past: list[Past] = []
     scored = set()
     for timed_run in logged:
         result = timed_run.run.result
         measured = result.speed.examples_per_second
-        like = [made for made in result.predictions if _is_like(made, planned, found)]
+        like = [prediction for prediction in result.predictions if _is_like(prediction, planned, basis)]
         if like and measured:
             # Of several for one run, the last was made nearest to it.
             fitted = like[-1].examples_per_second / like[-1].correction
             past.append(Past(math.log(measured / fitted), unsure=_unsure(like[-1])))
             scored.add(timed_run.run.folder)
-    for timed_run in found.runs:
+    for timed_run in basis.runs:
         speed = timed_run.run.result.speed.examples_per_second
         if speed and timed_run.run.folder not in scored:
             past.append(Past(math.log(speed), identity(timed_run.plan)))
     # Of each run by itself: how far equal runs lie apart is told by their speeds, and would count twice.
-    repeats = [timed_run.run.repeats for timed_run in found.runs]
+    repeats = [timed_run.run.repeats for timed_run in basis.runs]
     return calibration(past, float(np.median([spread_of(rates, float(np.median(rates))) for rates in repeats])))
 
 
-def calibrated(made: Prediction, found: Calibration) -> Prediction:
-    """The prediction with what earlier ones were off taken off, and the spread between runs in its interval.
+def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
+    """The prediction without the bias of earlier ones, with the spread between runs in its interval.
 
     >>> from pipeline.record.predictions import FittedOn
     >>> made = Prediction(100.0, 90.0, 110.0, 0.9, 1.0, {}, FittedOn(runs=1))
@@ -133,24 +131,24 @@ def calibrated(made: Prediction, found: Calibration) -> Prediction:
     >>> wider.notes
     ('What runs of earlier predictions were slower than the fit, 10%, is taken off.',)
     """
-    factor = math.exp(found.shift)
-    middle = made.examples_per_second * factor
-    one = normal(made.confidence)
-    below = math.log(made.examples_per_second / made.low) / one
-    above = math.log(made.high / made.examples_per_second) / one
+    factor = math.exp(calibration.shift)
+    middle = prediction.examples_per_second * factor
+    one = normal(prediction.confidence)
+    below = math.log(prediction.examples_per_second / prediction.low) / one
+    above = math.log(prediction.high / prediction.examples_per_second) / one
     off = f"{abs(factor - 1):.0%}, is {'put on' if factor > 1 else 'taken off'}"
-    said = f"What runs of earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
+    note = f"What runs of earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
     return replace(
-        made,
+        prediction,
         examples_per_second=middle,
-        low=middle * math.exp(-found.half_width(below)),
-        high=middle * math.exp(found.half_width(above)),
-        step_seconds=made.step_seconds / factor,
-        notes=(*made.notes, said) if abs(factor - 1) >= TOLD else made.notes,
+        low=middle * math.exp(-calibration.half_width(below)),
+        high=middle * math.exp(calibration.half_width(above)),
+        step_seconds=prediction.step_seconds / factor,
+        notes=(*prediction.notes, note) if abs(factor - 1) >= TOLD else prediction.notes,
         correction=factor,
         unsure=(below + above) / 2,
-        spread=found.spread,
-        equal=found.equal,
+        spread=calibration.spread,
+        equal=calibration.equal,
     )
 
 
@@ -165,39 +163,39 @@ def normal(confidence: float) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    """How good predictions were: how many, the median of their errors' sizes, and the share of intervals that held."""
+    """The number of predictions, the median size of their errors, and the share of intervals that held."""
 
     count: int = 0
     median_error: float | None = None
     held: float | None = None
 
 
-def line_of(planned: Plan, parameters: int, made: Prediction, now: float) -> Line:
+def line_of(planned: Plan, parameters: int, prediction: Prediction, now: float) -> Line:
     """A prediction as a line of predictions.jsonl."""
     return Line(
         time=now,
         identity=identity(planned),
-        examples_per_second=made.examples_per_second,
-        low=made.low,
-        high=made.high,
-        confidence=made.confidence,
+        examples_per_second=prediction.examples_per_second,
+        low=prediction.low,
+        high=prediction.high,
+        confidence=prediction.confidence,
         strategy=planned.strategy.name,
         workers=planned.workers,
         parameters=parameters,
-        fitted_on=made.fitted_on,
-        correction=made.correction,
-        unsure=made.unsure,
+        fitted_on=prediction.fitted_on,
+        correction=prediction.correction,
+        unsure=prediction.unsure,
     )
 
 
-def scored(lines: Sequence[Line], wanted: str, measured: float) -> list[Scored]:
+def scored(lines: Sequence[Line], identity: str, measured: float) -> list[Scored]:
     """The predictions of the plan whose identity is `wanted`, each number once, with how far off each was.
 
     >>> line = Line(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
     >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]
     [(0.1, True)]
     """
-    found = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == wanted}
+    distinct = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == identity}
     return [
         Scored(
             **{field.name: getattr(line, field.name) for field in fields(Predicted)},
@@ -205,12 +203,12 @@ def scored(lines: Sequence[Line], wanted: str, measured: float) -> list[Scored]:
             error=round(line.examples_per_second / measured - 1, 6),
             held=line.low <= measured <= line.high,
         )
-        for line in found.values()
+        for line in distinct.values()
     ]
 
 
 def score(results: Sequence[Result]) -> Score:
-    """How good the predictions of these runs were.
+    """The score of all predictions of some runs.
 
     >>> off, held = (Scored(examples_per_second=1.0, low=1.0, high=1.0, error=error, held=error < 0)
     ...              for error in (0.2, -0.1))
@@ -227,16 +225,16 @@ def score(results: Sequence[Result]) -> Score:
     )
 
 
-def _is_like(made: Predicted, planned: Plan, found: Basis) -> bool:
-    """Was it made of the strategy, and from runs of the machine, that another is made of?"""
-    machine = made.fitted_on.machine if made.fitted_on else None
-    return made.strategy == planned.strategy.name and machine == found.machine
+def _is_like(earlier: Predicted, planned: Plan, basis: Basis) -> bool:
+    """True if it was made for the same strategy, from runs of the same machine."""
+    machine = earlier.fitted_on.machine if earlier.fitted_on else None
+    return earlier.strategy == planned.strategy.name and machine == basis.machine
 
 
-def _unsure(made: Predicted) -> float:
-    """How sure the fit of an earlier prediction was, as a standard deviation of the logarithm."""
+def _unsure(earlier: Predicted) -> float:
+    """The uncertainty of an earlier prediction's fit, as a standard deviation of the logarithm."""
     return (
-        made.unsure
-        if made.unsure is not None
-        else math.log(made.high / made.low) / 2 / normal(made.confidence or CONFIDENCE)
+        earlier.unsure
+        if earlier.unsure is not None
+        else math.log(earlier.high / earlier.low) / 2 / normal(earlier.confidence or CONFIDENCE)
     )

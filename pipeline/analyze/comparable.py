@@ -64,7 +64,7 @@ class Unlike:
 
 @dataclass(frozen=True)
 class Marks:
-    """What is to be said of a speed wherever it is shown: its doubts, and in what its run differs from the others.
+    """The remarks beside a speed wherever it is shown: its doubts, and where its run differs from the others.
 
     The `engine` is said where the others are not all of the same.
     """
@@ -75,32 +75,32 @@ class Marks:
 
     @property
     def compares(self) -> bool:
-        """Does the speed say something of the others?"""
+        """True if the speed can be compared with the others."""
         return not self.differs and REFUSED.isdisjoint(self.doubts)
 
 
 def doubts(layout: Layout) -> list[str]:
-    """What makes the speed of a result, or of a plan, less than it seems.
+    """The names in `DOUBTS` that apply to a result, or to a plan.
 
     >>> doubts(Layout(workers=2, timed_workers=1, rehearsal=True))
     ['rehearsal', 'fewer workers']
     """
-    found = {
+    shown = {
         "rehearsal": layout.rehearsal,
         "oversubscribed": layout.oversubscribed,
         "asynchronous": layout.asynchronous,
         "fewer workers": layout.timed_workers not in (None, layout.workers),
     }
-    return [name for name in DOUBTS if found[name]]
+    return [name for name in DOUBTS if shown[name]]
 
 
 def sound(run: Run) -> bool:
-    """Is a run's speed that of its hardware?"""
+    """True if a run's speed is its hardware's."""
     return REFUSED.isdisjoint(doubts(run.result.layout))
 
 
 def devices_of(result: Result) -> int:
-    """On how many devices a run was timed.
+    """The number of devices that a run was timed on.
 
     >>> devices_of(Result(layout=Layout(workers=2))), devices_of(Result(layout=Layout(workers=2, devices=4)))
     (2, 4)
@@ -111,7 +111,7 @@ def devices_of(result: Result) -> int:
 
 
 def disturbed_baseline(result: Result) -> bool:
-    """Is the speedup more than there are devices, so that something has slowed its baseline?
+    """True if the speedup is more than the devices: something has slowed the baseline.
 
     >>> from pipeline.record.results import Speed
     >>> disturbed_baseline(Result(layout=Layout(workers=1), speed=Speed(speedup=1.3)))
@@ -128,21 +128,21 @@ def efficiency_of(result: Result) -> float | None:
 
 
 def disturbed(result: Result) -> list[str]:
-    """What shows that a run was not timed on a quiet machine, by the names in `DISTURBED`."""
+    """The names in `DISTURBED` that show that a run was not timed on a quiet machine."""
     speed = result.speed
     ends = (speed.speedup_low, speed.speedup_high)
     if speed.baseline_source != IN_THIS_RUN or None in ends:
         ends = (speed.examples_per_second_low, speed.examples_per_second_high)
-    found = {
+    shows = {
         "busy": (speed.other_work or 0.0) >= BUSY,
         "unsteady": bool(ends[0] and ends[1] and ends[1] > UNSTEADY * ends[0]),
         "disturbed baseline": disturbed_baseline(result),
     }
-    return [name for name, shown in found.items() if shown]
+    return [name for name, shown in shows.items() if shown]
 
 
 def engine_of(result: Result) -> str | None:
-    """What trained, or was to; None where it is not known what that was.
+    """The engine that trained, or was to; None if it is not known.
 
     >>> from pipeline.record.results import Choices
     >>> engine_of(Result(choices=Choices("mirrored"))), engine_of(Result(choices=Choices("mirrored", backend="jax")))
@@ -154,21 +154,21 @@ def engine_of(result: Result) -> str | None:
 
 def engines(runs: Sequence[Run]) -> dict[str, list[int]]:
     """The places of the runs that each engine trained, where these are several."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         if engine := engine_of(run.result):
-            found.setdefault(engine, []).append(place)
-    return found if len(found) > 1 else {}
+            places.setdefault(engine, []).append(place)
+    return places if len(places) > 1 else {}
 
 
 def facts(run: Run) -> dict[str, str]:
-    """What has to be the same for the speeds of two runs to say something of each other, by name, as text.
+    """The facts that two runs must share for their speeds to compare, by name, as text.
 
-    Without what is not known: a run that was refused has no plan, and one of an earlier version lacks settings.
+    Unknown ones are left out: a refused run has no plan, and one of an earlier version lacks settings.
     """
     result, settings = run.result, run.settings
     versions = result.environment.versions
-    known = {
+    values = {
         "model": _built(result.choices.model, settings.get("model_build")),
         "data": _built(result.choices.data, settings.get("data_build")),
         "precision": result.layout.precision,
@@ -176,42 +176,43 @@ def facts(run: Run) -> dict[str, str]:
         "batch rule": _batch_rule(result.layout),
         "machine": result.environment.machine,
         "versions": {name: version for name, version in versions.items() if name in SHARED} or None,
-        f"versions of {engine_of(result)}": {name: of for name, of in versions.items() if name not in SHARED} or None,
+        f"versions of {engine_of(result)}": {name: number for name, number in versions.items() if name not in SHARED}
+        or None,
         "examples left out": result.input.train_examples_skipped,
         "data servers": None if run.plan is None else _data_servers(run.plan),
     }
-    told = {name: _text(value) for name, value in known.items() if value is not None}
+    texts = {name: _text(value) for name, value in values.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
     names = [name for name in fields_of(Plan, Part.COMPARABILITY) if name in settings]
-    return told | {NAMES.get(name, name.replace("_", " ")): _text(settings[name]) for name in names}
+    return texts | {NAMES.get(name, name.replace("_", " ")): _text(settings[name]) for name in names}
 
 
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
 def unlike(one: Run, two: Run) -> list[Unlike]:
-    """Why the speeds of two runs say nothing of each other."""
+    """The reasons why the speeds of two runs do not compare."""
     ours, theirs = facts(one), facts(two)
-    found = [
+    differing = [
         Unlike(name, (_short(ours[name], theirs[name]), _short(theirs[name], ours[name])))
         for name in _differing([ours, theirs])
     ]
     doubtful = {doubt for run in (one, two) for doubt in doubts(run.result.layout)}
-    return [*found, *(Unlike(name) for name in DOUBTS if name in doubtful & REFUSED)]
+    return [*differing, *(Unlike(name) for name in DOUBTS if name in doubtful & REFUSED)]
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
-    """In what runs differ that keeps their speeds from being compared, and the places of the runs with each value."""
-    told = [facts(run) for run in runs]
-    found = []
-    for name in _differing(told):
+    """The differences that keep speeds from being compared, and the places of the runs with each value."""
+    all_facts = [facts(run) for run in runs]
+    rows = []
+    for name in _differing(all_facts):
         places: dict[str, list[int]] = {}
-        values = {known[name] for known in told if name in known}
-        for place, known in enumerate(told):
-            if name in known:
-                places.setdefault(_short(known[name], *values - {known[name]}), []).append(place)
-        found.append((name, places))
-    return found
+        values = {one[name] for one in all_facts if name in one}
+        for place, one in enumerate(all_facts):
+            if name in one:
+                places.setdefault(_short(one[name], *values - {one[name]}), []).append(place)
+        rows.append((name, places))
+    return rows
 
 
 def groups(runs: Sequence[Run]) -> list[list[int]]:
@@ -223,7 +224,7 @@ def groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def marks(runs: Sequence[Run]) -> list[Marks]:
-    """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
+    """The remarks beside the speed of each run, which compare it with the largest group."""
     if not runs:
         return []
     first, _ = _groups(runs)[0]
@@ -239,16 +240,18 @@ def marks(runs: Sequence[Run]) -> list[Marks]:
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
-    """What is known of each group of runs, and their places. What is not known of a run does not set it apart."""
-    found: list[tuple[dict[str, str], list[int]]] = []
+    """The shared facts of each group of runs, and their places. An unknown fact sets no run apart."""
+    groups: list[tuple[dict[str, str], list[int]]] = []
     for place, run in enumerate(runs):
-        told = facts(run)
-        known, places = next(((known, places) for known, places in found if not _differing([known, told])), ({}, []))
+        own = facts(run)
+        shared, places = next(
+            ((shared, places) for shared, places in groups if not _differing([shared, own])), ({}, [])
+        )
         if not places:
-            found.append((known, places))
-        known |= told
+            groups.append((shared, places))
+        shared |= own
         places.append(place)
-    return sorted(found, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
+    return sorted(groups, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
 
 
 def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -268,10 +271,10 @@ def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
         yield prefix, node
 
 
-def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
+def _differing(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
     """Names of the facts that are not the same in all runs of which they are known."""
-    names = dict.fromkeys(name for known in told for name in known)
-    return [name for name in names if len({known[name] for known in told if name in known}) > 1]
+    names = dict.fromkeys(name for one in all_facts for name in one)
+    return [name for name in names if len({one[name] for one in all_facts if name in one}) > 1]
 
 
 def _data_servers(plan: Plan) -> int:
@@ -309,7 +312,7 @@ def _short(value: str, *others: str) -> str:
 
 
 def of_step(plan: Plan) -> dict[str, object]:
-    """What the time of a step depends on, beside workers, batch, size and links.
+    """The facts that decide the time of a step, beside workers, batch, size and links.
 
     Of the model it is the function: what its arguments come to are parameters.
     """
@@ -322,7 +325,7 @@ def of_step(plan: Plan) -> dict[str, object]:
 
 
 def apart(one: Plan, two: Plan) -> list[str]:
-    """Why the step time of a plan says nothing of that of another, with the values of each."""
+    """The reasons why the step times of two plans do not compare, with the values of each."""
     ours, theirs = of_step(one), of_step(two)
     return [
         f"{SAID.get(name, name)} ({_text(ours[name])}; here {_text(theirs[name])})"
@@ -332,7 +335,7 @@ def apart(one: Plan, two: Plan) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A value as a person reads it.
+    """A value as a user reads it.
 
     >>> _text({"keras": "3", "numpy": "2"}), _text(False), _text(None)
     ('keras 3, numpy 2', 'false', 'null')

@@ -30,7 +30,7 @@ PROBABLE = 0.8
 
 
 class Answer(StrEnum):
-    """What is known of a pair."""
+    """The outcome of comparing a pair."""
 
     FASTER = "faster"
     AS_FAST = "as fast"
@@ -46,12 +46,12 @@ class Contestant:
 
     @property
     def result(self) -> Result:
-        """What became of its first run."""
+        """The result of its first run."""
         return self.runs[0].result
 
     @property
     def devices(self) -> int:
-        """On how many devices it runs."""
+        """The number of devices that it runs on."""
         return comparable.devices_of(self.result)
 
     @property
@@ -63,17 +63,19 @@ class Contestant:
     def speedup(self) -> tuple[float, float, float] | None:
         """The same of the speedup over one device; None where a run has none, or one that cannot be."""
         speeds = [run.result.speed for run in self.runs if not comparable.disturbed_baseline(run.result)]
-        known = [(one, of.speedup_low or one, of.speedup_high or one) for of in speeds if (one := of.speedup)]
-        return _over(known) if len(known) == len(self.runs) else None
+        figures = [
+            (one, speed.speedup_low or one, speed.speedup_high or one) for speed in speeds if (one := speed.speedup)
+        ]
+        return _over(figures) if len(figures) == len(self.runs) else None
 
 
-def _over(known: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    return known[0] if len(known) == 1 else measure.interval([middle for middle, _, _ in known])
+def _over(figures: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    return figures[0] if len(figures) == 1 else measure.interval([middle for middle, _, _ in figures])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of a contestant beside the `other`, or beside one device, and the odds of that answer.
+    """A contestant compared with the `other`, or with one device, and the odds of that answer.
 
     It is `ratio` times as fast, at odds of 95% from `low` to `high` times.
     """
@@ -87,12 +89,12 @@ class Comparison:
 
     @property
     def is_faster(self) -> bool:
-        """Is it known to be the faster one?"""
+        """True if it is known to be the faster one."""
         return self.answer is Answer.FASTER and self.ratio > 1
 
     @property
     def is_slower(self) -> bool:
-        """Is it known to be the slower one?"""
+        """True if it is known to be the slower one."""
         return self.answer is Answer.FASTER and self.ratio < 1
 
 
@@ -124,11 +126,11 @@ class Judge:
         self._degrees = {in_turn: PRIOR_DEGREES + degrees for in_turn, (_, degrees) in self._spreads.items()}
 
     def score(self, contestant: Contestant) -> float:
-        """What contestants are ranked by: how many times as fast as one device, or examples per second."""
+        """The value that contestants are ranked by: speedup over one device, or examples per second."""
         return math.exp(self._estimate(contestant).middle)
 
     def over_one(self, contestant: Contestant, alone: Contestant | None, comparisons: int = 1) -> Comparison | None:
-        """What is known of it beside one device: the baselines, or `alone`; None where there are neither."""
+        """Compares it with one device: the baselines, or `alone`; None if there are neither."""
         if self._one is None and alone in (None, contestant):
             return None
         return self.compare(contestant, alone if self._one is None else None, comparisons)
@@ -145,7 +147,7 @@ class Judge:
         return compared.answer is Answer.AS_FAST or compared.is_slower
 
     def between(self, one: Run, other: Run) -> Comparison | Unlike | None:
-        """The same of two runs; why their speeds say nothing of each other; None where one has no speed."""
+        """Compares two runs; the reason why their speeds do not compare; None if one has no speed."""
         if not (_is_measured(one) and _is_measured(other)):
             return None
         if unlike := comparable.unlike(one, other):
@@ -153,7 +155,7 @@ class Judge:
         return self.compare(Contestant((0,), (one,)), Contestant((1,), (other,)))
 
     def compare(self, one: Contestant, other: Contestant | None, comparisons: int = 1) -> Comparison:
-        """What is known of one beside the other, or beside the baselines, of several `comparisons` (Bonferroni).
+        """Compares one with the other, or with the baselines, as one of several `comparisons` (Bonferroni).
 
         Faster where an interval of these odds does not hold 1; as fast where it lies in the margin (TOST).
         The difference of two estimates is as unsure as the sides of both that face each other (MOVER; Zou and Donner,
@@ -193,7 +195,7 @@ class Judge:
         in_turn = self._is_in_turn(contestant)
         deviation, _ = self._spreads[in_turn]
         scale = 1.0 if in_turn or self._one is None else self._one
-        found = []
+        estimates = []
         for run in contestant.runs:
             middle, low, high, repeats = _figures(run, in_turn)
             shared = deviation**2 + (UNSEEN / repeats**2) ** 2
@@ -201,15 +203,15 @@ class Judge:
             # One worker and its baseline are kept from the same core; several need what others took.
             busy = others >= BUSY and (contestant.devices > 1 or not in_turn)
             faster = -math.log(1 - others) if busy else 0.0
-            found.append((
+            estimates.append((
                 math.log(middle / scale),
                 shared + (math.log(middle / low) / ERRORS_TO_END) ** 2,
                 shared + (math.log(high / middle) / ERRORS_TO_END) ** 2 + faster**2,
                 math.log(high / scale) + faster,
             ))  # fmt: skip
-        middles, below, above, most = zip(*found, strict=True)
-        lower, upper = (math.sqrt(np.mean(of) / len(found)) for of in (below, above))
-        return _Estimate(float(np.median(middles)), lower, upper, max(most))
+        middles, below, above, fastest = zip(*estimates, strict=True)
+        lower, upper = (math.sqrt(np.mean(squares) / len(estimates)) for squares in (below, above))
+        return _Estimate(float(np.median(middles)), lower, upper, max(fastest))
 
 
 def _figures(run: Run, in_turn: bool = False) -> tuple[float, float, float, int]:
@@ -218,8 +220,8 @@ def _figures(run: Run, in_turn: bool = False) -> tuple[float, float, float, int]
     ends = speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high
     middle, low, high = (speed.speedup, speed.speedup_low, speed.speedup_high) if in_turn else ends
     # An interval's probability tells of how many repeats it is, too.
-    told = speed.interval_confidence or 0.0
-    repeats = speed.repeats or len(run.repeats) or (round(1 - math.log2(1 - told)) if 0 <= told < 1 else 1)
+    confidence = speed.interval_confidence or 0.0
+    repeats = speed.repeats or len(run.repeats) or (round(1 - math.log2(1 - confidence)) if 0 <= confidence < 1 else 1)
     if middle and low and high and 0 < low <= middle <= high:
         return middle, low, high, repeats
     return *measure.interval(run.repeats or [middle or math.nan]), max(1, len(run.repeats))
@@ -230,10 +232,10 @@ def _is_measured(run: Run) -> bool:
 
 
 def _in_turn(run: Run) -> bool:
-    """Was its baseline timed in turn with it, with a speedup that can be?"""
+    """True if its baseline was timed in turn with it, with a plausible speedup."""
     speed = run.result.speed
-    known = 0 < (speed.speedup_low or 0.0) <= (speed.speedup or 0.0) <= (speed.speedup_high or 0.0)
-    return known and speed.baseline_source == IN_THIS_RUN and not comparable.disturbed_baseline(run.result)
+    plausible = 0 < (speed.speedup_low or 0.0) <= (speed.speedup or 0.0) <= (speed.speedup_high or 0.0)
+    return plausible and speed.baseline_source == IN_THIS_RUN and not comparable.disturbed_baseline(run.result)
 
 
 def _one_device(run: Run) -> float:
@@ -243,7 +245,7 @@ def _one_device(run: Run) -> float:
 
 
 def _spread(runs: Sequence[Run], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
-    """How far equal ones among `runs` lie apart, a standard deviation of the logarithm, and its degrees of freedom.
+    """The standard deviation of the logarithm of equal runs, and its degrees of freedom.
 
     It is pooled over all that are equal, baselines among them, and drawn together with what is to be expected.
     """
@@ -263,11 +265,11 @@ def _spread(runs: Sequence[Run], same: Sequence[Hashable] | None, in_turn: bool)
 
 
 def _asked(run: Run, group: str) -> Hashable:
-    """What makes two runs the same, but for chance; for baselines, what they depend on."""
+    """A key that two runs share if they differ by chance alone; for baselines, all that they depend on."""
     engine = comparable.engine_of(run.result)
-    asked: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}
+    parts: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}
     if group == "point":
         choices, layout = run.result.choices, run.result.layout
-        asked["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
-        asked["build"] = run.settings.get("strategy_build")
-    return json.dumps(asked, sort_keys=True, default=str)
+        parts["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
+        parts["build"] = run.settings.get("strategy_build")
+    return json.dumps(parts, sort_keys=True, default=str)

@@ -16,14 +16,14 @@ BESIDE = ("dram",)
 
 def counters(powercap: Path = POWERCAP) -> dict[str, Callable[[], tuple[int, int]]]:
     """By name, what reads (count, count at which it begins anew), in millionths of a joule."""
-    found: dict[str, Callable[[], tuple[int, int]]] = {}
+    readers: dict[str, Callable[[], tuple[int, int]]] = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         with suppress(OSError, ValueError):
             named = (zone / "name").read_text().strip()
             _zone(zone)
             if named.startswith("package") or named in BESIDE:
-                found[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
-    return found | _gpus()
+                readers[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
+    return readers | _gpus()
 
 
 class Meter:
@@ -42,13 +42,13 @@ class Meter:
         """Since it was made; None where nothing can be read."""
         for name, read in list(self._read.items()):
             try:
-                count, most = read()
+                count, limit = read()
             except OSError:
                 # What cannot be read any more makes all of it unknown.
                 self._read = {}
                 break
             gained = count - self._last[name]
-            self._sum += gained if gained >= 0 else gained + most
+            self._sum += gained if gained >= 0 else gained + limit
             self._last[name] = count
         return self._sum / 1e6 if self._read else None
 
@@ -62,7 +62,7 @@ def _gpus() -> dict[str, Callable[[], tuple[int, int]]]:
     """Counters of GPUs; none where there is no driver, or where GPUs are older than Volta, which do not count."""
     import pynvml
 
-    found: dict[str, Callable[[], tuple[int, int]]] = {}
+    readers: dict[str, Callable[[], tuple[int, int]]] = {}
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -76,5 +76,5 @@ def _gpus() -> dict[str, Callable[[], tuple[int, int]]]:
 
             with suppress(OSError):
                 read()
-                found[f"gpu:{index}"] = read
-    return found
+                readers[f"gpu:{index}"] = read
+    return readers

@@ -1,4 +1,4 @@
-"""Turns seconds of steps, with parts of them switched off in turn, into what the lost efficiency is made of.
+"""Turns seconds of steps, with parts of them switched off in turn, into the parts of the lost efficiency.
 
 Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in docs/explaining.md.
 """
@@ -56,9 +56,9 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
     """
     middle = _middle(rounds)
     behind = _behind(rounds)
-    found, *of_rounds = (shares(one, behind) for one in (middle, *rounds))
-    ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS if name in found}
-    lost = [{"lost": sum(parts.values())} for parts in (found, *of_rounds)]
+    lost_shares, *of_rounds = (shares(one, behind) for one in (middle, *rounds))
+    ranges = {name: _with_ends("share", name, lost_shares, of_rounds) for name in PARTS if name in lost_shares}
+    lost = [{"lost": sum(parts.values())} for parts in (lost_shares, *of_rounds)]
     straggler = None if behind is None else names[behind]
     of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
     # No part that scaling has to do with can bring more than all that is lost.
@@ -97,7 +97,9 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
     without = fair = alone = one.no_input - one.calling + one.one_calling
     if one.together:
         others = [place for place in one.alone if place != behind]
-        fair, alone = (float(np.mean([taken[place] for place in others])) for taken in (one.together, one.alone))
+        fair, alone = (
+            float(np.mean([seconds_of[place] for place in others])) for seconds_of in (one.together, one.alone)
+        )
     statistics = 0.0 if one.no_statistics is None else one.no_input - one.no_statistics
     slow = fair if behind is None else one.together[behind]
     seconds = {
@@ -109,7 +111,7 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
         "host overhead": one.calling - one.one_calling,
         "other": alone - one.one_no_input,
     }
-    return {name: taken / one.everything for name, taken in seconds.items()}
+    return {name: seconds_of / one.everything for name, seconds_of in seconds.items()}
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -129,7 +131,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
-    """What is to be said where the efficiency that was timed in training is another: the machine has changed.
+    """A note if the efficiency that was timed in training is another: the machine has changed.
 
     >>> found = Explanation(0.5, 0.4, 0.6, parts=[], bound=None, straggler=None, advice="")
     >>> disagreement(found, (0.9, 0.8, 0.95))
@@ -149,8 +151,8 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
 def _middle(rounds: Sequence[Round]) -> Round:
     """The medians of the rounds."""
 
-    def median(of: Callable[[Round], float]) -> float:
-        return float(np.median([of(one) for one in rounds]))
+    def median(field: Callable[[Round], float]) -> float:
+        return float(np.median([field(one) for one in rounds]))
 
     return Round(
         everything=median(lambda one: one.everything),
@@ -171,29 +173,29 @@ def _behind(rounds: Sequence[Round]) -> int | None:
     if len(together) < 2:
         return None
     slowest = max(together, key=lambda place: float(np.median(together[place])))
-    others = np.median([taken for place, taken in together.items() if place != slowest], axis=0).tolist()
+    others = np.median([seconds for place, seconds in together.items() if place != slowest], axis=0).tolist()
     slow = together[slowest]
     clearly = ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others)
     return slowest if clearly else None
 
 
 def _with_ends(
-    value: str, name: str, found: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
+    value: str, name: str, medians: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
     """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
     low, high = ends([values[name] for values in of_rounds])
-    return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
+    return {value: medians[name], f"{prefix}low": min(low, medians[name]), f"{prefix}high": max(high, medians[name])}
 
 
 @dataclass(frozen=True)
 class _Gain:
-    """What a step would gain without its largest part, at most, and the share of its time that this part takes."""
+    """The most that a step would gain without its largest part, and that part's share of its time."""
 
     most: float
     share: float
 
     def said(self, bound: str) -> str:
-        """How much of a step it takes, and where it would gain another share than that, why."""
+        """The part's share of a step in words, and why the gain is another, if it is."""
         same = abs(self.most - self.share) < LEAST_SAID
         if bound == "input wait":
             beyond = "" if same else f" ({max(0.0, self.share):.0%} of it more than one device waits)"
@@ -202,7 +204,7 @@ class _Gain:
 
 
 def _advice(bound: str | None, gain: _Gain, lost: float, straggler: str | None, plan: Plan) -> str:
-    """What to change, and what it would bring at most, in one sentence."""
+    """The change to make, and the most that it would bring, in one sentence."""
     if bound is None and lost >= LEAST_SHARE:
         return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
     if bound is None:

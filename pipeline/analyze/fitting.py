@@ -1,4 +1,4 @@
-"""Fits a step's terms to what runs have measured, and says how far off they may be."""
+"""Fits a step's terms to measured runs, with intervals."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,35 +12,21 @@ from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observe
 # Of a prediction's interval. A person sees those of an hour together: even where these have nothing in common,
 # fewer than 17 of 20 hold in one hour of eight with intervals of 90%, in one of sixty with those of 95%.
 CONFIDENCE = 0.95
-
-
 # A run is not taken to repeat more closely than this, whatever its repeats say: they share one life of its processes.
 LEAST_SPREAD = 0.02
-
-
 # What the spread of repeats weighs beside the residuals, in degrees of freedom: the residuals of a few runs say little
 # of themselves (the moderated t of Smyth, 2004).
 PRIOR_FREEDOM = 4
-
-
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
-
-
 # That a link takes the time of its bits is left for another rule only where that fits so much better (positive evidence
 # by Kass & Raftery, 1995, Bayes factors).
 EVIDENCE = 2.0
-
-
 # How much more an equation weighs that has to hold than those that are fitted.
 HOLD = 1e3
-
-
 # What a model of another size computes differs by about so much from what its number of parameters lets expect; a step
 # that was timed is worth a note where it is further off.
 SURPRISE = 0.1
-
-
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
 
@@ -63,7 +49,7 @@ class Fit:
 
     @property
     def told_apart(self) -> int:
-        """How many coefficients are more than 0, of those that the equations tell apart."""
+        """The number of coefficients above 0 that the equations tell apart."""
         return int(np.linalg.matrix_rank(self.rows[:, self.coefficients > 0]))
 
     @property
@@ -71,11 +57,11 @@ class Fit:
         """Degrees of freedom that the residuals have."""
         return max(0, len(self.target) - (self.factor is not None) - self.told_apart)
 
-    def query(self, wanted: Mapping[str, float]) -> Floats:
-        """What each coefficient is multiplied by in a step that has these terms."""
+    def query(self, step_terms: Mapping[str, float]) -> Floats:
+        """The factor of each coefficient in a step that has these terms."""
         return np.asarray(
             [
-                wanted.get(name, 0.0) * (self.factor if self.factor is not None and is_computed(name) else 1.0)
+                step_terms.get(name, 0.0) * (self.factor if self.factor is not None and is_computed(name) else 1.0)
                 for name in self.names
             ]
         )
@@ -98,64 +84,64 @@ def fit(runs: Sequence[Observed], linked: bool, shared: float | None = None) -> 
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None
     allowed = Shape(cached=larger, shared=shared)
-    told = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
-    known = [replace(allowed, cached=None, each_contends=False)] if told else []
-    shapes = [*known, *(Shape(cached=cached) for cached in (None, larger))]
+    beyond = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
+    cached_shapes = [replace(allowed, cached=None, each_contends=False)] if beyond else []
+    shapes = [*cached_shapes, *(Shape(cached=cached) for cached in (None, larger))]
     links = [{"by_wire": True}, {"by_link": True}] if linked else [{}]
     fits = [
         _fit(runs, replace(shape, apart=apart, **link)) for shape in shapes for link in links for apart in (False, True)
     ]
-    alike = [[made for made in fits if bool(made.shape.shared) is there] for there in (True, False)]
+    alike = [[model for model in fits if bool(model.shape.shared) is shared_cache] for shared_cache in (True, False)]
     likely = [min(similar, key=_criterion) for similar in alike if similar]
     # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
     best = min(likely, key=_criterion)
-    weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]
+    weights = [math.exp((_criterion(best) - _criterion(model)) / 2) for model in likely]
     shares = [weight / sum(weights) for weight in weights]
     as_best = {name: getattr(best.shape, name) for name in ("apart", "by_link", "by_wire")}
     return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, **as_best))
 
 
-def anchored(made: Fit, timed: Observed) -> Fit | None:
+def anchored(model: Fit, timed: Observed) -> Fit | None:
     """The fit for models of the size of `timed`, one worker's step of which was timed; None where it says nothing.
 
     What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; input
     and exchange are as fitted. Of how far that factor is from 1, as much is kept as the timed step's own luck does not
     explain, and nearly all of what surprises (empirical Bayes; Efron & Morris, 1973).
     """
-    wanted = terms(timed.case, made.shape)
-    seconds = made.query(wanted) * made.coefficients
-    computed = np.asarray([is_computed(name) for name in made.names])
+    of_timed = terms(timed.case, model.shape)
+    seconds = model.query(of_timed) * model.coefficients
+    computed = np.asarray([is_computed(name) for name in model.names])
     own, rest = float(seconds[computed].sum()), float(seconds[~computed].sum())
     if own <= 0 or timed.seconds <= rest:
         return None
-    luck = _moderated(max(LEAST_SPREAD, timed.spread), made.spread) ** 2 / timed.runs
-    of_fit = made.told_apart / float(made.target @ made.target)
+    luck = _moderated(max(LEAST_SPREAD, timed.spread), model.spread) ** 2 / timed.runs
+    of_fit = model.told_apart / float(model.target @ model.target)
     off = math.log((timed.seconds - rest) / own)
-    kept = 1 - luck / max(SURPRISE**2 + of_fit + luck, off**2)
-    found = replace(made, factor=math.exp(kept * off), factor_spread=math.sqrt(kept * luck))
-    weight, query = 1 / found.factor_spread, found.query(wanted)
-    row = query * weight / float(query @ made.coefficients)
-    return replace(found, rows=np.vstack([made.rows, row]), target=np.append(made.target, weight))
+    share = 1 - luck / max(SURPRISE**2 + of_fit + luck, off**2)
+    scaled = replace(model, factor=math.exp(share * off), factor_spread=math.sqrt(share * luck))
+    weight, query = 1 / scaled.factor_spread, scaled.query(of_timed)
+    row = query * weight / float(query @ model.coefficients)
+    return replace(scaled, rows=np.vstack([model.rows, row]), target=np.append(model.target, weight))
 
 
 def is_computed(term: str) -> bool:
-    """Is the term one of work that a device does, and not of what travels?"""
+    """True if a term is work of a device, and not of the network."""
     return term.startswith(("compute", "contention"))
 
 
-def _criterion(made: Fit) -> float:
-    count = len(made.target)
-    fits = count * math.log(1 + made.chi_square / count) + math.log(count) * made.told_apart
-    return fits + EVIDENCE * made.shape.by_link
+def _criterion(model: Fit) -> float:
+    count = len(model.target)
+    fits = count * math.log(1 + model.chi_square / count) + math.log(count) * model.told_apart
+    return fits + EVIDENCE * model.shape.by_link
 
 
 def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
-    known = [terms(run.case, shape) for run in runs]
-    names = tuple(dict.fromkeys(name for of_run in known for name, value in of_run.items() if value))
+    of_runs = [terms(run.case, shape) for run in runs]
+    names = tuple(dict.fromkeys(name for of_run in of_runs for name, value in of_run.items() if value))
     pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
     weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
-    rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in known]) * (weights / seconds)[:, None]
+    rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in of_runs]) * (weights / seconds)[:, None]
     target = weights * (1 - np.asarray([on_wire(run.case, shape) for run in runs]) / seconds)
     coefficients, rest = _non_negative(rows, target)
     return Fit(names, coefficients, rows, target, rest, shape, pooled)
@@ -180,7 +166,7 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
     return solved / scale, rest
 
 
-def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:
+def interval(model: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:
     """(low, high) of the step time with the terms `query`, where the model is `off` by so much itself.
 
     That is the time of the point: a run of it has its own luck besides, which is no part of this. It is those times
@@ -188,24 +174,24 @@ def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float
     profile likelihood; Venzon & Moolgavkar, 1988). It is wide where the runs do not say.
     """
     quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    held = HOLD * made.target.max()
+    held = HOLD * model.target.max()
 
     def inside(seconds: float) -> bool:
-        """Do the runs allow coefficients that come to so many seconds?"""
-        rows = np.vstack([made.rows, held * query / seconds])
-        return _non_negative(rows, np.append(made.target, held))[1] - made.chi_square <= quantile**2 * made.scale
+        """True if the runs allow coefficients that add up to so many seconds."""
+        rows = np.vstack([model.rows, held * query / seconds])
+        return _non_negative(rows, np.append(model.target, held))[1] - model.chi_square <= quantile**2 * model.scale
 
     # What a step that was timed differs by, and what the model is off there, in the logarithm as all of it.
-    own = quantile * math.sqrt(made.scale * made.factor_spread**2 + off**2)
-    low, high = (math.log(_edge(inside, centre, most) / centre) for most in (1 / UNKNOWN, UNKNOWN))
+    own = quantile * math.sqrt(model.scale * model.factor_spread**2 + off**2)
+    low, high = (math.log(_edge(inside, centre, limit) / centre) for limit in (1 / UNKNOWN, UNKNOWN))
     return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
 
 
-def _edge(inside: Callable[[float], bool], centre: float, most: float) -> float:
+def _edge(inside: Callable[[float], bool], centre: float, limit: float) -> float:
     """The last value that is `inside` on the way from `centre` to so many times of it."""
-    near, far = 0.0, math.log(most)
-    if inside(centre * most):
-        return centre * most
+    near, far = 0.0, math.log(limit)
+    if inside(centre * limit):
+        return centre * limit
     for _ in range(HALVINGS):
         middle = (near + far) / 2
         near, far = (middle, far) if inside(centre * math.exp(middle)) else (near, middle)

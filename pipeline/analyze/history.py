@@ -55,28 +55,28 @@ class Run:
 
     @cached_property
     def measured_at(self) -> float | None:
-        """When its first repeat was timed, in seconds since 1970; None where none was."""
+        """The time of its first repeat, in seconds since 1970; None if none was timed."""
         return next((event.time for event in self._timing if isinstance(event, Measured)), None)
 
     def _timed(self, group: str) -> "list[measure.Repeat]":
         """The repeats of its point or its baseline, in order."""
         from pipeline.analyze import measure
 
-        attempt, told = 0, dict[int, tuple[int, dict[int, Measured]]]()
+        attempt, by_repeat = 0, dict[int, tuple[int, dict[int, Measured]]]()
         for event in self._timing:
             if not isinstance(event, Measured):
                 attempt += 1
             elif event.group == group:
                 # What was timed once more, perhaps by others, takes the place of what was cut short.
-                last, ranks = told.get(event.repeat, (attempt, {}))
-                told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
-        there = [ranks for _, (_, ranks) in sorted(told.items())]
+                last, ranks = by_repeat.get(event.repeat, (attempt, {}))
+                by_repeat[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
+        repeats = [ranks for _, (_, ranks) in sorted(by_repeat.items())]
         everyone = 1 if group == "baseline" else len(self.plan.processes) if self.plan else 0
-        return [measure.slowest(ranks, others=len(ranks) == everyone) for ranks in there]
+        return [measure.slowest(ranks, others=len(ranks) == everyone) for ranks in repeats]
 
     @cached_property
     def _timing(self) -> list[Event]:
-        """What its log tells of timed repeats, and of the beginnings after which they may come again."""
+        """The events of its log on timed repeats, and on starts after which they may come again."""
         return [
             event
             for event, _ in log.read(self.folder / "events.jsonl")
@@ -85,15 +85,15 @@ class Run:
 
     @cached_property
     def began(self) -> events.Run | None:
-        """What was said when it began; None where nothing was."""
+        """The first event of its log; None if there is none."""
         first = next((event for event, _ in log.read(self.folder / "events.jsonl")), None)
         return first if isinstance(first, events.Run) else None
 
     @cached_property
     def train_examples(self) -> int | None:
-        """Examples of an epoch, where the run has told."""
-        told = (event for event, _ in log.read(self.folder / "events.jsonl"))
-        return next((event.train_examples for event in told if isinstance(event, Built) and event.of_point), None)
+        """Examples of an epoch, if the log has them."""
+        logged = (event for event, _ in log.read(self.folder / "events.jsonl"))
+        return next((event.train_examples for event in logged if isinstance(event, Built) and event.of_point), None)
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,17 @@ def find(name: str, output: Path) -> Path:
     """The folder of the run that `name` names. Raises `UserError`."""
     if (Path(name) / results.FILE).is_file():
         return Path(name)
-    there = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
-    found = [folder for folder in there if folder.name == name or _run_id_of(folder).startswith(name)]
+    folders = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
+    matches = [folder for folder in folders if folder.name == name or _run_id_of(folder).startswith(name)]
     # What MLflow shows as its name ends in letters of the id.
     ending = name.partition(" (")[0].rpartition("-")[2]
-    if not found and len(ending) >= ID_LETTERS:
-        found = [folder for folder in there if _run_id_of(folder).startswith(ending)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError("the name of one run", f"{name}, which is that of {len(found)}", f"{found[0]}")
-    last = max(there, key=log.written, default=None)
+    if not matches and len(ending) >= ID_LETTERS:
+        matches = [folder for folder in folders if _run_id_of(folder).startswith(ending)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError("the name of one run", f"{name}, which is that of {len(matches)}", f"{matches[0]}")
+    last = max(folders, key=log.written, default=None)
     instead = f"Try {last}." if last else "Try output_dir=..."
     raise UserError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
@@ -152,8 +152,8 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
         if of_sweep is None
         else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     )
-    found = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
-    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(found, key=log.written)]
+    paths = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
+    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(paths, key=log.written)]
     return [
         TimedRun(run, run.plan, run.result.training.parameters)
         for run in runs

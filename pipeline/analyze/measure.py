@@ -57,7 +57,7 @@ def throughput(examples: float, seconds: float) -> float:
 def slowest(measured: Mapping[int, Measured], others: bool = False) -> Repeat:
     """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
 
-    Only where these are all processes that work is it to be told what others did.
+    Pass `others=True` only when every process is included.
 
     >>> from pipeline.record.events import TimedCall
     >>> slowest({0: Measured(0, 64.0, 1.0, calls=[TimedCall(2, 1.0)], input_seconds=[0.5]),
@@ -87,13 +87,17 @@ def other_work(measured: Mapping[int, Measured]) -> float | None:
     0.25
     """
     shared: dict[tuple[str, tuple[int, ...]], tuple[float, float, float]] = {}
-    for told in measured.values():
-        if told.core_time is None or not told.seconds:
+    for event in measured.values():
+        if event.core_time is None or not event.seconds:
             return None
-        machine, cores, busy, own = told.core_time
+        machine, cores, busy, own = event.core_time
         before = shared.get((machine, tuple(cores)), (0.0, 0.0, 0.0))
-        shared[machine, tuple(cores)] = max(before[0], told.seconds * len(cores)), max(before[1], busy), before[2] + own
-    whole = sum(there for there, _, _ in shared.values())
+        shared[machine, tuple(cores)] = (
+            max(before[0], event.seconds * len(cores)),
+            max(before[1], busy),
+            before[2] + own,
+        )
+    whole = sum(seconds for seconds, _, _ in shared.values())
     return min(1.0, sum(max(0.0, busy - own) for _, busy, own in shared.values()) / whole) if shared else None
 
 
@@ -131,18 +135,18 @@ def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) ->
     return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
 
 
-def slowest_rates(told: Sequence[Profiling]) -> list[float]:
+def slowest_rates(events: Sequence[Profiling]) -> list[float]:
     """Examples per second of each piece that all processes timed at the same time: the slowest decides.
 
     >>> slowest_rates([Profiling("input", None, [64, 64], [1.0, 2.0]), Profiling("input", None, [64, 64], [2.0, 1.0])])
     [32.0, 32.0]
     """
-    slow = [max(piece) for piece in zip(*(event.seconds or () for event in told), strict=True)]
-    return [throughput(examples, seconds) for examples, seconds in zip(told[0].examples or (), slow, strict=True)]
+    slow = [max(piece) for piece in zip(*(event.seconds or () for event in events), strict=True)]
+    return [throughput(examples, seconds) for examples, seconds in zip(events[0].examples or (), slow, strict=True)]
 
 
 def verdict(fed: Sequence[float], trained: Sequence[float]) -> Profile:
-    """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
+    """The slower of input and model, and what there is to gain, from examples/s of each alone.
 
     One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
     twentieth apart. Without the bound training could be as fast as the other.
@@ -151,12 +155,12 @@ def verdict(fed: Sequence[float], trained: Sequence[float]) -> Profile:
     >>> found.bound, found.ceiling_examples_per_second
     ('input', 400.0)
     """
-    read, made = float(np.median(fed)), float(np.median(trained))
-    if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
-        return Profile(read, made, "input", made)
-    if _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
-        return Profile(read, made, "model", read)
-    return Profile(read, made, "neither", None)
+    read, model_rate = float(np.median(fed)), float(np.median(trained))
+    if _upper(fed) < _lower(trained) and read < (1 - NEAR) * model_rate:
+        return Profile(read, model_rate, "input", model_rate)
+    if _upper(trained) < _lower(fed) and model_rate < (1 - NEAR) * read:
+        return Profile(read, model_rate, "model", read)
+    return Profile(read, model_rate, "neither", None)
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
@@ -264,7 +268,7 @@ def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int =
 
 @dataclass
 class Goodput:
-    """What a run's steps came to, counted from the events of its log as they are written.
+    """The useful share of a run's time, counted from the events of its log as they are written.
 
     A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
     steps that were made again and checkpoints count against it, and the time between two commands does not.

@@ -1,4 +1,4 @@
-"""Turns throughputs, measured or predicted, into what decides: time, cost, energy, the best of each, and the knee.
+"""Turns throughputs, measured or predicted, into time, cost, energy, the best of each, and the knee.
 
 Arithmetic only.
 """
@@ -29,9 +29,9 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Knee:
-    """Where another worker under a strategy brings less than `share` of what one of the first does.
+    """The point where another worker under a strategy brings less than `share` of what one of the first does.
 
-    From `few` to `many` workers each `brought` so much; None where each does up to the `most` that were measured.
+    `found` is (few, many, what each worker between them brought); None if each brings enough up to the `most` measured.
     """
 
     strategy: str | None
@@ -53,7 +53,7 @@ def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples:
 
 
 def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> float | None:
-    """What so many hosts cost for so long.
+    """The price of so many hosts for so long.
 
     >>> cost(price_per_hour=3.0, hosts=2, seconds=1800)
     3.0
@@ -72,9 +72,9 @@ def look(results: Sequence[Result], knee_share: float) -> Outlook:
     """
     best = {}
     for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
-        known = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
-        if known:
-            best[what] = min(known, key=lambda place: known[place])
+        values = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
+        if values:
+            best[what] = min(values, key=lambda place: values[place])
     return Outlook(best, *_knee(results, knee_share))
 
 
@@ -104,7 +104,7 @@ def knee_under(strategy: str | None, speeds: Sequence[tuple[int, float]], share:
 
 def watts_of_worker(results: Sequence[Result]) -> float | None:
     """The median power of a worker over runs whose energy was read."""
-    known = [
+    watts = [
         # Counters are those of one host.
         joules * (result.layout.hosts or 1) / seconds / workers
         for result in results
@@ -112,11 +112,11 @@ def watts_of_worker(results: Sequence[Result]) -> float | None:
         and (seconds := result.training.seconds_training)
         and (workers := result.layout.workers)
     ]
-    return statistics.median(known) if known else None
+    return statistics.median(watts) if watts else None
 
 
 def _seconds(result: Result) -> float | None:
-    """Of an example."""
+    """Seconds of an example."""
     speed = result.speed.examples_per_second
     return 1 / speed if speed else None
 
@@ -132,16 +132,16 @@ def _joules(result: Result) -> float | None:
 
 
 def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
-    known = [
+    points = [
         (place, workers, speed)
         for place, result in enumerate(results)
         if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
     ]
-    places = {workers: place for place, workers, _ in known}
-    if len({_but_workers(results[place]) for place in places.values()}) != 1 or len(places) < len(known):
+    places = {workers: place for place, workers, _ in points}
+    if len({_but_workers(results[place]) for place in places.values()}) != 1 or len(places) < len(points):
         return False, None, None
-    found = knee({workers: speed for _, workers, speed in known}, share)
-    return (True, None, None) if found is None else (True, places[found[0]], round(found[2], 9))
+    turn = knee({workers: speed for _, workers, speed in points}, share)
+    return (True, None, None) if turn is None else (True, places[turn[0]], round(turn[2], 9))
 
 
 def _but_workers(result: Result) -> tuple[str | int | None, ...]:

@@ -67,47 +67,47 @@ def predict(
     `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size. So many
     parameters as `shared` have room in the caches of a host.
     """
-    linked = all(of.link_gbps for of in (case, *(run.case for run in runs)) if of.hosts > 1 and of.workers > 1)
-    made, allowed = fit(runs, linked, shared)
+    linked = all(one.link_gbps for one in (case, *(run.case for run in runs)) if one.hosts > 1 and one.workers > 1)
+    models, allowed = fit(runs, linked, shared)
     notes: list[str] = []
     if timed is not None and all(run.case.workers > 1 for run in runs):
         # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
         runs = [*runs, timed]
-        made, allowed = fit(runs, linked, shared)
+        models, allowed = fit(runs, linked, shared)
     elif timed is not None:
-        ours, theirs = [(share, anchored(model, timed)) for share, model in made], anchored(allowed, timed)
-        known = [(share, model) for share, model in ours if model is not None]
-        if len(known) < len(made) or theirs is None:
+        ours, theirs = [(share, anchored(model, timed)) for share, model in models], anchored(allowed, timed)
+        anchored_models = [(share, model) for share, model in ours if model is not None]
+        if len(anchored_models) < len(models) or theirs is None:
             timed = None
             notes.append("What was timed is shorter than what runs say of its input and exchange, and left out.")
         else:
-            made, allowed = known, theirs
-    wanted = terms(case, allowed.shape)
+            models, allowed = anchored_models, theirs
+    case_terms = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
     # One of the two kinds of links was never measured, so what was measured of the other says nothing of it, unless
     # the time on the wire is known.
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
-    _take_out(wanted, allowed.names, case, runs, strange and not linked)
+    _take_out(case_terms, allowed.names, case, runs, strange and not linked)
     wire = on_wire(case, Shape(by_wire=True)) if strange else on_wire(case, allowed.shape)
     if wire and strange:
         notes.append(
             f"No run had several hosts: what a step's bits take at {case.link_gbps:.3g} Gbit/s is added to what an "
             f"exchange costs within a host."
         )
-    _, likeliest = max(made, key=lambda weighted: weighted[0])
+    _, likeliest = max(models, key=lambda weighted: weighted[0])
     if likeliest.factor is not None and abs(likeliest.factor - 1) > SURPRISE:
         notes.append(
             f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
             f"expect: this model is another kind of work, or the machine has changed."
         )
-    parts = _parts(made, wanted)
+    parts = _parts(models, case_terms)
     fitted = sum(parts.values())
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     if timed is not None and fitted > 0:
         # What one worker computes at that size was measured, and what more of them add was not.
         sure = parts.get("compute", 0.0) / fitted
         off = sure * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - sure) * off
-    low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
+    low, high = interval(allowed, allowed.query(case_terms), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise UserError(
             f"runs that tell how long a step of {case.workers} workers takes",
@@ -121,32 +121,32 @@ def predict(
     return total, low, high, {name: value / total for name, value in parts.items() if value}, notes
 
 
-def _parts(made: Sequence[tuple[float, Fit]], wanted: Mapping[str, float]) -> dict[str, float]:
+def _parts(models: Sequence[tuple[float, Fit]], case_terms: Mapping[str, float]) -> dict[str, float]:
     """Seconds of a step by part, over the models by their shares."""
     parts: dict[str, float] = {}
-    for share, model in made:
-        for name, value in zip(model.names, model.query(wanted) * model.coefficients, strict=True):
+    for share, model in models:
+        for name, value in zip(model.names, model.query(case_terms) * model.coefficients, strict=True):
             part = name.partition(" ")[0]
             parts[part] = parts.get(part, 0.0) + share * float(value)
     return parts
 
 
 def _take_out(
-    wanted: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
+    case_terms: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
 ) -> None:
     """Sets the terms to 0 that are the rest of others. Raises `UserError` for those that no run tells of."""
     workers = _listed(sorted({run.case.workers for run in runs}))
-    for name, value in list(wanted.items()):
+    for name, value in list(case_terms.items()):
         if value and "beyond" in name and name not in names:
             # No run tells of it, so that the terms of which it is the rest stand for all.
-            wanted[name] = 0.0
+            case_terms[name] = 0.0
         elif value and strange and name.startswith("communication"):
-            here = "between hosts" if case.hosts > 1 else "within one host"
-            there = "within one host" if case.hosts > 1 else "between hosts"
+            where = "between hosts" if case.hosts > 1 else "within one host"
+            elsewhere = "within one host" if case.hosts > 1 else "between hosts"
             link = ", or python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"
             raise UserError(
-                f"runs whose devices exchange {here}, as those of the {case.workers} workers would",
-                f"runs that do so {there} alone (workers={workers})",
+                f"runs whose devices exchange {where}, as those of the {case.workers} workers would",
+                f"runs that do so {elsewhere} alone (workers={workers})",
                 f"runs on such hardware first{link}",
             )
         elif value and name not in names:
@@ -158,7 +158,7 @@ def _take_out(
 
 
 def _doublings(case: Case, runs: Sequence[Observed]) -> float:
-    """How many doublings of workers, batch and parameters it is from the nearest run."""
+    """The doublings of workers, batch and parameters between a case and the nearest run."""
     return min(
         abs(math.log2(case.workers / run.case.workers))
         + abs(math.log2(case.replica_batch / run.case.replica_batch))
@@ -185,7 +185,7 @@ class Basis:
         return dict(self.runs[0].run.result.environment.versions)
 
     def about(self, timed_step_seconds: float | None) -> FittedOn:
-        """What is said of a prediction that was fitted on them, and on a step that was timed, if one was."""
+        """The description of the runs, and of the step that was timed, if one was."""
         plans = [timed_run.plan for timed_run in self.runs]
         return FittedOn(
             runs=len(self.runs),
@@ -238,50 +238,50 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
         environment = dataclasses.asdict(timed_run.run.result.environment)
         key = json.dumps(environment | {"machine": timed_run.plan.hardware.machine}, sort_keys=True)
         groups.setdefault(key, []).append(timed_run)
-    here = [runs for runs in groups.values() if runs[0].plan.hardware.machine == planned.hardware.machine]
-    runs = max(here or list(groups.values()), key=len)
+    on_this_machine = [runs for runs in groups.values() if runs[0].plan.hardware.machine == planned.hardware.machine]
+    runs = max(on_this_machine or list(groups.values()), key=len)
     return Basis(runs, len(history) - len(runs))
 
 
-def sized(planned: Plan, found: Basis) -> bool:
-    """Has any of the runs trained this model with this replica batch, on however many workers?"""
+def sized(planned: Plan, basis: Basis) -> bool:
+    """True if any of the runs trained this model with this replica batch, on any number of workers."""
     return any(
         timed_run.plan.model.build == planned.model.build
         and timed_run.plan.training.replica_batch == planned.training.replica_batch
-        for timed_run in found.runs
+        for timed_run in basis.runs
     )
 
 
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
-    """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
+    """The step of `one`, the plan on one worker, from repeats in several starts of its processes."""
     case = case_of(one, parameters)
     return one_run(case, [[case.examples / repeat for repeat in repeats] for repeats in examples_per_second])
 
 
 def _whole(timed_run: TimedRun) -> bool:
-    """Has it timed all of its workers, and is that still there to be read?"""
+    """True if it timed all of its workers, and has the events of that."""
     result = timed_run.run.result
     timed = result.survival.workers_at_end if result.layout.timed_workers is None else result.layout.timed_workers
     return timed in (None, timed_run.plan.workers) and bool(timed_run.run.repeats)
 
 
 def of_plan(
-    planned: Plan, parameters: int, found: Basis, timed: Observed | None = None, luck: float | None = None
+    planned: Plan, parameters: int, basis: Basis, timed: Observed | None = None, luck: float | None = None
 ) -> Prediction:
-    """What `planned` would do with a model of so many parameters. Raises `UserError`.
+    """The prediction for a plan whose model has so many parameters. Raises `UserError`.
 
     `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
     standard deviation; None: as their repeats let expect. Lives of the step that was timed may lie further apart.
     """
     case = case_of(planned, parameters)
-    runs = observed(found.runs)
+    runs = observed(basis.runs)
     if luck is not None:
         runs = [dataclasses.replace(run, spread=luck) for run in runs]
         timed = timed and dataclasses.replace(timed, spread=max(luck, timed.spread))
-    seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
+    seconds, low, high, parts, notes = predict(case, runs, timed, _shared(basis.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]
-    bound = sum(bool(timed_run.run.result.input.bound) for timed_run in found.runs)
+    bound = sum(bool(timed_run.run.result.input.bound) for timed_run in basis.runs)
     if bound:
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
     if planned.hardware.oversubscribed:
@@ -293,13 +293,13 @@ def of_plan(
         confidence=CONFIDENCE,
         step_seconds=seconds,
         parts=parts,
-        fitted_on=found.about(None if timed is None else timed.seconds),
+        fitted_on=basis.about(None if timed is None else timed.seconds),
         notes=(*_extrapolated(case, sizes), *_confounded(case, runs, sizes), *notes),
     )
 
 
 def _shared(runs: Sequence[TimedRun]) -> float | None:
-    """How many parameters have room in the caches of the host that runs were on; None where they do not tell."""
+    """The number of parameters that fit the caches of the runs' host; None if they do not tell."""
     caches = [timed_run.plan.hardware.cache_bytes for timed_run in runs if timed_run.plan.hardware.cache_bytes]
     states = [(timed_run.run.result.training.state_bytes, timed_run.parameters) for timed_run in runs]
     of_one = [state_bytes / parameters for state_bytes, parameters in states if state_bytes]
@@ -307,24 +307,24 @@ def _shared(runs: Sequence[TimedRun]) -> float | None:
 
 
 def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
-    """How far beyond what was measured the case is."""
-    found = []
-    for name, here, there in (
+    """A note on how far the case is beyond the measured ones."""
+    phrases = []
+    for name, value, measured in (
         ("workers", case.workers, [run.case.workers for run in runs]),
         ("the replica batch", case.replica_batch, [run.case.replica_batch for run in runs]),
         ("the parameters", case.parameters, [run.case.parameters for run in runs]),
     ):
-        least, most = min(there), max(there)
-        if here > most:
-            found.append(f"{name} are {here / most:.3g} times the most" if name != "the replica batch" else
-                         f"{name} is {here / most:.3g} times the largest")  # fmt: skip
-        elif here < least:
-            found.append(f"{name} {'is' if 'batch' in name else 'are'} {here / least:.2g} of the least")
-    return [f"Extrapolated: {_listed(found)} that was measured."] if found else []
+        least, largest = min(measured), max(measured)
+        if value > largest:
+            phrases.append(f"{name} are {value / largest:.3g} times the most" if name != "the replica batch" else
+                         f"{name} is {value / largest:.3g} times the largest")  # fmt: skip
+        elif value < least:
+            phrases.append(f"{name} {'is' if 'batch' in name else 'are'} {value / least:.2g} of the least")
+    return [f"Extrapolated: {_listed(phrases)} that was measured."] if phrases else []
 
 
 def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
-    """What few runs cannot say, and what those of so few sizes cannot."""
+    """Notes on what too few runs, or too few sizes, leave open."""
     notes = []
     if len(runs) <= PRIOR_FREEDOM:
         notes.append("So few points leave hardly a residual: the interval is that which their repeats let expect.")

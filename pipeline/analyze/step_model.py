@@ -1,4 +1,4 @@
-"""What the seconds of a step are made of: work, contention, exchange, calls, as terms of a linear model."""
+"""The seconds of a step as terms of a linear model: work, contention, exchange, calls."""
 
 import hashlib
 import json
@@ -18,25 +18,17 @@ from pipeline.plan.plan import Plan
 # Of the median polish, which soon changes nothing more.
 POLISHED = 20
 Floats = NDArray[np.float64]
-
-
 # The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
 # further away as a random walk is.
 DRIFT_OF_DOUBLING = 0.03
-
-
 BEYOND_SHARED = "contention parameters beyond a shared cache"
-
-
 HALVINGS = 17
-
-
 SECONDS_OF_GBIT = 8e-9
 
 
 @dataclass(frozen=True)
 class Case:
-    """What decides the time of a step: `fullest` is the most devices of one host, `together` of one process."""
+    """The facts that decide the time of a step: `fullest` is the most devices of a host, `together` of a process."""
 
     workers: int
     replica_batch: int
@@ -52,13 +44,13 @@ class Case:
 
     @property
     def examples(self) -> int:
-        """Of a step of all workers, also in an asynchronous training, where each makes its own."""
+        """The examples of a step of all workers, also where each makes steps of its own."""
         return self.workers * self.replica_batch
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What so many runs of a case measured: the median step time in seconds, and the relative spread of repeats."""
+    """A case as so many runs measured it: median step time in seconds, and relative spread of repeats."""
 
     case: Case
     seconds: float
@@ -68,7 +60,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Shape:
-    """Which terms a model of step time has.
+    """The terms that a model of step time has.
 
     With `apart`, links within a host and between hosts have coefficients of their own. The link between hosts, where
     its speed is known of all, takes the time that its bits need, beside what the bytes cost at both ends (`by_wire`),
@@ -93,7 +85,7 @@ def identity(plan: Plan) -> str:
 
 
 def case_of(plan: Plan, parameters: int) -> Case:
-    """What decides the step time of a plan whose model has so many parameters."""
+    """The case of a plan whose model has so many parameters."""
     training = [process for process in plan.processes if process.replicas]
     on_host: Counter[int] = Counter()
     for process in training:
@@ -114,7 +106,7 @@ def case_of(plan: Plan, parameters: int) -> Case:
 
 
 def observed(runs: Sequence[TimedRun]) -> list[Observed]:
-    """What runs that timed their steps say of each case that they are of."""
+    """The measured cases of runs that timed their steps."""
     in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
     cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
     repeats = [timed_run.run.repeats for timed_run in in_order]
@@ -133,7 +125,7 @@ def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> lis
 
 
 def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
-    """How many times as long as usual each run took, since the machine was slower or faster then.
+    """The time of each run as a multiple of the usual one, since machines are slower or faster at times.
 
     `cases` are what runs are of, in order of time, and `seconds` what a step took in each. A round is of runs that
     follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
@@ -212,24 +204,24 @@ def terms(case: Case, shape: Shape) -> dict[str, float]:
         # What no cache holds is read from memory again and again.
         beyond = max(0.0, math.log2(max(1, case.parameters) / shape.cached))
         compute["parameters beyond a cache x examples"] = compute["parameters x examples"] * beyond
-    made = {f"compute {name}": value for name, value in compute.items()}
+    values = {f"compute {name}": value for name, value in compute.items()}
     if case.kind == "cpu":
         # Devices that are slices of one processor take cache and memory bandwidth from each other.
         for name, value in compute.items():
             if shape.each_contends or "parameters" not in name:
-                made[f"contention {name}"] = (case.fullest - 1) * value
+                values[f"contention {name}"] = (case.fullest - 1) * value
         if shape.shared:
             # One replica would have had the room to itself.
             room = shape.shared / case.fullest
-            made[BEYOND_SHARED] = max(0.0, case.parameters - room) - max(0.0, case.parameters - shape.shared)
+            values[BEYOND_SHARED] = max(0.0, case.parameters - room) - max(0.0, case.parameters - shape.shared)
     # A process makes the batches of all its devices.
-    made["input"] = float(case.replica_batch * case.together)
+    values["input"] = float(case.replica_batch * case.together)
     latencies, travel = exchanged(case)
     if latencies:
         link = "" if not shape.apart else " within a host" if case.hosts == 1 else " between hosts"
         speed = (case.link_gbps or 1.0) if shape.by_link else 1.0
-        made |= {f"communication latency{link}": latencies, f"communication bytes{link}": travel / speed}
-    return made
+        values |= {f"communication latency{link}": latencies, f"communication bytes{link}": travel / speed}
+    return values
 
 
 def on_wire(case: Case, shape: Shape) -> float:

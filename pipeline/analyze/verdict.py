@@ -23,7 +23,7 @@ class LeftOut:
 
 
 class Use(StrEnum):
-    """Which is to be used: the best of a sweep, or one device; or that is not known."""
+    """The recommendation: the best of a sweep, one device, or neither is known."""
 
     BEST = "best"
     ONE_DEVICE = "one device"
@@ -32,11 +32,10 @@ class Use(StrEnum):
 
 @dataclass(frozen=True)
 class Engines:
-    """Which of several engines pays: the one that has the best and all that is not known to be slower, if there is one.
+    """The engines that pay: `first` have the best point, or one that is not known to be slower.
 
-    The `first` are those that have the best or what is not known to be slower. Of a single one, `rival` is the best
-    beside the fastest that another has, at the odds of the least sure of those to all that others have. Of the
-    `unjudged` no point had a part in the verdict.
+    If one is first, `rival` compares the best with the fastest of another, at the odds of the least sure of all such
+    comparisons. The `unjudged` have no point in the verdict.
     """
 
     first: tuple[str, ...]
@@ -47,11 +46,10 @@ class Engines:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a sweep decides: which to use, and what is known of the best beside one device and beside each other.
+    """The recommendation of a sweep, with the best compared with one device and `against` each other, fastest first.
 
-    `best` is what seems best where that is not known, and None where nothing was `measured` that has the speed of its
-    hardware. `against` begins with the fastest. What `disturbed` points is told by their places. Points `without` a
-    speed have no part in it.
+    `best` seems best if that is not known, and is None if nothing was `measured` with its hardware's speed. Points are
+    named by their places: those `disturbed`, with why, those `left_out`, and those `without` a speed.
     """
 
     measured: bool
@@ -67,7 +65,7 @@ class Verdict:
 
 
 def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
-    """What a sweep decides. `same` names the configuration of each run: runs with equal names repeat each other."""
+    """The verdict of a sweep. `same` names the configuration of each run: runs with equal names repeat each other."""
     # One that was killed has repeats, and no result that says what it was.
     measured = [place for place, run in enumerate(runs) if (run.result.speed.examples_per_second or 0.0) > 0]
     without = tuple(place for place in range(len(runs)) if place not in measured)
@@ -107,9 +105,9 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
 def _best(
     ranked: Sequence[Contestant], alone: Contestant | None, judge: Judge
 ) -> tuple[Contestant, tuple[Comparison, ...]]:
-    """The fastest that is known to be faster than one device, or what is shown to be as fast on fewer devices.
+    """The fastest that is known to beat one device, or one that is as fast on fewer devices; and its comparisons.
 
-    Where there is none, it is what seems fastest. Then, what is known of it beside each other.
+    If there is none, it is the one that seems fastest.
     """
 
     def beside(one: Contestant) -> tuple[Comparison, ...]:
@@ -129,16 +127,16 @@ def _best(
 def _use(
     best: Contestant, over_one: Comparison | None, ranked: Sequence[Contestant], alone: Contestant | None, judge: Judge
 ) -> Use:
-    """What to use. One device only where nothing on several is faster, as far as anything that it did tells."""
+    """The recommendation. It is one device only if nothing on several is faster, as far as all repeats tell."""
     wider = [each for each in ranked if each.devices > 1]
     if not wider or (best.devices > 1 and (over_one is None or over_one.is_faster)):
         return Use.BEST
-    known = all(judge.is_no_faster(each, alone, len(wider)) for each in wider)
-    return Use.ONE_DEVICE if known else Use.NOT_KNOWN
+    no_faster = all(judge.is_no_faster(each, alone, len(wider)) for each in wider)
+    return Use.ONE_DEVICE if no_faster else Use.NOT_KNOWN
 
 
 def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]) -> tuple[LeftOut, ...]:
-    """Which measured points the verdict leaves out, and why."""
+    """The measured points that the verdict leaves out, and why."""
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
     reasons: dict[Marks, list[int]] = {}
     for place in measured:
@@ -149,16 +147,16 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
 
 
 def _engines(runs: Sequence[Run], best: Contestant, against: Sequence[Comparison]) -> Engines | None:
-    """Which engine pays, by what is known of the best beside all others; None where there is one."""
-    asked = {engine: None for run in runs if (engine := comparable.engine_of(run.result))}
-    if len(asked) < 2:
+    """The engines that pay, by the best compared with all others; None if there is one."""
+    engines = {engine: None for run in runs if (engine := comparable.engine_of(run.result))}
+    if len(engines) < 2:
         return None
     others = [(each, comparable.engine_of(each.other.result)) for each in against if each.other]
     first = [comparable.engine_of(best.result), *(name for each, name in others if not each.is_faster)]
     at_the_top = dict.fromkeys(filter(None, first))
     rivals = [each for each, name in others if name not in at_the_top]
     judged = at_the_top | dict.fromkeys(name for _, name in others)
-    unjudged = tuple(engine for engine in asked if engine not in judged)
+    unjudged = tuple(engine for engine in engines if engine not in judged)
     if len(at_the_top) > 1 or not rivals:
         return Engines(tuple(at_the_top), unjudged=unjudged)
     return Engines(tuple(at_the_top), rivals[0], min(each.odds for each in rivals), unjudged)

@@ -101,19 +101,6 @@ def _inner(field: Field) -> "Kind | None":
     return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
 
-def silent(kind: Kind) -> list[str]:
-    """The fields of a dataclass, and of those in it, that do not say what they take part in.
-
-    >>> @dataclasses.dataclass
-    ... class Batch:
-    ...     size: int = part_of(Part.IDENTITY)
-    ...     color: str
-    >>> silent(Batch)
-    ['color']
-    """
-    return [name for name, field in leaves(kind).items() if SAYS not in field.metadata]
-
-
 def fields_of(kind: Kind, part: Part) -> tuple[str, ...]:
     """What those fields are called in files that take part in something, in the order of their definitions."""
     return tuple(name for name, field in leaves(kind).items() if part in field.metadata.get(SAYS, ()))

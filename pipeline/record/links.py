@@ -56,5 +56,5 @@ def slowest(links: Collection[Measured], hosts: Collection[str]) -> float | None
     >>> slowest(links, ["a", "b", "c"]), slowest(links, ["a"])
     (1.0, None)
     """
-    known = [link.gbps for link in links if not hosts or {*link.hosts} <= {*hosts}]
-    return float(f"{min(known):.3g}") if known else None
+    speeds = [link.gbps for link in links if not hosts or {*link.hosts} <= {*hosts}]
+    return float(f"{min(speeds):.3g}") if speeds else None

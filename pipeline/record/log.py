@@ -174,8 +174,8 @@ def written(path: Path) -> float:
 
 def from_here(path: Path) -> Path:
     """A file or folder as a user would type it: from the working directory, if it is in there."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    folder = Path.cwd()
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def _values(event: EventBase) -> object:

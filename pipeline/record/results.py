@@ -258,14 +258,14 @@ def from_values(values: Mapping[str, object]) -> Result:
     >>> from_values({"status": "FINISHED", "workers": "?", "speedup": 1.5}).speed.speedup
     1.5
     """
-    known: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
         with suppress(MismatchError, KeyError):
-            known[name] = codec.from_plain(cast(Any, leaf.type), values[name])
+            fields[name] = codec.from_plain(cast(Any, leaf.type), values[name])
     # A training that diverged says so by a loss that is no number; any other value that is none is not known.
-    finite = {name for name, value in known.items() if not isinstance(value, float) or math.isfinite(value)}
-    made: Result = unflat(Result, {name: known[name] for name in known if name in finite | leaves(Training).keys()})
-    return made
+    finite = {name for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
+    result: Result = unflat(Result, {name: fields[name] for name in fields if name in finite | leaves(Training).keys()})
+    return result
 
 
 def _as_json_has_it(value: object) -> object:
