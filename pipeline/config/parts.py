@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how
     return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)  # type: ignore[call-overload]
 
 
+@cache
 def leaves(kind: Kind) -> dict[str, Field]:
     """The fields of a dataclass and of those in it, by what they are called in files. One that says is taken whole."""
     found: dict[str, Field] = {}

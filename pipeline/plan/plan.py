@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.parts import Part, facts, fields_of, flat, key_of, part_of, unflat
+import msgspec
+
+from pipeline.config.parts import Part, facts, fields_of, flat, key_of, leaves, part_of, unflat
 from pipeline.config.schema import Json, Object
 
 # One timed repeat is made to last about this long where its steps are not given.
@@ -312,11 +314,9 @@ def from_json(text: str) -> Plan:
 
 
 def from_values(values: Mapping[str, Any]) -> Plan:
-    """The plan of plan.json's values."""
-    fields = _tuples(values, keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer"))
-    fields["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
-    fields["checkpoint"] = Checkpoints(**values["checkpoint"])
-    return unflat(Plan, fields)
+    """The plan of plan.json's values. Raises `ValueError` for odd ones, `TypeError` where some are missing."""
+    types = {name: field.type for name, field in leaves(Plan).items() if name in values}
+    return unflat(Plan, {name: msgspec.convert(values[name], kind) for name, kind in types.items()})
 
 
 def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:
@@ -378,10 +378,3 @@ def _leaves(key: str, then: Json, now: Json) -> Iterator[str]:
                 yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
     else:
         yield key
-
-
-def _tuples(values: Mapping[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
-    """JSON's lists back as the tuples they were, except inside the keys in `keep`."""
-    return {
-        key: tuple(value) if isinstance(value, list) and key not in keep else value for key, value in values.items()
-    }
