@@ -15,36 +15,20 @@ def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> M
     return Measured(0, examples, seconds, calls=[TimedCall(*call) for call in calls])
 
 
-def test_the_slowest_process_decides_as_a_whole_and_in_each_call():
-    repeat = measure.slowest({
-        0: timed(3.0, (10, 2.0), (5, 1.0)),
-        1: timed(3.5, (10, 1.0), (5, 2.5)),
-    })  # fmt: skip
+def test_the_slowest_process_decides_as_a_whole_and_in_each_call_and_examples_are_not_multiplied():
+    repeat = measure.slowest({0: timed(3.0, (10, 2.0), (5, 1.0)), 1: timed(3.5, (10, 1.0), (5, 2.5))})
     assert repeat == Repeat(640.0, 3.5, (0.2, 0.5))
     assert repeat.examples_per_second == 640 / 3.5
-
-
-def test_one_process_s_examples_are_those_of_the_run_and_are_not_multiplied():
-    alone = measure.slowest({0: timed(2.0, (10, 2.0))})
     many = measure.slowest({rank: timed(2.0, (10, 2.0)) for rank in range(8)})
-    assert alone == many
-
-
-def test_processes_that_made_different_calls_do_not_go_together():
+    assert many == measure.slowest({0: timed(2.0, (10, 2.0))})
     with pytest.raises(ValueError, match="longer"):
         measure.slowest({0: timed(2.0, (10, 2.0)), 1: timed(2.0, (5, 1.0), (5, 1.0))})
 
 
 def test_step_times_are_in_milliseconds_over_all_repeats_and_in_order():
-    repeats = [
-        Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(1, 51))),
-        Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(51, 101))),
-    ]
+    repeats = [Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(first, first + 50))) for first in (1, 51)]
     quantiles = measure.step_ms(repeats)
     assert quantiles == pytest.approx({"step_ms_p50": 50.5, "step_ms_p95": 95.05, "step_ms_p99": 99.01})
-
-
-def test_step_times_of_a_single_call_are_all_the_same():
     assert set(measure.step_ms([Repeat(1.0, 1.0, (0.25,))]).values()) == {250.0}
 
 
@@ -65,26 +49,18 @@ def test_confidence_is_how_often_the_range_holds_the_median(repeats, probability
     assert sum(0 < sum(each) < repeats for each in sides) / len(sides) == probability
 
 
-def test_a_speedup_pairs_repeats_that_were_taken_in_turn():
+def test_a_speedup_pairs_repeats_that_were_taken_in_turn_and_is_always_inside_its_range():
     # The machine slows down by half, and the ratio stays.
     assert measure.speedup([200.0, 100.0, 100.0], [100.0, 50.0, 50.0]) == (2.0, 2.0, 2.0)
-
-
-def test_a_speedup_over_another_run_has_the_widest_range():
+    assert measure.speedup([150.0], [100.0]) == (1.5, 1.5, 1.5)
+    # Over another run, it has the widest range.
     assert measure.speedup([190.0, 200.0, 210.0], [100.0, 80.0]) == (200 / 90, 1.9, 210 / 80)
-
-
-def test_a_speedup_is_always_inside_its_range():
     rng = random.Random(1)
     for ours, theirs in itertools.product(range(1, 7), repeat=2):
         point = [rng.uniform(1, 100) for _ in range(ours)]
         baseline = [rng.uniform(1, 100) for _ in range(theirs)]
         ratio, low, high = measure.speedup(point, baseline)
         assert low <= ratio <= high
-
-
-def test_a_single_repeat_gives_a_speedup_without_a_width():
-    assert measure.speedup([150.0], [100.0]) == (1.5, 1.5, 1.5)
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (0.25, 1), (0.1, 2), (0.001, 200), (0.0, 200)])
