@@ -18,7 +18,7 @@ from pipeline.analyze.history import TimedRun
 from pipeline.analyze.predict import Basis, Prediction
 from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan
-from pipeline.record.predictions import Line, Predicted, Scored
+from pipeline.record.predictions import Predicted, PredictionLine, Scored
 from pipeline.record.results import Result
 
 # The standard deviation of a run's own luck where nothing was logged, and what that weighs, in degrees of freedom.
@@ -170,9 +170,9 @@ class Score:
     held: float | None = None
 
 
-def line_of(planned: Plan, parameters: int, prediction: Prediction, now: float) -> Line:
+def line_of(planned: Plan, parameters: int, prediction: Prediction, now: float) -> PredictionLine:
     """A prediction as a line of predictions.jsonl."""
-    return Line(
+    return PredictionLine(
         time=now,
         identity=identity(planned),
         examples_per_second=prediction.examples_per_second,
@@ -188,10 +188,10 @@ def line_of(planned: Plan, parameters: int, prediction: Prediction, now: float) 
     )
 
 
-def scored(lines: Sequence[Line], identity: str, measured: float) -> list[Scored]:
+def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> list[Scored]:
     """The predictions of the plan whose identity is `wanted`, each number once, with how far off each was.
 
-    >>> line = Line(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
+    >>> line = PredictionLine(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
     >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]
     [(0.1, True)]
     """

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import SHARED_MEMORY, Plan
-from pipeline.record.findings import Explanation, Part
+from pipeline.record.findings import Explanation, LostShare
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
 # Of the ends of each part, where there are rounds enough for it.
@@ -74,7 +74,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
     bound = largest if gain >= LEAST_SHARE and low > 0 else None
     return Explanation(
         **of_lost,
-        parts=[Part(name, **share) for name, share in ranges.items()],
+        parts=[LostShare(name, **share) for name, share in ranges.items()],
         bound=bound,
         straggler=straggler,
         advice=_advice(bound, _Gain(gain, ranges[largest]["share"]), of_lost["lost"], straggler, plan),

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.analyze.comparable import BUSY, UNSTEADY
 from pipeline.plan.plan import REPEAT_SECONDS
 from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, Steps
-from pipeline.record.findings import Profile
+from pipeline.record.findings import Pace
 from pipeline.record.results import MOST_EFFICIENCY
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
@@ -145,7 +145,7 @@ def slowest_rates(events: Sequence[Profiling]) -> list[float]:
     return [throughput(examples, seconds) for examples, seconds in zip(events[0].examples or (), slow, strict=True)]
 
 
-def verdict(fed: Sequence[float], trained: Sequence[float]) -> Profile:
+def verdict(fed: Sequence[float], trained: Sequence[float]) -> Pace:
     """The slower of input and model, and what there is to gain, from examples/s of each alone.
 
     One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
@@ -157,10 +157,10 @@ def verdict(fed: Sequence[float], trained: Sequence[float]) -> Profile:
     """
     read, model_rate = float(np.median(fed)), float(np.median(trained))
     if _upper(fed) < _lower(trained) and read < (1 - NEAR) * model_rate:
-        return Profile(read, model_rate, "input", model_rate)
+        return Pace(read, model_rate, "input", model_rate)
     if _upper(trained) < _lower(fed) and model_rate < (1 - NEAR) * read:
-        return Profile(read, model_rate, "model", read)
-    return Profile(read, model_rate, "neither", None)
+        return Pace(read, model_rate, "model", read)
+    return Pace(read, model_rate, "neither", None)
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:

@@ -128,7 +128,7 @@ def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
 
 def _examine(
     config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, say: Callable[[str], None]
-) -> tuple[list[Finding], list[links.Measured]]:
+) -> tuple[list[Finding], list[links.LinkSpeed]]:
     """(Findings on the hosts of a cluster and on this one, which drives; the links between them)."""
     hosts = cluster.helpers()
     here = hosts.here or platform.node()
@@ -206,7 +206,7 @@ def _addresses(config: Config, planned: Planned | None, host: str | None) -> lis
     return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
 
 
-def _write_links(measured: Sequence[links.Measured], output: Path) -> list[str]:
+def _write_links(measured: Sequence[links.LinkSpeed], output: Path) -> list[str]:
     """Writes the links that were measured; returns a note about that."""
     if not measured:
         return []

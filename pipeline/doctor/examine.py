@@ -126,7 +126,7 @@ def examine(
     expected: Expected,
     checks: frozenset[str],
     link_gbps: float | None = None,
-) -> tuple[list[Finding], list[Measured]]:
+) -> tuple[list[Finding], list[LinkSpeed]]:
     """(Findings on each host, and between those that have an address; the links between these, as measured)."""
     findings = [
         Finding("python", name, Severity.FAULT, why, "the pipeline there", REMEDY.format(name))
@@ -145,11 +145,11 @@ def examine(
     lines = {name: hosts.lines[name] for name in facts if name in hosts.addresses}
     if "clocks" in checks:
         findings += _clocks(lines, expected.driver)
-    links: list[Measured] = []
+    links: list[LinkSpeed] = []
     for one, other, link in measure_links(lines, hosts.addresses) if "link" in checks else ():
         findings.append(judge_link(one, other, link, link_gbps))
         if link.exchanges:
-            links.append(Measured((one, other), link.gbps, 1e3 * link.round_trip))
+            links.append(LinkSpeed((one, other), link.gbps, 1e3 * link.round_trip))
     return findings, links
 
 

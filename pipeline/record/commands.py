@@ -72,7 +72,7 @@ class Check(Command[Checked], frozen=True):
     """Before training, compare all replicas with one device on a small batch."""
 
 
-class Size(Command[Sized], frozen=True):
+class MeasureSize(Command[Sized], frozen=True, tag="size"):
     """Measure the size of the model; compiles the step, if it was not yet."""
 
 
@@ -132,7 +132,7 @@ class Exit(Command[Never], frozen=True):
     """End with 0."""
 
 
-COMMANDS: dict[str, type[Command[Any]]] = {kind.__name__.lower(): kind for kind in Command.__subclasses__()}
+COMMANDS: dict[str, type[Command[Any]]] = {str(kind.__struct_config__.tag): kind for kind in Command.__subclasses__()}
 
 
 def from_json(text: str | bytes) -> Command[EventBase]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from msgspec import Struct, field
 
 from pipeline.plan.size import Size
-from pipeline.record.findings import Check, Explanation, Profile
+from pipeline.record.findings import Check, Explanation, Pace
 
 # Parts of a step that are left out when it is timed.
 SwitchedOff = Literal["everything", "no input", "no statistics", "no step", "no communication"]
@@ -151,7 +151,7 @@ class Profiling(EventBase, frozen=True):
 class Profiled(EventBase, frozen=True):
     """Driver: which of input and model sets the pace."""
 
-    values: Profile
+    values: Pace
 
 
 class Calibrated(EventBase, frozen=True):

@@ -66,7 +66,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Pace:
     """Which of input and model sets the pace, from the rate of each alone, and how fast training could be without it.
 
     `ceiling_examples_per_second` is None where neither clearly does.
@@ -79,7 +79,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Part:
+class LostShare:
     """One part of the lost efficiency: its share of the step time, and the ends of its interval."""
 
     name: str
@@ -98,7 +98,7 @@ class Explanation:
     lost: float
     lost_low: float
     lost_high: float
-    parts: list[Part]
+    parts: list[LostShare]
     bound: str | None = None
     straggler: str | None = None
     advice: str = ""

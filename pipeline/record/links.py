@@ -14,7 +14,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Measured:
+class LinkSpeed:
     """One link: two hosts by the cluster's names for them, Gbit/s each way at once, and ms there and back."""
 
     hosts: tuple[str, str]
@@ -28,10 +28,10 @@ class Links:
 
     version: int
     measured_at: float
-    links: tuple[Measured, ...]
+    links: tuple[LinkSpeed, ...]
 
 
-def write(output: Path, links: Sequence[Measured], now: float) -> Path:
+def write(output: Path, links: Sequence[LinkSpeed], now: float) -> Path:
     """Keeps what was measured, beside what is known of other hosts' links; the file that has it."""
     anew = {frozenset(link.hosts) for link in links}
     others = [link for link in read(output) if frozenset(link.hosts) not in anew]
@@ -41,18 +41,18 @@ def write(output: Path, links: Sequence[Measured], now: float) -> Path:
     return file
 
 
-def read(output: Path) -> tuple[Measured, ...]:
+def read(output: Path) -> tuple[LinkSpeed, ...]:
     """What is known of links; nothing where nothing was measured, or the file is spoilt."""
     links = read_json(Links, output / FILE)
     return links.links if links else ()
 
 
-def slowest(links: Collection[Measured], hosts: Collection[str]) -> float | None:
+def slowest(links: Collection[LinkSpeed], hosts: Collection[str]) -> float | None:
     """Gbit/s of the slowest link between two of the hosts, which a ring waits for; None where none of them is known.
 
     Without hosts, whose names are not known then, that of all links.
 
-    >>> links = [Measured(("a", "b"), 10.0, 0.1), Measured(("c", "b"), 1.0, 0.1), Measured(("c", "d"), 0.1, 0.1)]
+    >>> links = [LinkSpeed(("a", "b"), 10.0, 0.1), LinkSpeed(("c", "b"), 1.0, 0.1), LinkSpeed(("c", "d"), 0.1, 0.1)]
     >>> slowest(links, ["a", "b", "c"]), slowest(links, ["a"])
     (1.0, None)
     """

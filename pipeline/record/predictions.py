@@ -53,7 +53,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Predicted):
+class PredictionLine(Predicted):
     """A line of predictions.jsonl: `identity` names the plan that it is of, see `step_model.identity`."""
 
     identity: str
@@ -71,17 +71,17 @@ class Scored(Predicted):
     held: bool
 
 
-def append(output: Path, line: Line) -> None:
+def append(output: Path, line: PredictionLine) -> None:
     """Keeps a prediction, to be scored by a run that comes after it."""
     output.mkdir(parents=True, exist_ok=True)
     with (output / FILE).open("ab") as lines:
         lines.write(codec.to_json(line) + b"\n")
 
 
-def read(output: Path) -> list[Line]:
+def read(output: Path) -> list[PredictionLine]:
     """The predictions that were made, oldest first."""
-    lines: list[Line] = []
+    lines: list[PredictionLine] = []
     for values, _ in log.objects(output / FILE):
         with suppress(MismatchError):
-            lines.append(codec.from_plain(Line, values))
+            lines.append(codec.from_plain(PredictionLine, values))
     return lines

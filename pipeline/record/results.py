@@ -15,7 +15,7 @@ from typing import Any, cast
 from pipeline.config.parts import flat, leaves, part_of, unflat
 from pipeline.record import codec
 from pipeline.record.codec import MismatchError
-from pipeline.record.findings import Check, Explanation, Profile
+from pipeline.record.findings import Check, Explanation, Pace
 from pipeline.record.log import read_whole, write_whole
 from pipeline.record.predictions import Scored
 
@@ -218,7 +218,7 @@ class Result:
     tracked: Tracked = Tracked()
     environment: Environment = Environment()
     # What says what it is part of is taken whole.
-    profile: Profile | None = part_of(default=None)
+    profile: Pace | None = part_of(default=None)
     explained: Explanation | None = part_of(default=None)
     predictions: tuple[Scored, ...] = ()
     notes: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class State:
+class TrackingState:
     """Where a run is tracked, what is there of it, and what is in other stores that it was sent to, by their URIs."""
 
     store: Store | None = None
@@ -57,7 +57,7 @@ class State:
         """What the store at `uri` holds."""
         return self.copied if self._is_own(uri) else self.copies.get(str(uri), Copied())
 
-    def with_copied(self, uri: str | None, copied: Copied) -> "State":
+    def with_copied(self, uri: str | None, copied: Copied) -> "TrackingState":
         """The same, where the store at `uri` holds so much."""
         if self._is_own(uri):
             return dataclasses.replace(self, copied=copied)
@@ -67,14 +67,14 @@ class State:
         return self.store is not None and self.store.uri == uri
 
 
-def recall(folder: Path) -> State:
+def recall(folder: Path) -> TrackingState:
     """What `tracking.json` holds."""
     values = read_whole(folder / STATE)
     with suppress(MismatchError):
         # Beside the store stands what is there.
         copied = codec.from_plain(Copied, values)
-        return dataclasses.replace(codec.from_plain(State, values), copied=copied)
-    return State()
+        return dataclasses.replace(codec.from_plain(TrackingState, values), copied=copied)
+    return TrackingState()
 
 
 def run_id_of(folder: Path) -> str | None:
@@ -82,7 +82,7 @@ def run_id_of(folder: Path) -> str | None:
     return recall(folder).copied.run_id
 
 
-def write(folder: Path, state: State) -> None:
+def write(folder: Path, state: TrackingState) -> None:
     """Makes `state` what `recall` returns: a reader sees the old values or these."""
     copied = dataclasses.asdict(state.copied)
     write_json(folder / STATE, {"store": state.store, **copied, "copies": state.copies})

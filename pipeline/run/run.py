@@ -28,7 +28,7 @@ from pipeline.record.events import (
     Resumed,
     Steps,
 )
-from pipeline.record.findings import Check, Profile
+from pipeline.record.findings import Check, Pace
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
 from pipeline.run import folders
@@ -53,7 +53,7 @@ class Run:
         self.step, self.epoch = 0, 0
         self.saved_step: int | None = None
         self.check: Check | None = None
-        self.profile: Profile | None = None
+        self.profile: Pace | None = None
         self.goodput = measure.Goodput()
         # Why all processes were started again, each time.
         self.restarts: list[str] = []

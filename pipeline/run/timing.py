@@ -15,7 +15,7 @@ from pipeline.plan.size import Size
 from pipeline.record import commands
 from pipeline.record.commands import Resume
 from pipeline.record.events import Built, Finished, Lost
-from pipeline.record.findings import Check, Explanation, Profile
+from pipeline.record.findings import Check, Explanation, Pace
 from pipeline.run.group import Group
 from pipeline.run.session import Preempted, Preemption
 from pipeline.run.watch import RunFailed
@@ -57,7 +57,7 @@ class Measured:
     workers: int | None = None
     timed_workers: int | None = None
     size: Size | None = None
-    profile: Profile | None = None
+    profile: Pace | None = None
     check: Check | None = None
     explained: Explanation | None = None
 
@@ -80,7 +80,7 @@ class Measured:
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
     """The size from the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
     with _built(cluster, plan, "size", folder) as (group, _):
-        sized = group.request(commands.Size())[0]
+        sized = group.request(commands.MeasureSize())[0]
         if sized.size is None:
             raise RunFailed(str(sized.error), 0, lost=False)
         return sized.size
@@ -137,7 +137,7 @@ def build(group: Group, resume: Resume | None = None) -> tuple[Built, Losses]:
     return built, {part: sorted(losses, key=lambda lost: lost.first) for part, losses in by_part.items()}
 
 
-def profile(point: Group) -> Profile:
+def profile(point: Group) -> Pace:
     """Makes processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
     rates = {}
     parts: tuple[Literal["model", "input"], ...] = ("model", "input")
@@ -158,7 +158,7 @@ def measure_size(point: Group, one: Group | None) -> Size | None:
     compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
     if not compiled or plan.strategy.static_batches or (plan.strategy.asynchronous and one is None):
         return None
-    return (one or point).request(commands.Size())[0].size
+    return (one or point).request(commands.MeasureSize())[0].size
 
 
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

@@ -13,7 +13,7 @@ from test_predict import ASKED, PARAMETERS, ran
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
 from pipeline.record import predictions
-from pipeline.record.predictions import FittedOn, Line
+from pipeline.record.predictions import FittedOn, PredictionLine
 from pipeline.record.results import Layout, Result, Speed
 from pipeline.run.views import Foreseen, RunResult
 from pipeline.views.terminal.prediction_text import predicted_lines
@@ -61,7 +61,7 @@ def test_runs_of_one_point_that_lie_apart_widen_the_interval_and_say_so():
     assert quiet.freedom == calibration.PRIOR_FREEDOM + 12
 
 
-def line(plan, speed: float, **other: object) -> Line:
+def line(plan, speed: float, **other: object) -> PredictionLine:
     made = predict.Prediction(speed, speed * 0.9, speed * 1.1, 0.9, 1.0, {}, FittedOn(runs=4, machine="host"))
     return dataclasses.replace(calibration.line_of(plan, PARAMETERS, made, 1.0), **other)
 

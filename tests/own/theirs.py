@@ -197,7 +197,7 @@ class Mean:
 
     def obey(self, command):
         if not self.left:
-            getattr(self, type(command).__name__.lower())(**msgspec.structs.asdict(command))
+            getattr(self, str(command.__struct_config__.tag))(**msgspec.structs.asdict(command))
 
     def load(self, folder):
         self.data = np.arange(96.0)

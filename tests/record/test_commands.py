@@ -12,7 +12,7 @@ MADE = [
     commands.Drop({"1": {"train": [events.Lost("a.png", 3, 1, "a.png", "is cut off")], "validation": []}}),
     commands.Build([100, 28], [10], "back"),
     commands.Check(),
-    commands.Size(),
+    commands.MeasureSize(),
     commands.Profile("input", 20),
     commands.Begin(),
     commands.Calibrate(None),
@@ -31,7 +31,7 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("command", MADE, ids=lambda command: type(command).__name__)
 def test_a_command_comes_out_as_it_went_in(command):
     assert commands.from_json(command.to_json()) == command
-    assert json.loads(command.to_json())["do"] == type(command).__name__.lower()
+    assert json.loads(command.to_json())["do"] == str(command.__struct_config__.tag)
     with pytest.raises(AttributeError):
         command.folder = "other"
 

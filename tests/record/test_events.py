@@ -58,7 +58,7 @@ from pipeline.record.events import (
     Unreachable,
     Warned,
 )
-from pipeline.record.findings import Check, Difference, Explanation, Part, Profile
+from pipeline.record.findings import Check, Difference, Explanation, LostShare, Pace
 from pipeline.record.log import EventLog, from_line, from_plain, read, stamped, to_line, to_plain
 from pipeline.record.results import Choices
 
@@ -82,7 +82,7 @@ TOLD: list[Event] = [
     Sized(error="it cannot be built"),
     Profiling("input", 0.1),
     Profiling("model", examples=[64.0], seconds=[0.5]),
-    Profiled(Profile(480.0, 9000.0, "input", None)),
+    Profiled(Pace(480.0, 9000.0, "input", None)),
     Calibrated(0.1),
     Measured(0, 640.0, 2.0, 10, [TimedCall(5, 1.0), TimedCall(5, 1.0)], [0.1]),
     Restored(8, True),
@@ -102,7 +102,9 @@ TOLD: list[Event] = [
     Finished(["d78d"], 3, 0.5, {"accuracy": 0.5}, None, {}, 0.5, 2, 10, 640, 10, [6, 4]),
     Explaining("everything", 640.0, 2.0),
     Explaining("no communication", replicas=[TimedReplica(1, 0.1)]),
-    Explained(Explanation(0.45, 0.4, 0.5, [Part("communication", 0.4, 0.38, 0.42)], None, "worker 1", "Try less.")),
+    Explained(
+        Explanation(0.45, 0.4, 0.5, [LostShare("communication", 0.4, 0.38, 0.42)], None, "worker 1", "Try less.")
+    ),
     Result({"status": "FINISHED", "speedup": None}),
     Report({"": ["report.html"]}, {"best": None}, "It scales."),
     Ended("FAILED", "Out of memory."),

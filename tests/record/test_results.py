@@ -11,9 +11,9 @@ from test_older import OLD
 
 from pipeline.config.parts import flat, leaves
 from pipeline.record import predictions, results, sweeps, tracking
-from pipeline.record.findings import Check, Difference, Explanation, Part, Profile
+from pipeline.record.findings import Check, Difference, Explanation, LostShare, Pace
 from pipeline.record.log import read_json, write_json
-from pipeline.record.predictions import FittedOn, Line, Scored
+from pipeline.record.predictions import FittedOn, PredictionLine, Scored
 from pipeline.record.results import (
     Baseline,
     Choices,
@@ -30,7 +30,7 @@ from pipeline.record.results import (
     Training,
 )
 from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import Copied, State, Store
+from pipeline.record.tracking import Copied, Store, TrackingState
 
 FITTED_ON = FittedOn(2, 1, ("mirrored",), ("mlp",), (1, 2), (1,), (64,), (9610,), "here", {"keras": "3"}, 0.01)
 SCORED = Scored(
@@ -51,8 +51,8 @@ WHOLE = Result(
     Cost(10.0, 2.0, 0.5, 300.0),
     Tracked("abc123", "MLflow does not hold all of it yet."),
     Environment("here", {"keras": "3"}),
-    Profile(480.0, 9000.0, "input", 9000.0),
-    Explanation(0.1, 0.0, 0.2, [Part("other", 0.1, 0.0, 0.2)], None, None, "Try less."),
+    Pace(480.0, 9000.0, "input", 9000.0),
+    Explanation(0.1, 0.0, 0.2, [LostShare("other", 0.1, 0.0, 0.2)], None, None, "Try less."),
     (SCORED,),
     ("What a reader should know.",),
     Check("different", [Difference("loss", "loss", 0.5, 1.0, 2.0)], "The loss is a sum.", "Try a mean.", "", 0.5),
@@ -151,7 +151,7 @@ def test_a_baseline_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(
 
 
 def test_predictions_are_read_as_they_were_written_and_what_is_none_is_passed_over(tmp_path):
-    line = Line(identity="a", time=8.0, examples_per_second=1.0, low=0.5, high=2.0, fitted_on=FITTED_ON)
+    line = PredictionLine(identity="a", time=8.0, examples_per_second=1.0, low=0.5, high=2.0, fitted_on=FITTED_ON)
     predictions.append(tmp_path, line)
     with (tmp_path / predictions.FILE).open("a") as lines:
         lines.write('{"identity": "b"}\n{"cut')
@@ -170,11 +170,11 @@ def test_a_sweep_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp
 
 def test_where_a_run_is_tracked_is_read_as_it_was_written_also_by_0_1_0(tmp_path):
     store, own, other = Store("sqlite", "sqlite:///a.db", "pipeline", "file:///a"), Copied("abc", "1", 9), Copied("d")
-    state = State(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
+    state = TrackingState(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
     tracking.write(tmp_path, state)
-    assert tracking.recall(tmp_path) == state == State(store, own, {"http://there": other})
+    assert tracking.recall(tmp_path) == state == TrackingState(store, own, {"http://there": other})
     assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
-    assert tracking.recall(tmp_path / "nothing") == State()
+    assert tracking.recall(tmp_path / "nothing") == TrackingState()
     old = OLD / "sweeps" / "both" / "1_mirrored"
     read = tracking.recall(old)
     assert (read.copied.closed, read.store and read.store.experiment) == ("FINISHED", "old")
