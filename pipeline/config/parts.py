@@ -1,4 +1,4 @@
-"""Has a field say, beside its definition, what it takes part in, so that nobody keeps lists of fields elsewhere."""
+"""Marks a field, beside its definition, with what it takes part in, so that no list of fields is kept elsewhere."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,51 +17,51 @@ Field = dataclasses.Field[object]
 
 
 class Part(Enum):
-    """What a field of a plan, or of a config, takes part in."""
+    """The uses that a field of a plan, or of a config, takes part in."""
 
-    # What a run was asked to do: two with the same are the same run, and one can go on where the other was ended.
-    # Where it runs, and how it is watched and saved, is not of it.
+    # The work of a run: two with the same are the same run, and one can resume the other. Where it runs, and how it is
+    # watched and saved, is no part of it.
     IDENTITY = "identity"
-    # Which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
+    # The numbers that a training computes, on whatever devices: a resumed run must keep them.
     TRAINING = "training"
-    # What decides speed under every strategy and engine alike: speeds of runs that differ in it are not compared.
+    # Decides speed under every strategy and engine alike: speeds of runs that differ in it are not compared.
     COMPARABILITY = "comparability"
-    # What the throughput of the one device depends on that a run is compared with.
+    # Decides the throughput of the one device that a run is compared with.
     BASELINE = "baseline"
-    # What the time of a step depends on, beside the numbers that a model of it has: workers, batch, size, links.
+    # Decides the time of a step, beside the numbers of its model: workers, batch, size, links.
     STEP_TIME = "step time"
-    # What a prediction is made for, beside what the time of a step depends on.
+    # Names a prediction, beside what decides the time of a step.
     PREDICTION = "prediction"
-    # What the size of a model depends on.
+    # Decides the size of a model.
     SIZE = "size"
-    # What MLflow shows as a run's parameters.
+    # Is one of the run's parameters in MLflow.
     PARAMETER = "parameter"
-    # What makes a point of a sweep another one.
+    # Tells the points of a sweep apart.
     POINT = "point"
 
 
 def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how: object) -> Any:
     """A dataclass field that takes part in `parts`, or in none. `how` is what `dataclasses.field` takes.
 
-    `key` is what a person types to set it, where that is not its group and name; `name` what it is called in files.
+    `key` is typed to set it, if that is not its group and name; `name` is its name in files, if that is another.
     """
     return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)  # type: ignore[call-overload]
 
 
 @cache
 def leaves(kind: Kind) -> dict[str, Field]:
-    """The fields of a dataclass and of those in it, by what they are called in files. One that says is taken whole."""
-    found: dict[str, Field] = {}
+    """The fields of a dataclass and of those in it, by their names in files. A marked one is taken whole."""
+    fields: dict[str, Field] = {}
     for field in dataclasses.fields(kind):
         if inner := _inner(field):
-            found |= leaves(inner)
+            fields |= leaves(inner)
         else:
-            found[field.metadata.get(NAME) or field.name] = field
-    return found
+            fields[field.metadata.get(NAME) or field.name] = field
+    return fields
 
 
-def flat(made: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
-    """The values of nested dataclasses by what they are called in files; of those that take part in `part`, if given.
+def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
+    """The values of nested dataclasses by their names in files; with `part`, those that take part in it.
 
     >>> @dataclasses.dataclass
     ... class Inner:
@@ -75,66 +75,59 @@ def flat(made: "DataclassInstance", part: Part | None = None) -> dict[str, objec
     >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
     Outer(inner=Inner(size=3), notes='none')
     """
-    found: dict[str, object] = {}
-    for field in dataclasses.fields(made):
-        value = getattr(made, field.name)
+    values: dict[str, object] = {}
+    for field in dataclasses.fields(nested):
+        value = getattr(nested, field.name)
         if SAYS not in field.metadata and dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found |= flat(value, part)
+            values |= flat(value, part)
         elif part is None or part in field.metadata.get(SAYS, ()):
-            found[field.metadata.get(NAME) or field.name] = value
-    return found
+            values[field.metadata.get(NAME) or field.name] = value
+    return values
 
 
 def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:
-    """The nested dataclasses that `flat` took apart. What `values` lack has its default; what nobody knows is left."""
-    given: dict[str, object] = {}
+    """The nested dataclasses that `flat` took apart. Missing values have their defaults; unknown ones are ignored."""
+    arguments: dict[str, object] = {}
     for field in dataclasses.fields(kind):
         name = field.metadata.get(NAME) or field.name
         if inner := _inner(field):
-            given[field.name] = unflat(inner, values)
+            arguments[field.name] = unflat(inner, values)
         elif name in values:
-            given[field.name] = values[name]
-    return kind(**given)
+            arguments[field.name] = values[name]
+    return kind(**arguments)
 
 
 def _inner(field: Field) -> "Kind | None":
-    """The dataclass that a field holds, where it is not taken whole."""
+    """The dataclass of a field, unless it is taken whole."""
     kind = field.type
     return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
 
 def fields_of(kind: Kind, part: Part) -> tuple[str, ...]:
-    """What those fields are called in files that take part in something, in the order of their definitions."""
+    """The names in files of the fields that take part in something, in the order of their definitions."""
     return tuple(name for name, field in leaves(kind).items() if part in field.metadata.get(SAYS, ()))
 
 
 def key_of(kind: Kind, name: str, group: str) -> str:
-    """What a person types to set a field: `group` and its name, unless it says otherwise."""
+    """The key that sets a field: `group` and its name, unless it has one of its own."""
     return leaves(kind)[name].metadata.get(KEY) or f"{group}.{name}"
 
 
 def facts(kind: Kind, part: Part, values: Mapping[str, object]) -> dict[str, object]:
-    """Of values as `flat` makes them, those that take part in something.
-
-    What an earlier version did not write has its default.
-    """
-    defaults = {name: field.default for name, field in leaves(kind).items()}
-    known = {name: values.get(name, defaults[name]) for name in fields_of(kind, part)}
-    return {name: value for name, value in known.items() if value is not dataclasses.MISSING}
+    """Those of `flat` values that take part in something. A value that an earlier version lacks has its default."""
+    present = {name: values.get(name, leaves(kind)[name].default) for name in fields_of(kind, part)}
+    return {name: value for name, value in present.items() if value is not dataclasses.MISSING}
 
 
 def asked(config: "DataclassInstance", part: Part, inherited: bool = False) -> dict[str, object]:
-    """Of the values of nested dataclasses, those that take part in something.
-
-    What a field does not say of itself holds for it as for the one that it is in.
-    """
-    found: dict[str, object] = {}
+    """The values of nested dataclasses that take part in something. An unmarked field inherits its container's."""
+    nested: dict[str, object] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         takes_part = part in field.metadata[SAYS] if SAYS in field.metadata else inherited
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             inner = asked(value, part, takes_part)
-            found |= {field.name: inner} if inner else {}
+            nested |= {field.name: inner} if inner else {}
         elif takes_part:
-            found[field.name] = value
-    return found
+            nested[field.name] = value
+    return nested

@@ -89,7 +89,7 @@ def _as_float(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """What stands for a value whose type msgspec does not know."""
+    """The JSON value of a type that msgspec does not know."""
     if isinstance(value, str | PurePath):
         return str(value)
     if isinstance(value, Real):

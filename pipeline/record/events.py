@@ -21,7 +21,7 @@ MODEL, WEIGHTS, SAMPLE = "model.keras", "model.weights.h5", "sample.txt"
 
 
 class EventBase(Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """What every event has. `time` is in seconds since 1970, 0 until whoever passes it on sets it.
+    """The fields of every event. `time` is in seconds since 1970, 0 until whoever passes it on sets it.
 
     `group` is "point" for the run's own processes, "baseline" for the one-device comparison, None for the driver.
     """

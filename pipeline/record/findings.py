@@ -1,4 +1,4 @@
-"""What a run finds out beside its speed, as result.json has it: its check, its profile and its explanation."""
+"""The check, profile and explanation of a run, as result.json has them."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -67,9 +67,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Pace:
-    """Which of input and model sets the pace, from the rate of each alone, and how fast training could be without it.
+    """The rates of input and model alone, the slower of which sets the pace, and the rate of training without it.
 
-    `ceiling_examples_per_second` is None where neither clearly does.
+    `ceiling_examples_per_second` is None if neither clearly does.
     """
 
     input_examples_per_second: float
@@ -90,7 +90,7 @@ class LostShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How much of the efficiency is lost, to what, and what to change.
+    """The share of the efficiency that is lost, its parts, and a change to make.
 
     `bound` is the part whose loss is worth a change, `straggler` the worker that others wait for, if any.
     """

@@ -1,7 +1,4 @@
-"""What a run's folder keeps for another command that takes the place of its conductor: who is to be met, and where.
-
-It is there as long as processes are that outlive their conductor.
-"""
+"""The agents of a run whose processes outlive their driver, kept in its folder for the command that takes over."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -27,7 +24,7 @@ class Kept:
 
     @classmethod
     def read(cls, folder: Path) -> "Kept | None":
-        """That of the run in a folder; None where nothing outlives its conductor."""
+        """Reads that of the run in a folder; None if nothing outlives its driver."""
         return read_json(cls, folder / FILE)
 
     def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
@@ -36,17 +33,17 @@ class Kept:
         return replace(self, jobs=jobs, agents=sorted({*self.agents, *agents}))
 
     def write(self, folder: Path) -> None:
-        """Notes it, where nobody else can read it. Raises `OSError`."""
+        """Writes it so that nobody else can read it. Raises `OSError`."""
         write_json(folder / FILE, self, SECRET)
 
 
 def forget(folder: Path) -> None:
-    """Notes that nothing outlives the conductor of the run in a folder."""
+    """Notes that nothing outlives the driver of the run in a folder."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 def trains_on(folder: Path, now: float) -> bool:
-    """May a run that was meant to outlive its conductor be training on without one? Processes wait for so long."""
+    """True if a run may be training without its driver: its processes wait for one as long as the plan says."""
     if not (folder / FILE).exists():
         return False
     planned = read_whole(folder / "plan.json")

@@ -1,4 +1,4 @@
-"""The speed of links between hosts as `links.json` keeps it, in the output folder, for plans and predictions.
+"""The measured speed of links between hosts: `links.json` in the output folder, for plans and predictions.
 
 `python -m pipeline doctor` measures it; where a config says nothing of the link, what was measured last counts.
 """
@@ -42,7 +42,7 @@ def write(output: Path, links: Sequence[LinkSpeed], now: float) -> Path:
 
 
 def read(output: Path) -> tuple[LinkSpeed, ...]:
-    """What is known of links; nothing where nothing was measured, or the file is spoilt."""
+    """The links that were measured; none if the file is missing or spoilt."""
     links = read_json(Links, output / FILE)
     return links.links if links else ()
 

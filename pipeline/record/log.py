@@ -166,7 +166,7 @@ def read_json(kind: type[T], path: Path) -> T | None:
 
 
 def written(path: Path) -> float:
-    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
+    """The time when a file or folder was written last, in seconds since 1970; 0 if there is none any more."""
     with suppress(OSError):
         return path.stat().st_mtime
     return 0.0
@@ -179,7 +179,7 @@ def from_here(path: Path) -> Path:
 
 
 def _values(event: EventBase) -> object:
-    """What the line of an event holds: for an unknown one all that was read."""
+    """The values of an event's line: for an unknown event all that was read."""
     if not isinstance(event, Unknown):
         return event
     stamp = {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank}
@@ -192,7 +192,7 @@ def _in_this_version(name: str, values: Mapping[str, object]) -> Mapping[str, ob
 
 
 def _end_of_lines(file: int, size: int) -> int:
-    """Where the last whole line among the first `size` bytes of an open file ends."""
+    """The end of the last whole line among the first `size` bytes of an open file."""
     while size:
         start = max(0, size - BLOCK_BYTES)
         last = os.pread(file, size - start, start).rfind(b"\n")

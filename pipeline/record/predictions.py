@@ -33,7 +33,7 @@ class FittedOn:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Examples per second that a plan was to have, their interval, and when and for what that was said.
+    """The predicted examples per second of a plan, their interval, and when and for what they were predicted.
 
     `correction` is what a fit was multiplied by, since runs and earlier predictions were off, and `unsure` how sure it
     was, as a standard deviation of the logarithm; None of versions that did not tell.

@@ -1,7 +1,6 @@
-"""What became of a run, as `result.json` has it: written and read here alone.
+"""The result of a run, and result.json, which is written and read here alone.
 
-In the file the fields of all parts stand beside each other, under their own names or those that they say, and
-docs/results.md has what each means. What is not known is None: of a run that was refused, of an earlier version, odd.
+In the file the fields of all parts stand side by side; docs/results.md explains each. Unknown and odd values are None.
 """
 
 import json
@@ -42,8 +41,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Ending:
-    """How it ended: `status` is FINISHED, FAILED, KILLED, PREEMPTED or REFUSED; of what was not run, PLANNED or
-    PREDICTED. `log` is that of the process that failed.
+    """The end: `status` is FINISHED, FAILED, KILLED, PREEMPTED or REFUSED; PLANNED or PREDICTED if it was not run.
+
+    `log` is that of the process that failed.
     """
 
     status: str | None = None
@@ -53,7 +53,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked for, by name."""
+    """The choices of its config, by name."""
 
     strategy: str | None = None
     hardware: str | None = None
@@ -76,7 +76,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Layout:
-    """What it was laid over, its batches in examples, and what its speed is to be taken for."""
+    """Its devices, its batches in examples, and how to take its speed."""
 
     workers: int | None = None
     timed_workers: int | None = None
@@ -129,7 +129,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Training:
-    """What training came to, of which model, and how long it took, in seconds."""
+    """The results of training, the size of its model, and its seconds."""
 
     epochs: int | None = None
     loss: float | None = None
@@ -153,7 +153,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Staleness:
-    """What only an asynchronous training has: staleness in updates, and who made its steps."""
+    """Of an asynchronous training: its staleness in updates, and the steps of each worker."""
 
     staleness_mean: float | None = None
     staleness_max: int | None = None
@@ -165,7 +165,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class Survival:
-    """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
+    """Restarts, resumes and repeated steps, and the goodput that was left."""
 
     workers_at_end: int | None = None
     resumed: int | None = None
@@ -178,7 +178,7 @@ class Survival:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the whole training needs at the measured throughput: seconds, their price, and energy in joules."""
+    """The seconds of the whole training at the measured throughput, their price, and energy in joules."""
 
     seconds_to_finish: float | None = None
     price_per_hour: float | None = None
@@ -188,7 +188,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Tracked:
-    """Its run in MLflow, and what is not there yet."""
+    """Its run in MLflow, and a note on what is missing there."""
 
     mlflow_run_id: str | None = None
     tracking_note: str | None = None
@@ -196,7 +196,7 @@ class Tracked:
 
 @dataclass(frozen=True)
 class Environment:
-    """What it was measured on, and with."""
+    """The machine and the libraries of the run."""
 
     machine: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run, in parts."""
+    """The result of a run, in parts."""
 
     ending: Ending = Ending()
     choices: Choices = Choices()
@@ -217,7 +217,7 @@ class Result:
     cost: Cost = Cost()
     tracked: Tracked = Tracked()
     environment: Environment = Environment()
-    # What says what it is part of is taken whole.
+    # Marked fields are taken whole.
     profile: Pace | None = part_of(default=None)
     explained: Explanation | None = part_of(default=None)
     predictions: tuple[Scored, ...] = ()
@@ -226,16 +226,12 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Did it train to its end?"""
+        """True if it trained to its end."""
         return self.ending.status == "FINISHED"
 
 
 def to_values(result: Result) -> dict[str, object]:
-    """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
-    only one has that was compared with one device, trained by another backend or collective, has several devices a
-    replica, wrote, was ended early, or knows what else the machine did.
-
-    Of one that was refused those that are known.
+    """The values of result.json: of a refused run the known ones, else all but those that do not apply to it.
 
     >>> to_values(Result(Ending("REFUSED", "Too few."), Choices(model="mlp")))
     {'version': 2, 'status': 'REFUSED', 'error': 'Too few.', 'model': 'mlp'}
@@ -262,21 +258,21 @@ def from_values(values: Mapping[str, object]) -> Result:
     for name, leaf in leaves(Result).items():
         with suppress(MismatchError, KeyError):
             fields[name] = codec.from_plain(cast(Any, leaf.type), values[name])
-    # A training that diverged says so by a loss that is no number; any other value that is none is not known.
+    # A loss is NaN where training diverged; any other value that is no number is unknown.
     finite = {name for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
     result: Result = unflat(Result, {name: fields[name] for name in fields if name in finite | leaves(Training).keys()})
     return result
 
 
 def _as_json_has_it(value: object) -> object:
-    """A loss that is no number stays so, alone and among metrics."""
+    """A JSON value; but a loss that is NaN stays so, alone and among metrics."""
     if isinstance(value, Mapping):
         return {name: _as_json_has_it(inner) for name, inner in value.items()}
     return value if isinstance(value, float) else codec.to_plain(value)
 
 
 def read(folder: Path) -> Result | None:
-    """What became of the run in a folder; None where it has left no result."""
+    """The result of the run in a folder; None if it has none."""
     values = read_whole(folder / FILE)
     return from_values(values) if values else None
 

@@ -1,4 +1,4 @@
-"""Turns what a run's folder knows of where it is tracked into `tracking.json`, and back."""
+"""The stores that a run is sent to, and how much of it each has: `tracking.json` in its folder."""
 
 import dataclasses
 from contextlib import suppress
@@ -16,10 +16,10 @@ DELETED = "DELETED"
 
 @dataclass(frozen=True)
 class Store:
-    """Where runs are tracked: an MLflow store by its URI, and the experiment in it.
+    """An MLflow store that runs are sent to, by its URI, and the experiment in it.
 
-    `store` is the kind that was asked for; `artifacts` a URI for the files of a local one, which a server keeps itself;
-    with `log_model` the trained model is one of them. Without `uri` it is noted alone, and nothing is sent.
+    `store` is its kind; `artifacts` a URI for the files of a local one; with `log_model` the trained model is one of
+    them. Without `uri` nothing is sent.
     """
 
     store: str | None = None
@@ -31,7 +31,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Copied:
-    """What a store holds of a run: its id and that of its experiment there, and how many bytes of the log are sent.
+    """The copy of a run in a store: its id and its experiment's, and how many bytes of the log were sent.
 
     `closed` is the status, once all is sent, or DELETED. `killed_ms` is when it was ended there since nobody else would
     end it, and `problem` what its sender has met last.
@@ -47,14 +47,14 @@ class Copied:
 
 @dataclass(frozen=True)
 class TrackingState:
-    """Where a run is tracked, what is there of it, and what is in other stores that it was sent to, by their URIs."""
+    """The store of a run, its copy there, and its copies in other stores, by their URIs."""
 
     store: Store | None = None
     copied: Copied = Copied()
     copies: dict[str, Copied] = field(default_factory=dict)
 
     def in_store(self, uri: str | None) -> Copied:
-        """What the store at `uri` holds."""
+        """The copy in the store at `uri`."""
         return self.copied if self._is_own(uri) else self.copies.get(str(uri), Copied())
 
     def with_copied(self, uri: str | None, copied: Copied) -> "TrackingState":
@@ -68,7 +68,7 @@ class TrackingState:
 
 
 def recall(folder: Path) -> TrackingState:
-    """What `tracking.json` holds."""
+    """The state in `tracking.json`."""
     values = read_whole(folder / STATE)
     with suppress(MismatchError):
         # Beside the store stands what is there.
