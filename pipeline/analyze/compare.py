@@ -272,4 +272,4 @@ def _asked(run: Run, group: str) -> Hashable:
         choices, layout = run.result.choices, run.result.layout
         parts["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
         parts["build"] = run.settings.get("strategy_build")
-    return json.dumps(parts, sort_keys=True, default=str)
+    return json.dumps(parts, sort_keys=True)

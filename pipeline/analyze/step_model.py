@@ -81,7 +81,7 @@ class Shape:
 def identity(plan: Plan) -> str:
     """Names what decides a plan's throughput: a run of the same scores a prediction."""
     facts = comparable.of_step(plan) | flat(plan, Part.PREDICTION)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def case_of(plan: Plan, parameters: int) -> Case:

@@ -346,7 +346,7 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
     """
     decides = flat(plan, BASELINE) | {"versions": versions}
-    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def identity(plan: Mapping[str, Json]) -> dict[str, object]:

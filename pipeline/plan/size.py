@@ -136,7 +136,7 @@ def shipped(plan: Plan) -> Size | None:
 
 def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:
     """Names what a size depends on; `sources` stands for the Python files that a person's own functions are in."""
-    text = json.dumps([facts(plan), sources, versions], sort_keys=True, default=str)
+    text = json.dumps([facts(plan), sources, versions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
