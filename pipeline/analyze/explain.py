@@ -4,8 +4,9 @@ Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
         parts=[LostShare(name, **share) for name, share in ranges.items()],
         bound=bound,
         straggler=straggler,
-        advice=_advice(bound, _Gain(gain, ranges[largest]["share"]), of_lost["lost"], straggler, plan),
+        advice=_advice(bound, gain, ranges[largest]["share"], of_lost["lost"], straggler, plan),
     )
 
 
@@ -151,20 +152,12 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
 def _middle(rounds: Sequence[Round]) -> Round:
     """The medians of the rounds."""
 
-    def median(field: Callable[[Round], float]) -> float:
-        return float(np.median([field(one) for one in rounds]))
+    def median(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {place: median([value[place] for value in values]) for place in values[0]}
+        return None if values[0] is None else float(np.median(values))
 
-    return Round(
-        everything=median(lambda one: one.everything),
-        no_input=median(lambda one: one.no_input),
-        calling=median(lambda one: one.calling),
-        one_everything=median(lambda one: one.one_everything),
-        one_no_input=median(lambda one: one.one_no_input),
-        one_calling=median(lambda one: one.one_calling),
-        together={place: median(lambda one, place=place: one.together[place]) for place in rounds[0].together},  # type: ignore[misc]
-        alone={place: median(lambda one, place=place: one.alone[place]) for place in rounds[0].alone},  # type: ignore[misc]
-        no_statistics=None if rounds[0].no_statistics is None else median(lambda one: one.no_statistics or 0.0),
-    )
+    return Round(*(median([getattr(one, field.name) for one in rounds]) for field in fields(Round)))
 
 
 def _behind(rounds: Sequence[Round]) -> int | None:
@@ -187,24 +180,8 @@ def _with_ends(
     return {value: medians[name], f"{prefix}low": min(low, medians[name]), f"{prefix}high": max(high, medians[name])}
 
 
-@dataclass(frozen=True)
-class _Gain:
-    """The most that a step would gain without its largest part, and that part's share of its time."""
-
-    most: float
-    share: float
-
-    def said(self, bound: str) -> str:
-        """The part's share of a step in words, and why the gain is another, if it is."""
-        same = abs(self.most - self.share) < LEAST_SAID
-        if bound == "input wait":
-            beyond = "" if same else f" ({max(0.0, self.share):.0%} of it more than one device waits)"
-            return f"{self.most:.0%} of a step's time{beyond}"
-        return f"{self.share:.0%} of a step's time{'' if same else ', some of which other parts make up for'}"
-
-
-def _advice(bound: str | None, gain: _Gain, lost: float, straggler: str | None, plan: Plan) -> str:
-    """The change to make, and the most that it would bring, in one sentence."""
+def _advice(bound: str | None, gain: float, share: float, lost: float, straggler: str | None, plan: Plan) -> str:
+    """The change to make, and the most that it would bring, in one sentence. `share` is the part's."""
     if bound is None and lost >= LEAST_SHARE:
         return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
     if bound is None:
@@ -228,6 +205,11 @@ def _advice(bound: str | None, gain: _Gain, lost: float, straggler: str | None, 
         ),
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
-    return (
-        f"{what} takes {gain.said(bound)}: without it at most {1 / (1 - gain.most):.2g} times as fast; try {instead}."
-    )
+    same = abs(gain - share) < LEAST_SAID
+    if bound == "input wait":
+        takes = f"{gain:.0%} of a step's time"
+        more = f" ({max(0.0, share):.0%} of it more than one device waits)"
+    else:
+        takes, more = f"{share:.0%} of a step's time", ", some of which other parts make up for"
+    takes += "" if same else more
+    return f"{what} takes {takes}: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
