@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import shipped
-from pipeline.record.findings import Explanation, Part, Profile
+from pipeline.record.findings import Explanation, LostShare, Pace
 from pipeline.record.results import Result, Speed, Training
 from pipeline.run.views import RunResult
 from pipeline.views.terminal.console import Fitted, texts
@@ -80,10 +80,10 @@ def result_rows(point: RunResult) -> list[tuple[str, str]]:
     return [(status, _what(result)), *((label, text) for label, text in rows if text)]
 
 
-def profile_lines(profile: Profile | None) -> list[str]:
+def profile_lines(profile: Pace | None) -> list[str]:
     """Returns which of the two sets the pace, what there is to gain, and their rates.
 
-    >>> profile_lines(Profile(480.0, 9000.0, "input", 9000.0))
+    >>> profile_lines(Pace(480.0, 9000.0, "input", 9000.0))
     ['input-bound: the model alone trains 9,000 examples/s', \
 'input alone 480 examples/s, model alone 9,000 examples/s']
     """
@@ -93,7 +93,7 @@ def profile_lines(profile: Profile | None) -> list[str]:
     return [profile_line(profile), f"input alone {rate(fed)} examples/s, model alone {rate(trained)} examples/s"]
 
 
-def profile_line(profile: Profile | None) -> str:
+def profile_line(profile: Pace | None) -> str:
     """The first of these lines; empty where nothing was profiled."""
     if profile is None:
         return ""
@@ -110,7 +110,7 @@ def explained_lines(explained: Explanation | None, efficiency: float | None = No
 
     Beside them stand what a negative part means, and how they fit the `efficiency` of training's first steps.
 
-    >>> parts = [Part("contention", -0.05, -0.1, -0.01), Part("communication", 0.5, 0.48, 0.52)]
+    >>> parts = [LostShare("contention", -0.05, -0.1, -0.01), LostShare("communication", 0.5, 0.48, 0.52)]
     >>> for line in explained_lines(Explanation(0.45, 0.4, 0.5, parts, None, "worker 1", "Try less."), 0.6):
     ...     print(line)
     Try less.
@@ -319,5 +319,5 @@ def _share(share: float, low: float, high: float) -> str:
     return f"{percent(share)}{brackets(span(low, high, percent, ' to '))}"
 
 
-def _largest_first(explained: Explanation) -> list[Part]:
+def _largest_first(explained: Explanation) -> list[LostShare]:
     return sorted(explained.parts, key=lambda part: part.share, reverse=True)
