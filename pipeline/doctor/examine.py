@@ -17,7 +17,7 @@ from pipeline.doctor.facts import BACKENDS, Facts, Finding, LinkFacts, Look, Sev
 from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
 from pipeline.doctor.look import installed
 from pipeline.launch import Helpers, LaunchError, Line
-from pipeline.record.links import Measured
+from pipeline.record.links import LinkSpeed
 
 PACKAGE = "distributed-keras-pipeline"
 LOOPBACK = "localhost"

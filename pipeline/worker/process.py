@@ -71,7 +71,7 @@ class WorkerProcess:
                 self._build(command)
             case commands.Check():
                 self._emit(events.Checked(self._engine.check()))
-            case commands.Size():
+            case commands.MeasureSize():
                 self._size()
             case commands.Profile():
                 self._emit(self._engine.profile(command))
