@@ -382,16 +382,23 @@ def test_chance_does_not_hide_how_a_loss_scales(mirrored):
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_a_loss_over_pairs_that_masks_examples_is_told_of_and_one_that_ignores_labels_is_not(mirrored, reduction):
-    told: list[str] = []
-    for loss in (
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, reduction=reduction),
-        keras.losses.Circle(reduction=reduction),
+def test_losses_of_keras_over_the_batch_are_told_of_and_one_that_ignores_labels_is_not(mirrored, reduction):
+    def notes(loss: keras.losses.Loss, y: tf.Tensor) -> list[str]:
+        found: list[str] = []
+        build.model(lambda: plain(loss, outputs=3), mirrored, (tf.zeros((2, 6)), y), note=found.append)
+        return found
+
+    classes, numbers = tf.zeros(2, tf.int32), tf.zeros((2, 3))
+    ignoring_some = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, reduction=reduction)
+    assert notes(ignoring_some, classes) == []
+    assert notes(keras.losses.CosineSimilarity(reduction=reduction), numbers) == []
+    for loss, y in (
+        (keras.losses.Circle(reduction=reduction), classes),
+        (keras.losses.Dice(reduction=reduction), numbers),
+        (keras.losses.CosineSimilarity(reduction=reduction, axis=0), numbers),
     ):
-        assert told == []
-        batch = (tf.zeros((2, 6)), tf.zeros(2, tf.int32))
-        build.model(lambda made=loss: plain(made, outputs=3), mirrored, batch, note=told.append)
-    assert "received the loss circle, which depends on the batch as a whole" in told[0]
+        (note,) = notes(loss, y)
+        assert f"received the loss {loss.name}, which depends on the batch as a whole" in note
 
 
 @pytest.mark.parametrize("kind", ["mirrored", "central_storage"])

@@ -133,6 +133,9 @@ def tolerance_of(dtype: tf.DType | str) -> float:
 
 def is_known(function: object) -> bool:
     """True for a loss or metric of Keras's that adds up over examples, on a function of Keras's where it has one."""
+    # Over another axis than the last, which may be the batch's, nobody knows.
+    if getattr(function, "_fn_kwargs", {}).get("axis", -1) != -1:
+        return False
     inner = getattr(function, "fn", getattr(function, "_fn", None))
     parts = [type(function), *([] if inner is None else [inner if hasattr(inner, "__module__") else type(inner)])]
     return inner not in OF_THE_BATCH and all(part.__module__.partition(".")[0] == "keras" for part in parts)
