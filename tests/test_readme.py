@@ -13,7 +13,6 @@ from conftest import ROOT, Ran, finish, left_behind, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
-from pipeline.commands import verbs
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config, PrepareConfig
@@ -21,7 +20,8 @@ from pipeline.config.schema import Config, PrepareConfig
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "docs/commands.md").read_text())
 # Verbs that have keys of their own, and none of a config.
 FOR_A_RUN = {
-    name: import_module(verbs.COMMANDS[name]).VERB for name in ("report", "compare", "sync", "ui", "clean", "attach")
+    name: import_module(f"pipeline.commands.{name}").VERB
+    for name in ("report", "compare", "sync", "ui", "clean", "attach")
 }
 
 
@@ -67,7 +67,7 @@ def documented(for_a_run: bool) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "typed"), documented(for_a_run=True))
 def test_every_verb_of_a_page_takes_what_is_typed_there(page, typed):
     verb, *arguments = shlex.split(typed)
-    FOR_A_RUN[verb].asked([argument for argument in arguments if not argument.startswith("[")])
+    FOR_A_RUN[verb].typed([argument for argument in arguments if not argument.startswith("[")])
 
 
 @pytest.mark.parametrize(("page", "typed"), documented(for_a_run=False))
