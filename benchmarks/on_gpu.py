@@ -31,10 +31,10 @@ from pipeline import models
 from pipeline.models.transformer import SIZES
 from pipeline.worker.artifacts import save
 from pipeline.worker.jax import layouts
-from pipeline.worker.jax.data import Data
+from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH, MODEL, seed_all
 from pipeline.worker.jax.loop import JaxLoop
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 VOCABULARY, CLASSES = 256, 1000
@@ -188,7 +188,7 @@ def _loop(
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     mesh = Mesh(np.array([[device]]), (BATCH, MODEL))
-    data = Data(arrays, Layout(batch, 1, 0, 1, (len(arrays[1]),)), True, 0)
+    data = DeviceData(arrays, BatchLayout(batch, 1, 0, 1, (len(arrays[1]),)), True, 0)
     return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), data, None, alike=alike)
 
 

@@ -19,7 +19,7 @@ from pipeline import strategies
 from pipeline.record.events import Epoch, Event, Steps
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import told
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
@@ -73,7 +73,7 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
     replicas = strategy.num_replicas_in_sync
     local = replicas // processes
     train, validation = (
-        Data(part, Layout(case.batch, replicas, rank * local, local, (examples,), rank), False, case.seed)
+        Data(part, BatchLayout(case.batch, replicas, rank * local, local, (examples,), rank), False, case.seed)
         for part, examples in zip(parts, (case.examples, case.validation_examples), strict=True)
     )
     loop = Loop(

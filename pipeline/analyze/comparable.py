@@ -20,7 +20,7 @@ from pipeline.plan.size import of_shape
 from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
 
 if TYPE_CHECKING:
-    from pipeline.analyze.history import Run
+    from pipeline.analyze.history import LoggedRun
 
 # A note of a run that waits for its input begins so; under a table of many, a mark says it.
 WAITED = "Input-bound:"
@@ -94,7 +94,7 @@ def doubts(layout: Layout) -> list[str]:
     return [name for name in DOUBTS if shown[name]]
 
 
-def sound(run: Run) -> bool:
+def sound(run: LoggedRun) -> bool:
     """True if a run's speed is its hardware's."""
     return REFUSED.isdisjoint(doubts(run.result.layout))
 
@@ -152,7 +152,7 @@ def engine_of(result: Result) -> str | None:
     return choices.backend or (TENSORFLOW if choices.strategy else None)
 
 
-def engines(runs: Sequence[Run]) -> dict[str, list[int]]:
+def engines(runs: Sequence[LoggedRun]) -> dict[str, list[int]]:
     """The places of the runs that each engine trained, where these are several."""
     places: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
@@ -161,7 +161,7 @@ def engines(runs: Sequence[Run]) -> dict[str, list[int]]:
     return places if len(places) > 1 else {}
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: LoggedRun) -> dict[str, str]:
     """The facts that two runs must share for their speeds to compare, by name, as text.
 
     Unknown ones are left out: a refused run has no plan, and one of an earlier version lacks settings.
@@ -190,7 +190,7 @@ def facts(run: Run) -> dict[str, str]:
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
-def unlike(one: Run, two: Run) -> list[Unlike]:
+def unlike(one: LoggedRun, two: LoggedRun) -> list[Unlike]:
     """The reasons why the speeds of two runs do not compare."""
     ours, theirs = facts(one), facts(two)
     differing = [
@@ -201,7 +201,7 @@ def unlike(one: Run, two: Run) -> list[Unlike]:
     return [*differing, *(Unlike(name) for name in DOUBTS if name in doubtful & REFUSED)]
 
 
-def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
+def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, dict[str, list[int]]]]:
     """The differences that keep speeds from being compared, and the places of the runs with each value."""
     all_facts = [facts(run) for run in runs]
     rows = []
@@ -215,7 +215,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
     return rows
 
 
-def groups(runs: Sequence[Run]) -> list[list[int]]:
+def groups(runs: Sequence[LoggedRun]) -> list[list[int]]:
     """The places of the runs whose speeds compare, the largest group first: sound runs count, then all, then the order.
 
     Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise.
@@ -223,7 +223,7 @@ def groups(runs: Sequence[Run]) -> list[list[int]]:
     return [places for _, places in _groups(runs)]
 
 
-def marks(runs: Sequence[Run]) -> list[Marks]:
+def marks(runs: Sequence[LoggedRun]) -> list[Marks]:
     """The remarks beside the speed of each run, which compare it with the largest group."""
     if not runs:
         return []
@@ -239,7 +239,7 @@ def marks(runs: Sequence[Run]) -> list[Marks]:
     ]
 
 
-def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
+def _groups(runs: Sequence[LoggedRun]) -> list[tuple[dict[str, str], list[int]]]:
     """The shared facts of each group of runs, and their places. An unknown fact sets no run apart."""
     groups: list[tuple[dict[str, str], list[int]]] = []
     for place, run in enumerate(runs):

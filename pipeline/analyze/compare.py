@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.analyze import comparable, measure
 from pipeline.analyze.comparable import BUSY, MARGIN, Unlike
-from pipeline.analyze.history import Run
+from pipeline.analyze.history import LoggedRun
 from pipeline.record.results import IN_THIS_RUN, Result
 
 # How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm: by throughput, by speedup
@@ -42,7 +42,7 @@ class Contestant:
     """A configuration and the runs that measured it, by their places in what is compared."""
 
     places: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[LoggedRun, ...]
 
     @property
     def result(self) -> Result:
@@ -117,7 +117,7 @@ class Judge:
     Runs with equal names, `same`, repeat each other; without, those that were asked for equally.
     """
 
-    def __init__(self, runs: Sequence[Run], same: Sequence[Hashable] | None = None) -> None:
+    def __init__(self, runs: Sequence[LoggedRun], same: Sequence[Hashable] | None = None) -> None:
         self.in_turn = not comparable.engines(runs)
         one = [one for run in runs if (one := _one_device(run)) > 0 and not comparable.disturbed_baseline(run.result)]
         # What brings a throughput to the scale of speedups: of several engines each has a device of its own.
@@ -146,7 +146,7 @@ class Judge:
             return False
         return compared.answer is Answer.AS_FAST or compared.is_slower
 
-    def between(self, one: Run, other: Run) -> Comparison | Unlike | None:
+    def between(self, one: LoggedRun, other: LoggedRun) -> Comparison | Unlike | None:
         """Compares two runs; the reason why their speeds do not compare; None if one has no speed."""
         if not (_is_measured(one) and _is_measured(other)):
             return None
@@ -214,7 +214,7 @@ class Judge:
         return _Estimate(float(np.median(middles)), lower, upper, max(fastest))
 
 
-def _figures(run: Run, in_turn: bool = False) -> tuple[float, float, float, int]:
+def _figures(run: LoggedRun, in_turn: bool = False) -> tuple[float, float, float, int]:
     """(examples per second, lowest, highest, repeats) as its result has it, or else its log; or of its speedup."""
     speed = run.result.speed
     ends = speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high
@@ -227,24 +227,24 @@ def _figures(run: Run, in_turn: bool = False) -> tuple[float, float, float, int]
     return *measure.interval(run.repeats or [middle or math.nan]), max(1, len(run.repeats))
 
 
-def _is_measured(run: Run) -> bool:
+def _is_measured(run: LoggedRun) -> bool:
     return (run.result.speed.examples_per_second or 0.0) > 0 or bool(run.repeats)
 
 
-def _in_turn(run: Run) -> bool:
+def _in_turn(run: LoggedRun) -> bool:
     """True if its baseline was timed in turn with it, with a plausible speedup."""
     speed = run.result.speed
     plausible = 0 < (speed.speedup_low or 0.0) <= (speed.speedup or 0.0) <= (speed.speedup_high or 0.0)
     return plausible and speed.baseline_source == IN_THIS_RUN and not comparable.disturbed_baseline(run.result)
 
 
-def _one_device(run: Run) -> float:
+def _one_device(run: LoggedRun) -> float:
     """Examples per second of its baseline; 0 where that is not known."""
     speed = run.result.speed
     return speed.baseline_examples_per_second or (speed.examples_per_second or 0.0) / (speed.speedup or math.inf)
 
 
-def _spread(runs: Sequence[Run], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
+def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
     """The standard deviation of the logarithm of equal runs, and its degrees of freedom.
 
     It is pooled over all that are equal, baselines among them, and drawn together with what is to be expected.
@@ -264,7 +264,7 @@ def _spread(runs: Sequence[Run], same: Sequence[Hashable] | None, in_turn: bool)
     return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees)), degrees
 
 
-def _asked(run: Run, group: str) -> Hashable:
+def _asked(run: LoggedRun, group: str) -> Hashable:
     """A key that two runs share if they differ by chance alone; for baselines, all that they depend on."""
     engine = comparable.engine_of(run.result)
     parts: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}

@@ -23,7 +23,7 @@ ID_LETTERS = 5
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """One run as it was written: its folder, its result, and the settings that plan.json has, by their names there.
 
     Of a run of an earlier version some settings may be missing: those are not known.
@@ -100,7 +100,7 @@ class Run:
 class TimedRun:
     """A run that ended and timed its steps, with its plan and how many parameters its model has."""
 
-    run: Run
+    run: LoggedRun
     plan: Plan
     parameters: int
 
@@ -124,12 +124,12 @@ def find(name: str, output: Path) -> Path:
     raise UserError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 
-def of(folder: Path, result: Result) -> Run:
+def of(folder: Path, result: Result) -> LoggedRun:
     """The run in a folder that a result tells of, with its settings where these are still there."""
-    return Run(folder, result, log.read_whole(folder / "plan.json"))
+    return LoggedRun(folder, result, log.read_whole(folder / "plan.json"))
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> LoggedRun:
     """The run in a folder. Raises `UserError`."""
     result = results.read(folder)
     run = of(folder, result or Result())

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pipeline.analyze import comparable, outlook
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.compare import Answer, Comparison, Contestant, Judge
-from pipeline.analyze.history import Run
+from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.outlook import Knee
 
 
@@ -64,7 +64,7 @@ class Verdict:
     engines: Engines | None = None
 
 
-def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
+def decide(runs: Sequence[LoggedRun], same: Sequence[Hashable], knee_share: float) -> Verdict:
     """The verdict of a sweep. `same` names the configuration of each run: runs with equal names repeat each other."""
     # One that was killed has repeats, and no result that says what it was.
     measured = [place for place, run in enumerate(runs) if (run.result.speed.examples_per_second or 0.0) > 0]
@@ -135,7 +135,7 @@ def _use(
     return Use.ONE_DEVICE if no_faster else Use.NOT_KNOWN
 
 
-def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]) -> tuple[LeftOut, ...]:
+def _left_out(runs: Sequence[LoggedRun], measured: Sequence[int], group: Sequence[int]) -> tuple[LeftOut, ...]:
     """The measured points that the verdict leaves out, and why."""
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
     reasons: dict[Marks, list[int]] = {}
@@ -146,7 +146,7 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
     return tuple(LeftOut(tuple(places), why) for why, places in reasons.items())
 
 
-def _engines(runs: Sequence[Run], best: Contestant, against: Sequence[Comparison]) -> Engines | None:
+def _engines(runs: Sequence[LoggedRun], best: Contestant, against: Sequence[Comparison]) -> Engines | None:
     """The engines that pay, by the best compared with all others; None if there is one."""
     engines = {engine: None for run in runs if (engine := comparable.engine_of(run.result))}
     if len(engines) < 2:

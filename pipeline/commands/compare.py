@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
-from pipeline.analyze.history import Run, find, load
+from pipeline.analyze.history import LoggedRun, find, load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.record.results import Result
 from pipeline.views import terminal as show
@@ -71,7 +71,7 @@ class Compared:
     unlike: tuple[str, ...]
 
 
-def compared(runs: Sequence[Run]) -> Compared:
+def compared(runs: Sequence[LoggedRun]) -> Compared:
     """Returns what differs between `runs`."""
     flat = [dict(comparable.flat(_asked(run))) for run in runs]
     keys = list(dict.fromkeys(key for settings_of in flat for key in settings_of if key not in PLACES))
@@ -101,7 +101,7 @@ def compared(runs: Sequence[Run]) -> Compared:
     )
 
 
-def _asked(run: Run) -> dict[str, object]:
+def _asked(run: LoggedRun) -> dict[str, object]:
     settings = {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
     return settings | {"versions": run.result.environment.versions}
 

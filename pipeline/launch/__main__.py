@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.agent import Agent, AgentPlace
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import reached_from
 from pipeline.launch.agents.endpoint import Endpoint
@@ -49,7 +49,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return channel.refused or channel.away > (orphan_timeout if channel.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    place = Place(arguments.order, arguments.address or reached_as(arguments.name, arguments.conductor))
+    place = AgentPlace(arguments.order, arguments.address or reached_as(arguments.name, arguments.conductor))
     code = Agent(endpoint, channel, cluster, place, gone).serve(lambda: signals[0] if signals else None)
     if code is None:
         code = ABANDONED if channel.life else UNREACHED

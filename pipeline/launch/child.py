@@ -48,7 +48,7 @@ def main(
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.register(STACKS)
-    line = Line(events, group, rank)
+    line = EventWriter(events, group, rank)
     try:
         threading.Thread(target=_beat, args=(line,), daemon=True).start()
         threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
@@ -73,7 +73,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-class Line:
+class EventWriter:
     """Writes events to the driver, whole lines, from any thread."""
 
     def __init__(self, connection: Connection, group: str, rank: int) -> None:
@@ -136,7 +136,7 @@ class Inbox:
                     self._arrived.notify()
 
 
-def _beat(line: Line) -> None:
+def _beat(line: EventWriter) -> None:
     """Tells twice a second that this process lives, how far it is, and how much it has computed."""
     computing = Computing()
     while True:
@@ -145,7 +145,7 @@ def _beat(line: Line) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def _pass_on(line: Line) -> None:
+def _pass_on(line: EventWriter) -> None:
     """Tells the driver of a scheduler's signals, which decides for all processes."""
     while True:
         number = signal.sigwait(PREEMPTING)

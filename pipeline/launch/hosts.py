@@ -44,7 +44,7 @@ LINES = 3
 
 
 @dataclass(frozen=True)
-class Options:
+class HostsOptions:
     """`cluster.options` of cluster=hosts; conf/cluster/hosts.yaml says what each means."""
 
     conductor: str | None = None
@@ -60,7 +60,7 @@ class HostsCluster(DiallingCluster):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
-        self._options = options_of(config, Options)
+        self._options = options_of(config, HostsOptions)
         self.dial_seconds = self._options.timeout
         # How each is called, and how ssh reaches it.
         self._targets = {target.rpartition("@")[2]: target for target in config.hosts}

@@ -18,7 +18,7 @@ import msgspec
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, machine
 from pipeline.launch.agents.agent import Agent
-from pipeline.launch.agents.agent import Place as Seat
+from pipeline.launch.agents.agent import AgentPlace as Seat
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.agents.endpoint import Endpoint
@@ -39,7 +39,7 @@ LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
 
 
 @dataclass(frozen=True)
-class Options:
+class MpiOptions:
     """`cluster.options` of cluster=mpi; conf/cluster/mpi.yaml says what each means."""
 
     conductor: str | None = None
@@ -73,7 +73,7 @@ class MpiCluster(DiallingCluster):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
-        self._options = options_of(config, Options)
+        self._options = options_of(config, MpiOptions)
         self.dial_seconds = self._options.timeout
         places = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
         self._place: Place | None = next((place for place in places if place is not None), None)

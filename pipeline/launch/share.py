@@ -11,45 +11,45 @@ from pipeline.plan.plan import Plan, Process
 
 
 @dataclass(frozen=True)
-class Part:
+class CoreShare:
     """Numbers of cores, and of GPUs as the machine's devices are numbered."""
 
     cores: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
 
-    def without(self, other: "Part") -> "Part":
+    def without(self, other: "CoreShare") -> "CoreShare":
         """Returns what is left of it."""
         cores = tuple(core for core in self.cores if core not in other.cores)
-        return Part(cores, tuple(gpu for gpu in self.gpus if gpu not in other.gpus))
+        return CoreShare(cores, tuple(gpu for gpu in self.gpus if gpu not in other.gpus))
 
-    def joined(self, other: "Part") -> "Part":
+    def joined(self, other: "CoreShare") -> "CoreShare":
         """Both of them."""
-        return Part(tuple(sorted((*self.cores, *other.cores))), tuple(sorted((*self.gpus, *other.gpus))))
+        return CoreShare(tuple(sorted((*self.cores, *other.cores))), tuple(sorted((*self.gpus, *other.gpus))))
 
 
-def whole(machine: Machine) -> Part:
+def whole(machine: Machine) -> CoreShare:
     """All of a machine."""
-    return Part(machine.cores, tuple(range(len(machine.gpus))))
+    return CoreShare(machine.cores, tuple(range(len(machine.gpus))))
 
 
-def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
+def part_for(plan: Plan, free: CoreShare, everything: CoreShare) -> CoreShare | None:
     """A part of what is free that a plan can have for itself; None where it needs more.
 
     A plan whose processes take any core leaves nothing beside it, unless it computes on GPUs.
     """
     gpus = [device for process in plan.processes for device in process.devices if device.startswith("GPU:")]
     if gpus:
-        return Part((), free.gpus[: len(gpus)]) if len(gpus) <= len(free.gpus) else None
+        return CoreShare((), free.gpus[: len(gpus)]) if len(gpus) <= len(free.gpus) else None
     cores = sum(len(process.cores) for process in plan.processes)
     if plan.hardware.kind != "cpu" or not all(process.cores for process in plan.processes):
         return everything if free == everything else None
-    return Part(free.cores[:cores]) if cores <= len(free.cores) else None
+    return CoreShare(free.cores[:cores]) if cores <= len(free.cores) else None
 
 
 class Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
-    def __init__(self, cluster: LocalCluster, part: Part) -> None:
+    def __init__(self, cluster: LocalCluster, part: CoreShare) -> None:
         self._cluster, self._part = cluster, part
 
     def inventory(self) -> Machine:
@@ -76,11 +76,11 @@ class Share(Cluster):
         """Nothing: the others go on with the machine."""
 
 
-def moved(plan: Plan, everything: Part, part: Part) -> Plan:
+def moved(plan: Plan, everything: CoreShare, part: CoreShare) -> Plan:
     """The plan on the first, second and so on of a part's cores and GPUs in place of those of the whole machine.
 
-    >>> Part((4, 5, 6)).without(Part((5,)))
-    Part(cores=(4, 6), gpus=())
+    >>> CoreShare((4, 5, 6)).without(CoreShare((5,)))
+    CoreShare(cores=(4, 6), gpus=())
     """
     cores = dict(zip(everything.cores, part.cores, strict=False)) or {core: core for core in everything.cores}
     gpus = {f"GPU:{at}": f"GPU:{gpu}" for at, gpu in zip(everything.gpus, part.gpus, strict=False)}

@@ -15,7 +15,7 @@ _INITIAL_DEVIATION = 0.02
 
 
 @dataclass(frozen=True)
-class Size:
+class Dimensions:
     """The number of blocks, numbers a token, and heads of each attention."""
 
     blocks: int
@@ -25,10 +25,10 @@ class Size:
 
 # A block has 12 width^2 parameters: 4 of attention, 8 of its dense layers.
 SIZES = {
-    "tiny": Size(blocks=4, width=128, heads=4),
-    "10m": Size(blocks=6, width=384, heads=6),
-    "100m": Size(blocks=8, width=1024, heads=16),
-    "1b": Size(blocks=20, width=2048, heads=16),
+    "tiny": Dimensions(blocks=4, width=128, heads=4),
+    "10m": Dimensions(blocks=6, width=384, heads=6),
+    "100m": Dimensions(blocks=8, width=1024, heads=16),
+    "1b": Dimensions(blocks=20, width=2048, heads=16),
 }
 
 
@@ -187,11 +187,11 @@ def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
     return ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
-def _chosen(input_shape: object, size: str, blocks: int | None, width: int | None, heads: int | None) -> Size:
+def _chosen(input_shape: object, size: str, blocks: int | None, width: int | None, heads: int | None) -> Dimensions:
     """The size, changed where it was said so. Refuses what cannot be built, in words.
 
     >>> _chosen((64,), "tiny", blocks=2, width=None, heads=None)
-    Size(blocks=2, width=128, heads=4)
+    Dimensions(blocks=2, width=128, heads=4)
     """
     if not isinstance(input_shape, Sequence) or len(input_shape) != 1:
         received = list(input_shape) if isinstance(input_shape, Sequence) else input_shape
@@ -204,7 +204,7 @@ def _chosen(input_shape: object, size: str, blocks: int | None, width: int | Non
             f"Expected a size of model=transformer ({', '.join(SIZES)}), received {size}. Try model.build.size=tiny."
         )
     usual = SIZES[size]
-    chosen = Size(
+    chosen = Dimensions(
         usual.blocks if blocks is None else blocks,
         usual.width if width is None else width,
         usual.heads if heads is None else heads,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
-from pipeline.plan.host import Host, Memory, beside_gradients, of_host
+from pipeline.plan.host import Host, HostMemory, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
@@ -46,7 +46,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Layers that share a device: one of each replica."""
 
     devices: tuple[str, ...]
@@ -61,14 +61,14 @@ class Estimate:
     are on which devices, where whole ones are placed; what hosts hold whose memory is that of their devices.
     """
 
-    memory: tuple[Memory, ...]
+    memory: tuple[HostMemory, ...]
     exchanged: Exchanged | None
     shards: tuple[tuple[str, tuple[int, ...]], ...]
     whole: tuple[tuple[str, str], ...]
     too_small: tuple[str, ...]
     unknown: str | None
     example_bytes: int | None
-    placed: "tuple[Part, ...]" = ()
+    placed: "tuple[MemoryPart, ...]" = ()
     host: Host | None = None
 
     @property
@@ -77,7 +77,7 @@ class Estimate:
         return not self.too_small and (self.host is None or self.host.fits)
 
     @property
-    def device(self) -> Memory:
+    def device(self) -> HostMemory:
         """The memory of a device that trains a replica."""
         return self.memory[0]
 
@@ -90,14 +90,14 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
     sums = _Sums(plan, size)
-    alone = Memory(
+    alone = HostMemory(
         f"each {plan.hardware.kind.upper()}" if kind else "one copy",
         sums.variables,
         sums.trained,
         sums.slots,
         sums.activations,
     )
-    memory: tuple[Memory, ...] = (alone,)
+    memory: tuple[HostMemory, ...] = (alone,)
     exchanged: Exchanged | None = Exchanged("nothing", 0, 0, 0, ())
     if kind is None:
         exchanged = None
@@ -108,7 +108,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         exchanged = _central(plan, sums)
     elif kind is Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
-        worker = Memory("each worker", sums.read, sums.sent, 0, sums.activations)
+        worker = HostMemory("each worker", sums.read, sums.sent, 0, sums.activations)
         memory = (worker, *(server.memory for server in servers))
         exchanged = _served(plan, sums, servers)
     placed = _placed(plan, size)
@@ -124,14 +124,14 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed, host)
 
 
-def _placed(plan: Plan, size: Size) -> tuple[Part, ...]:
+def _placed(plan: Plan, size: Size) -> tuple[MemoryPart, ...]:
     """The parts of the model, where whole layers are laid over devices and a process has told them."""
     if not (places_layers(plan) and size.layers):
         return ()
     parts, each = laid_out(plan, size.layers), plan.strategy.devices_per_replica
     devices = plan.processes[0].devices
     return tuple(
-        Part(
+        MemoryPart(
             devices[number::each],
             tuple(layer for layer, part in zip(size.layers, parts, strict=True) if part == number and layer.bytes),
         )
@@ -139,10 +139,10 @@ def _placed(plan: Plan, size: Size) -> tuple[Part, ...]:
     )
 
 
-def _of_part(part: Part, size: Size, parts: int, activations: int | None) -> Memory:
+def _of_part(part: MemoryPart, size: Size, parts: int, activations: int | None) -> HostMemory:
     paths = {path for layer in part.layers for path in layer.variables}
     own = [variable for variable in size.variables if variable.path in paths]
-    return Memory(
+    return HostMemory(
         " ".join(part.devices),
         parameters=sum(variable.bytes for variable in own),
         gradients=sum(variable.bytes for variable in own if variable.trainable),
@@ -284,17 +284,17 @@ def _central(plan: Plan, sums: _Sums) -> Exchanged:
 
 
 @dataclass(frozen=True)
-class _Server:
+class _ServerMemory:
     """A parameter server: its rank, its host, what it keeps, and what one worker reads of it and sends to it."""
 
     rank: int
     host: int
-    memory: Memory
+    memory: HostMemory
     read: int
     sent: int
 
 
-def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> tuple[_Server, ...]:
+def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> tuple[_ServerMemory, ...]:
     """The parameter servers, each variable or shard on that which held the fewest bytes when it was made."""
     ranks = plan.ranks("parameter server")
     held: list[list[tuple[Variable, int]]] = [[] for _ in ranks]
@@ -313,7 +313,7 @@ def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> tupl
 
 def _server(
     plan: Plan, rank: int, held: Sequence[tuple[Variable, int]], shards: dict[str, tuple[int, ...]], apart: int
-) -> _Server:
+) -> _ServerMemory:
     def part(amount: int, variable: Variable, rows: int) -> int:
         return amount * rows // variable.shape[0] if variable.path in shards else amount
 
@@ -323,17 +323,17 @@ def _server(
         for variable, rows in held
         if variable.trainable
     )
-    memory = Memory(
+    memory = HostMemory(
         f"server {rank}",
         parameters=sum(part(variable.bytes, variable, rows) for variable, rows in held),
         gradients=sum(part(variable.bytes, variable, rows) for variable, rows in held if variable.trainable),
         slots=sum(part(variable.slot_bytes, variable, rows) for variable, rows in held) + apart,
         activations=0,
     )
-    return _Server(rank, plan.processes[rank].host, memory, read, sent)
+    return _ServerMemory(rank, plan.processes[rank].host, memory, read, sent)
 
 
-def _served(plan: Plan, sums: _Sums, servers: tuple[_Server, ...]) -> Exchanged:
+def _served(plan: Plan, sums: _Sums, servers: tuple[_ServerMemory, ...]) -> Exchanged:
     workers = Counter(process.host for process in plan.processes if process.replicas)
     read, sent = Counter[int](), Counter[int]()
     for server in servers:

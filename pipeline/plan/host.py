@@ -21,7 +21,7 @@ BATCHES = 2
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Bytes kept at a place while it trains: each device, the host, or one server; None where that is not known.
 
     Activations are what a step holds at its fullest moment beside all gradients.
@@ -77,7 +77,7 @@ def beside_gradients(backend: str, fullest: int, gradients: int) -> int:
     return max(0, fullest - gradients) if backend == JAX else int(ON_THE_WAY * fullest)
 
 
-def of_host(plan: Plan, size: Size, memory: tuple[Memory, ...]) -> Host | None:
+def of_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> Host | None:
     """Returns what the first host holds, which has the most processes; None where devices have memory of their own.
 
     `memory` is that of each place as `estimate` has it: of a device, or of the parts of a replica, first.
@@ -109,7 +109,7 @@ def of_host(plan: Plan, size: Size, memory: tuple[Memory, ...]) -> Host | None:
     )
 
 
-def _held(plan: Plan, process: Process, memory: tuple[Memory, ...], places: dict[str, Memory]) -> int:
+def _held(plan: Plan, process: Process, memory: tuple[HostMemory, ...], places: dict[str, HostMemory]) -> int:
     """Bytes of a process's devices, or of the server that it is."""
     if not process.devices:
         server = places.get(f"server {process.rank}")

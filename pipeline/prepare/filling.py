@@ -18,8 +18,8 @@ from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, work
 from pipeline.prepare.cluster import Workers
-from pipeline.prepare.folder import Facts, Folder, State
-from pipeline.prepare.work import NAMED, Description, Job
+from pipeline.prepare.folder import Folder, FolderState, SourceFacts
+from pipeline.prepare.work import NAMED, Description, ShardJob
 
 
 class Shows(Protocol):
@@ -72,8 +72,8 @@ def prepare(
             if len(whole) == sum(shards.values()):
                 folder.finish(manifest)
                 return Prepared(manifest, len(whole), clock() - began, 0.0)
-            state = state or State(settings, manifest.source.get("digest"), shards)
-        state = state or State(settings)
+            state = state or FolderState(settings, manifest.source.get("digest"), shards)
+        state = state or FolderState(settings)
         folder.begin(state)
         shows.say("Reading the source.")
         with start() as workers:
@@ -94,14 +94,14 @@ class _Filling:
         self,
         config: PrepareConfig,
         folder: Folder,
-        state: State,
-        whole: Mapping[str, Facts],
+        state: FolderState,
+        whole: Mapping[str, SourceFacts],
         workers: Workers,
         shows: Shows,
     ) -> None:
         self._config, self._folder, self._state, self._whole = config, folder, state, whole
         self._workers, self._shows = workers, shows
-        self._job = Job(
+        self._job = ShardJob(
             folder=str(folder.path.absolute()),
             build=config.data.build,
             num_classes=config.data.num_classes,
@@ -209,7 +209,7 @@ class _Filling:
             self._shows.say(f"{counts[TRAIN]} shards instead of {by_size}, {reason}.")
         return counts
 
-    def _make(self, shards: Mapping[str, int]) -> dict[str, Facts]:
+    def _make(self, shards: Mapping[str, int]) -> dict[str, SourceFacts]:
         """The facts of each shard by its file, once all are made."""
         facts, tasks = {}, []
         for split, count in shards.items():
@@ -234,7 +234,7 @@ class _Filling:
             )
         return facts
 
-    def _manifest(self, shards: Mapping[str, int], facts: Mapping[str, Facts]) -> Manifest:
+    def _manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
         config, source = self._config, self._source
         splits = {
             split: tuple(facts[layout.file_name(split, number, count)].shard for number in range(count))
@@ -288,7 +288,7 @@ class _Filling:
                 "data.on_error=skip, which prepares the others, or another data.num_classes",
             )
 
-    def _note(self, state: State) -> None:
+    def _note(self, state: FolderState) -> None:
         self._state = state
         self._folder.begin(state)
 
@@ -310,7 +310,7 @@ def _settings(config: PrepareConfig, search: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _expect_same(path: Path, settings: Mapping[str, Any], manifest: Manifest | None, state: State | None) -> None:
+def _expect_same(path: Path, settings: Mapping[str, Any], manifest: Manifest | None, state: FolderState | None) -> None:
     """Refuses a folder that was begun with other settings."""
     before: Any = state.asked if state else manifest.source.get("asked") if manifest else settings
     if before is None:

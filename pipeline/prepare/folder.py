@@ -32,7 +32,7 @@ PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
-class Facts:
+class SourceFacts:
     """A whole shard: its entry in the manifest, why examples were left out, and up to two sizes of its images."""
 
     shard: Shard
@@ -41,7 +41,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Records of one file; `index` has the start of each, its length with its frame, and its label, int64 [records, 3].
 
     Unless it is `labelled`, the last column says nothing. `broken` has the records that are, and why; `lost` says the
@@ -59,7 +59,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class State:
+class FolderState:
     """The beginning of a folder: the settings, the digest of the source, and the number of shards of each split."""
 
     asked: Mapping[str, Any]
@@ -105,11 +105,11 @@ class Folder:
         os.close(self._lock)
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> FolderState | None:
         """The state that was written last; None if there is none."""
-        return _read(State, self.path / HIDDEN / "state.json")
+        return _read(FolderState, self.path / HIDDEN / "state.json")
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
         write_whole(self.path / HIDDEN / "state.json", msgspec.json.encode(state).decode())
 
@@ -126,12 +126,12 @@ class Folder:
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.path / HIDDEN / "dask", ignore_errors=True)
 
-    def whole(self, finished: Manifest | None) -> dict[str, Facts]:
+    def whole(self, finished: Manifest | None) -> dict[str, SourceFacts]:
         """The shards that are here whole, by file: those whose size is that of their facts."""
         shards = [] if finished is None else [shard for split in finished.splits.values() for shard in split]
-        by_file = {shard.file: Facts(shard) for shard in shards}
+        by_file = {shard.file: SourceFacts(shard) for shard in shards}
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
-            if (facts := _read(Facts, path)) is not None:
+            if (facts := _read(SourceFacts, path)) is not None:
                 by_file[facts.shard.file] = facts
         return {name: facts for name, facts in by_file.items() if file_bytes(self.path / name) == facts.shard.bytes}
 
@@ -169,10 +169,10 @@ class Writing:
         if label is not None:
             self._classes[label] += 1
 
-    def facts(self, name: str) -> Facts:
+    def facts(self, name: str) -> SourceFacts:
         """The facts of the file."""
         classes = {str(label): count for label, count in sorted(self._classes.items())}
-        return Facts(Shard(name, self.examples, self.bytes, self.sha256, classes), self.skipped, self.sizes)
+        return SourceFacts(Shard(name, self.examples, self.bytes, self.sha256, classes), self.skipped, self.sizes)
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def piece_facts(folder: str, number: int) -> Path:
     return Path(folder, HIDDEN, "pieces", f"{number:05d}.json")
 
 
-def write_piece(folder: str, number: int, pieces: Mapping[str, Piece]) -> None:
+def write_piece(folder: str, number: int, pieces: Mapping[str, ShardPiece]) -> None:
     """Notes a piece that is whole: its index first, and what says that it is there last."""
     path = piece_facts(folder, number)
     for split, piece in pieces.items():
@@ -225,9 +225,9 @@ def write_piece(folder: str, number: int, pieces: Mapping[str, Piece]) -> None:
         file.write(msgspec.json.encode(values))
 
 
-def read_piece(path: str) -> dict[str, Piece]:
+def read_piece(path: str) -> dict[str, ShardPiece]:
     """The parts of a piece by split, from its facts and its indexes."""
-    pieces = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Piece])
+    pieces = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, ShardPiece])
     return {
         split: dataclasses.replace(piece, index=np.load(_index_path(Path(path), split), allow_pickle=False))
         for split, piece in pieces.items()
@@ -243,7 +243,7 @@ def log(folder: str) -> Path:
     return Path(folder, HIDDEN, "workers.log")
 
 
-def missing(folder: str, facts: Iterable[Facts]) -> list[str]:
+def missing(folder: str, facts: Iterable[SourceFacts]) -> list[str]:
     """The shards that are not where they were made, as seen from here."""
     return [fact.shard.file for fact in facts if file_bytes(Path(folder, fact.shard.file)) != fact.shard.bytes]
 

@@ -21,7 +21,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment
 from pipeline.data.manifest import Feature
 from pipeline.data.nested import Nested
-from pipeline.prepare.folder import Piece, file_bytes
+from pipeline.prepare.folder import ShardPiece, file_bytes
 from pipeline.prepare.values import (
     LOOKED_AT,
     MOST,
@@ -174,7 +174,7 @@ class Images(Rows):
 class Records(Rows):
     """Records that are in files already, one piece after the other, and are copied."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[ShardPiece]) -> None:
         self._pieces = [piece for piece in pieces if len(piece.index)]
         self._starts = np.cumsum([0, *(len(piece.index) for piece in self._pieces)])
         self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.index for piece in self._pieces)])
@@ -325,7 +325,7 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
     return dataset.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
 
 
-def piece_of_file(part: Examples, segment: Segment) -> Piece:
+def piece_of_file(part: Examples, segment: Segment) -> ShardPiece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
     description = manifest.load(folder, files.text_of)
@@ -340,7 +340,7 @@ def piece_of_file(part: Examples, segment: Segment) -> Piece:
                 label = int(records.parsed(frame.data)["y"][0])
             index.append((frame.start, (frame.stop or frame.start) - frame.start, label))
     shards = {shard.file: shard.sha256 for split in description.splits.values() for shard in split}
-    return Piece(
+    return ShardPiece(
         segment.path,
         description.features,
         bool(classed),

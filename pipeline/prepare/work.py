@@ -27,7 +27,7 @@ from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, sources, values
-from pipeline.prepare.folder import Piece
+from pipeline.prepare.folder import ShardPiece
 from pipeline.prepare.sources import Rows
 
 # A function that can be called for a shard of its data is called for so many, whatever the number of processes, so that
@@ -41,7 +41,7 @@ PieceId: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """The folder to fill, the function to call, and what decides the examples of a shard; the same for all tasks.
 
     `gathered` has the paths of the facts of the pieces of a stream, or of files, once these are gathered, and
@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """A split: the number of its examples, about how many bytes they are, and how many of each class.
 
     `classes` is None if labels are no whole numbers.
@@ -88,7 +88,7 @@ class Description:
     """
 
     pieces: tuple[PieceId, ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, ShardPart] = field(default_factory=dict)
     features: tuple[Feature, ...] = ()
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
@@ -104,13 +104,13 @@ class Description:
 Source: TypeAlias = tuple[Description, Mapping[str, tuple[Rows, NDArray[np.int64]]]]
 
 
-def describe(job: Job) -> Description:
+def describe(job: ShardJob) -> Description:
     """The description of the source. Raises `DataError`, as all tasks do."""
     with _named_errors(job):
         return _source(job)[0]
 
 
-def gather(job: Job, number: int, kind: str, which: tuple[int, int] | tuple[str, int]) -> None:
+def gather(job: ShardJob, number: int, kind: str, which: tuple[int, int] | tuple[str, int]) -> None:
     """Puts piece `number` where every worker finds it: a stream's examples as records, with an index of them.
 
     `kind` is "stream", and `which` (shard, shards); or "files", and `which` the file's place in each part.
@@ -121,7 +121,7 @@ def gather(job: Job, number: int, kind: str, which: tuple[int, int] | tuple[str,
         folders.write_piece(job.folder, number, pieces)
 
 
-def shard(job: Job, split: str, number: int, shards: int, digest: str) -> folders.Facts:
+def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> folders.SourceFacts:
     """Makes one shard, whole or not at all; `digest` is that of the source's content."""
     with _named_errors(job):
         description, orders = _source(job)
@@ -131,7 +131,7 @@ def shard(job: Job, split: str, number: int, shards: int, digest: str) -> folder
         return _write(job, layout.file_name(split, number, shards), rows, layout.share(order, number, shards))
 
 
-def not_the_same(job: Job) -> DataError:
+def not_the_same(job: ShardJob) -> DataError:
     """The error for a source that differs between processes."""
     return DataError(
         f"{job.build[targets.KEY]} to return the same on every call",
@@ -141,7 +141,7 @@ def not_the_same(job: Job) -> DataError:
 
 
 @contextmanager
-def _named_errors(job: Job) -> Iterator[None]:
+def _named_errors(job: ShardJob) -> Iterator[None]:
     """Turns an error of the data set's function, or of writing, into a `DataError`; its traceback goes into the log."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -174,24 +174,24 @@ def _kept(key: str, make: Callable[[], T]) -> T:
     return value
 
 
-def _key(job: Job, use: str) -> str:
+def _key(job: ShardJob, use: str) -> str:
     return json.dumps([dataclasses.asdict(dataclasses.replace(job, skip=False)), use], default=str)
 
 
-def _call(job: Job, shard: int = 0, shards: int = 1) -> tuple[object, object]:
+def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> tuple[object, object]:
     """The data of the function, for a shard of them if it can be called for one."""
     return sources.parts_of(targets.call(dict(job.build), "data.build", shard=shard, shards=shards))
 
 
-def _parts(job: Job) -> tuple[object, object]:
+def _parts(job: ShardJob) -> tuple[object, object]:
     return _kept(_key(dataclasses.replace(job, gathered=None), "call"), lambda: _call(job))
 
 
-def _source(job: Job) -> Source:
+def _source(job: ShardJob) -> Source:
     return _kept(_key(job, "source"), lambda: _open(job))
 
 
-def _open(job: Job) -> Source:
+def _open(job: ShardJob) -> Source:
     if job.gathered is not None:
         pieces = [folders.read_piece(path) for path in job.gathered]
         of_split = {split: [piece[split] for piece in pieces if split in piece] for split in SPLITS}
@@ -215,7 +215,7 @@ def _open(job: Job) -> Source:
     return _lay_out(job, rows, {}, dataclasses.replace(outline, notes=tuple(getattr(train, "notes", ()))))
 
 
-def _pieces(job: Job, parts: tuple[object, object]) -> tuple[PieceId, ...]:
+def _pieces(job: ShardJob, parts: tuple[object, object]) -> tuple[PieceId, ...]:
     """The pieces to gather before the rows of the parts are known; none if they are known at once."""
     if any(sources.is_in_files(part) for part in parts):
         return tuple(
@@ -231,7 +231,7 @@ def _pieces(job: Job, parts: tuple[object, object]) -> tuple[PieceId, ...]:
 
 
 def _lay_out(
-    job: Job, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], outline: Description
+    job: ShardJob, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], outline: Description
 ) -> Source:
     """The rows of each split in the order of their shards, with the rest of what is `known` of the source."""
     orders: dict[str, tuple[Rows, NDArray[np.int64]]] = {}
@@ -276,15 +276,15 @@ def _usable(rows: Rows) -> NDArray[np.int64]:
     return np.flatnonzero(whole)
 
 
-def _part(rows: Rows, order: NDArray[np.int64]) -> Part:
+def _part(rows: Rows, order: NDArray[np.int64]) -> ShardPart:
     classes = None
     if rows.labels is not None:
         numbers, counts = np.unique(rows.labels[order], return_counts=True)
         classes = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    return Part(len(order), rows.nbytes * len(order) // max(rows.count, 1), classes)
+    return ShardPart(len(order), rows.nbytes * len(order) // max(rows.count, 1), classes)
 
 
-def _count_classes(parts: Mapping[str, Part]) -> int | None:
+def _count_classes(parts: Mapping[str, ShardPart]) -> int | None:
     """The number of classes, if all whole numbers from 0 on have examples; others are no classes."""
     train = parts[TRAIN].classes if TRAIN in parts else None
     if not train or any(part.classes is None for part in parts.values()):
@@ -293,7 +293,7 @@ def _count_classes(parts: Mapping[str, Part]) -> int | None:
     return last + 1 if len(train) == last + 1 else None
 
 
-def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece]:
+def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, ShardPiece]:
     """A shard of the streams of a source, as records in files of their own."""
     parts = _parts(job) if shards == 1 else _call(job, shard, shards)
     if shards == 1:
@@ -307,7 +307,7 @@ def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece
     }
 
 
-def _streamed_part(job: Job, number: int, split: str, part: object, named: str) -> Piece:
+def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
     encoder = values.Encoder(split, job.num_classes)
     path = folders.piece_path(job.folder, number, split)
@@ -332,10 +332,10 @@ def _streamed_part(job: Job, number: int, split: str, part: object, named: str) 
     labelled = encoder.labelled if rows is None else rows.labels is not None
     features = encoder.features if rows is None else rows.features
     table = np.array(index, np.int64).reshape(-1, 3)
-    return Piece(str(path), features, labelled, facts.sha256, lost=tuple(lost), index=table)
+    return ShardPiece(str(path), features, labelled, facts.sha256, lost=tuple(lost), index=table)
 
 
-def _indexed(job: Job, number: int, split: str, place: int) -> dict[str, Piece]:
+def _indexed(job: ShardJob, number: int, split: str, place: int) -> dict[str, ShardPiece]:
     """One file of records of a source, with an index of them; those of another kind become records of ours."""
     part = _parts(job)[0 if split == TRAIN else 1]
     assert sources.is_in_files(part), "the piece is a file"
@@ -349,7 +349,7 @@ def _indexed(job: Job, number: int, split: str, place: int) -> dict[str, Piece]:
     return {split: dataclasses.replace(piece, lost=(*lost, *piece.lost))}
 
 
-def _write(job: Job, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folders.Facts:
+def _write(job: ShardJob, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folders.SourceFacts:
     """Makes a shard of the chosen rows."""
     lost: list[str] = []
     sizes: set[tuple[int, int]] = set()

@@ -15,7 +15,7 @@ DELETED = "DELETED"
 
 
 @dataclass(frozen=True)
-class Store:
+class TrackingStore:
     """An MLflow store that runs are sent to, by its URI, and the experiment in it.
 
     `store` is its kind; `artifacts` a URI for the files of a local one; with `log_model` the trained model is one of
@@ -49,7 +49,7 @@ class Copied:
 class TrackingState:
     """The store of a run, its copy there, and its copies in other stores, by their URIs."""
 
-    store: Store | None = None
+    store: TrackingStore | None = None
     copied: Copied = Copied()
     copies: dict[str, Copied] = field(default_factory=dict)
 

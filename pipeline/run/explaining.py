@@ -9,8 +9,8 @@ from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, SwitchedOff
 from pipeline.record.findings import Explanation
 from pipeline.run.group import Group
-from pipeline.run.session import Preempted
-from pipeline.run.timing import Measured, build
+from pipeline.run.session import RunPreempted
+from pipeline.run.timing import Measurements, build
 from pipeline.run.watch import RunFailed
 
 # Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
@@ -22,7 +22,7 @@ EXPLAIN_PIECE_SECONDS = 0.25
 MOST_ALONE = 4
 
 
-def explain_loss(point: Group, one: Group, per_call: int, measured: Measured) -> Explanation | None:
+def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements) -> Explanation | None:
     """Explains the lost efficiency; notes why if that failed, which fails no run since training is over."""
     plan = point.plan
     try:
@@ -32,7 +32,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured) ->
     except RunFailed as failed:
         measured.notes.append(f"What was lost could not be explained: {failed.error}")
         return None
-    except Preempted:
+    except RunPreempted:
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
         return None
     # Devices of a process that share a pool of threads are not told apart.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.share import Part, Share, part_for, whole
+from pipeline.launch.share import CoreShare, Share, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.run import start
 from pipeline.run.requests import Requests
@@ -42,7 +42,7 @@ class _Running:
     request: RunRequest
     thread: threading.Thread
     began: float
-    part: Part
+    part: CoreShare
     clusters: Clusters
 
 
@@ -59,8 +59,8 @@ class Parallel:
         self._ending: list[threading.Thread] = []
         # Once all have ended, no other run takes a job any more.
         self._over, self._lock = False, threading.Lock()
-        self._free: Part | None = None
-        self._everything = Part()
+        self._free: CoreShare | None = None
+        self._everything = CoreShare()
 
     def run(self, begun: Callable[[Key, RunRequest], None], ended: Callable[[Key, RunResult, float], None]) -> None:
         """Trains all of them; calls `begun` and `ended` for each, with its seconds. Raises what one raises."""
@@ -124,10 +124,10 @@ class Parallel:
         validated = start.validate(request, self._session)
         return request if isinstance(validated, RunResult) else validated
 
-    def _room(self, request: RunRequest) -> Part | None:
+    def _room(self, request: RunRequest) -> CoreShare | None:
         """A run's part of this machine, an empty one if it needs none; None if there is no room for it."""
         if _kind(request) == JOBS or request.planned is None:
-            return Part()
+            return CoreShare()
         if self._free is None:
             self._free = self._everything = whole(request.planned.cluster.inventory())
         return part_for(request.planned.plan, self._free, self._everything)
@@ -172,7 +172,7 @@ class Parallel:
         self._ending.append(threading.Thread(target=_close, args=(clusters, code, self._session.screen)))
         self._ending[-1].start()
 
-    def _on_devices(self, request: RunRequest, part: Part) -> tuple[RunRequest, Clusters]:
+    def _on_devices(self, request: RunRequest, part: CoreShare) -> tuple[RunRequest, Clusters]:
         """The run on a part of this machine."""
         local = self._session.cluster(request.config)
         assert isinstance(local, LocalCluster)

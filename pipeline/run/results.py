@@ -31,7 +31,7 @@ from pipeline.record.results import (
 )
 from pipeline.run.run import Run
 from pipeline.run.session import Preemption, choices_of, layout_of
-from pipeline.run.timing import Measured
+from pipeline.run.timing import Measurements
 from pipeline.run.views import Tracking
 
 # Of the examples that were left out, so many are named.
@@ -46,7 +46,7 @@ def result_of(
     run: Run,
     plan: Plan,
     config: Config,
-    measured: Measured,
+    measured: Measurements,
     ending: Ending,
     one_device: Plan | None,
     reused: Baseline | None,
@@ -109,7 +109,7 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
     return tuple(calibration.scored(lines, step_model.identity(plan), measured))
 
 
-def speed_of(plan: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
+def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], source: str | None) -> Speed:
     """Throughput, step times and speedup, with their intervals; None for those that were not measured.
 
     `baseline` has examples per second of one device, which come from `source`.
@@ -142,7 +142,7 @@ def speed_of(plan: Plan, measured: Measured, baseline: Sequence[float], source: 
     )
 
 
-def timed_with(plan: Plan, measured: Measured, speed: Speed) -> list[str]:
+def timed_with(plan: Plan, measured: Measurements, speed: Speed) -> list[str]:
     """Notes on a throughput that is not that of all workers, or of a busy machine."""
     timed, others = measured.timed_workers, speed.other_work
     notes = [] if timed in (None, plan.workers) else [f"The throughput is that of {timed} workers."]
@@ -156,7 +156,7 @@ def timed_with(plan: Plan, measured: Measured, speed: Speed) -> list[str]:
     return notes
 
 
-def training_of(measured: Measured, folder: Path) -> Training:
+def training_of(measured: Measurements, folder: Path) -> Training:
     """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
     saved, sample = ([name for name in names if (folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,)))
@@ -193,7 +193,7 @@ def ended_early(training: Training) -> list[str]:
     return notes
 
 
-def lost_of(measured: Measured, part: str) -> int:
+def lost_of(measured: Measurements, part: str) -> int:
     """The number of examples of a part of the data that were broken and left out."""
     return sum(broken.examples for broken in measured.lost.get(part, ()))
 
@@ -218,7 +218,7 @@ def refused_of(check: Check | None, replicas: int) -> str | None:
     return f"{expected} others: {check.said(replicas)} {check.advice}"
 
 
-def skipped_notes(measured: Measured) -> list[str]:
+def skipped_notes(measured: Measurements) -> list[str]:
     """Notes on examples that were left out."""
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
@@ -230,7 +230,7 @@ def skipped_notes(measured: Measured) -> list[str]:
     return notes
 
 
-def input_of(plan: Plan, measured: Measured) -> Input:
+def input_of(plan: Plan, measured: Measurements) -> Input:
     """The share of step time spent waiting for input, of the worker that waited longest, and of each."""
     longest, shares = measure.input_wait(measured.point)
     waiting = plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders
@@ -286,7 +286,7 @@ def preempted(preemption: Preemption, saved_step: int | None) -> str:
 
 
 @dataclass
-class Tracked:
+class RunTracking:
     """Waits for MLflow to have the run in a folder, until it has not got on for so many seconds.
 
     It waits only a moment if the command ends, as `hurried` says. A signal that comes meanwhile is kept in

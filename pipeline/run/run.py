@@ -33,7 +33,7 @@ from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
 from pipeline.run import folders
 from pipeline.run.folders import EVENTS, PLAN, Lock
-from pipeline.run.timing import Measured
+from pipeline.run.timing import Measurements
 
 # How a run's last command ended, in words.
 ENDED = {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}
@@ -114,9 +114,11 @@ class Run:
             or (isinstance(event, Epoch) and event.epoch > self.epoch)
         ]
 
-    def measured(self, plan: Plan, baseline: Plan | None) -> Measured:
+    def measured(self, plan: Plan, baseline: Plan | None) -> Measurements:
         """Its measurements, as far as they hold for the plan that resumes it."""
-        measured = Measured(step=self.step, check=self.check, notes=list(self.restarts), restarts=len(self.restarts))
+        measured = Measurements(
+            step=self.step, check=self.check, notes=list(self.restarts), restarts=len(self.restarts)
+        )
         same = plans.identity(self.plan) == plans.identity(json.loads(plan.to_json()))
         same = same and plans.from_values(self.plan).collective == plan.collective
         if not same or self.plan.get("machine") != plan.hardware.machine:

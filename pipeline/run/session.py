@@ -34,7 +34,7 @@ CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
 LEAVING = (signal.SIGINT, signal.SIGHUP)
 
 
-class Preempted(Exception):
+class RunPreempted(Exception):
     """A scheduler, or a person by Ctrl-C, requested the machine; all processes have left, with a checkpoint if there
     was time for one."""
 
@@ -87,12 +87,12 @@ class Preemption:
         self._ending = number
 
     def heed(self) -> None:
-        """Raises `Preempted` once a scheduler has requested the machine, `Interrupted` once the command is to end."""
+        """Raises `RunPreempted` once a scheduler has requested the machine, `Interrupted` once the command must end."""
         ending = (self._command or self)._ending
         if ending is not None:
             raise Interrupted(ending)
         if self.asked:
-            raise Preempted
+            raise RunPreempted
 
 
 @dataclass

@@ -31,12 +31,12 @@ from pipeline.run.folders import EVENTS
 from pipeline.run.group import Group, Replay
 from pipeline.run.memory_check import without_room
 from pipeline.run.planner import batch_rule, fewer, relaid
-from pipeline.run.results import Tracked, preempted, refused_of, result_of
+from pipeline.run.results import RunTracking, preempted, refused_of, result_of
 from pipeline.run.run import Run, unwritten
-from pipeline.run.session import Preempted, RunRequest, Session
+from pipeline.run.session import RunPreempted, RunRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.takeover import Attempt, Handover
-from pipeline.run.timing import Measured, build, measure_size, profile, take_measurements
+from pipeline.run.timing import Measurements, build, measure_size, profile, take_measurements
 from pipeline.run.views import Offered, RunResult, Tracking, offered
 from pipeline.run.watch import RunFailed
 
@@ -67,7 +67,7 @@ class Supervisor:
         self._one_device, self._reused, self._left, self._replay = request.planned.baseline, reused, left, replay
         # The baseline, unless it was measured before.
         self._baseline = None if reused is not None else self._one_device
-        self._measured, self._groups = Measured(), list[Group]()
+        self._measured, self._groups = Measurements(), list[Group]()
         # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
         self._now, self._failed = self.plan, None if left is None else left.attempt.failed
         self._resume: Resume | None = None if run.is_new else "last"
@@ -141,7 +141,7 @@ class Supervisor:
             with self._progress:
                 self._supervise()
             status = "FINISHED"
-        except Preempted:
+        except RunPreempted:
             status, error = "PREEMPTED", preempted(session.preemption, self.run.saved_step)
             if session.preemption.by_person:
                 status, interrupted = "KILLED", Interrupted(signal.SIGINT)
@@ -175,7 +175,7 @@ class Supervisor:
         self.run.release()
 
     def _supervise(self) -> None:
-        """Attempts it until it has finished. Raises what ended it: `RunFailed`, or `Preempted` once it is saved."""
+        """Attempts it until it has finished. Raises what ended it: `RunFailed`, or `RunPreempted` once it is saved."""
         preemption, measured, taken_over = self._session.preemption, self._measured, self._left is not None
         measured.workers = self._now.workers
         while True:
@@ -185,7 +185,7 @@ class Supervisor:
             taken_over = False
             try:
                 return self._attempt()
-            except Preempted:
+            except RunPreempted:
                 returns = self._cluster.returns(preemption.of_command)
                 if returns is None:
                     raise
@@ -282,7 +282,7 @@ class Supervisor:
                 if one is not None:
                     one.leave()
                 finished = point.request(commands.Train(per_call, str(self.run.folder)))
-            except Preempted:
+            except RunPreempted:
                 finished = self._save(point)
             self._count_training()
             measured.finished = finished[0]
@@ -333,11 +333,11 @@ class Supervisor:
             raise RunFailed(refusal, None, lost=False)
 
     def _save(self, point: Group) -> dict[int, Finished]:
-        """Saves a checkpoint; returns the processes' last events if training was over. Raises `Preempted`."""
+        """Saves a checkpoint; returns the processes' last events if training was over. Raises `RunPreempted`."""
         if self._session.preemption.by_person:
             self.emit(Signalled(signal.SIGINT, time=time.time()))
         if (finished := point.save_and_leave()) is None:
-            raise Preempted
+            raise RunPreempted
         return finished
 
     def _count_training(self) -> None:
@@ -355,7 +355,7 @@ class Supervisor:
         folder, session, reused = self.run.folder, self._session, self._reused
         result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
         hurried = interrupted is not None or ending.status == "PREEMPTED"
-        tracked = tracker and Tracked(
+        tracked = tracker and RunTracking(
             tracker,
             folder,
             self._config.tracking.drain_timeout,

@@ -22,7 +22,7 @@ from pipeline.config.schema import Store as Kind
 from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
 from pipeline.record.results import Choices, Layout
-from pipeline.record.tracking import Store
+from pipeline.record.tracking import TrackingStore
 from pipeline.run.session import RunRequest
 
 PROGRAM = ("python", "-m", "pipeline")
@@ -55,13 +55,13 @@ def name_of(planned: Plan) -> str:
     return f"{called}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
 
 
-def store_of(config: Config) -> Store | None:
+def store_of(config: Config) -> TrackingStore | None:
     """The store that tracks a run; None if none does."""
     tracking, output = config.tracking, Path(config.output_dir).resolve()
     if tracking.store is Kind.none:
         return None
     local = tracking.store is Kind.sqlite
-    return Store(
+    return TrackingStore(
         store=tracking.store.value,
         uri=tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
         experiment=tracking.experiment,

@@ -26,7 +26,7 @@ from pipeline.run.folders import EVENTS, PLAN
 from pipeline.run.group import Replay
 from pipeline.run.run import Run
 from pipeline.run.session import Planned, RunRequest, Session
-from pipeline.run.timing import Measured
+from pipeline.run.timing import Measurements
 
 if TYPE_CHECKING:
     from pipeline.run.supervisor import Supervisor
@@ -44,7 +44,7 @@ class Attempt:
 
     plan: str
     began: float
-    measured: Measured
+    measured: Measurements
     resume: Resume | None = None
     restarts: int = 0
     failed: str | None = None
@@ -167,8 +167,8 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
 def typed(left: Handover) -> str:
     """The command that a run was started by.
 
-    >>> from pipeline.run.timing import Measured
-    >>> typed(Handover("", Attempt("", 0.0, Measured()), 0, "/", ["cluster.hosts=[a,b]"]))
+    >>> from pipeline.run.timing import Measurements
+    >>> typed(Handover("", Attempt("", 0.0, Measurements()), 0, "/", ["cluster.hosts=[a,b]"]))
     "python -m pipeline 'cluster.hosts=[a,b]'"
     """
     return shlex.join(["python", "-m", "pipeline", *left.overrides])

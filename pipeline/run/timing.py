@@ -17,7 +17,7 @@ from pipeline.record.commands import Resume
 from pipeline.record.events import Built, Finished, Lost
 from pipeline.record.findings import Check, Explanation, Pace
 from pipeline.run.group import Group
-from pipeline.run.session import Preempted, Preemption
+from pipeline.run.session import Preemption, RunPreempted
 from pipeline.run.watch import RunFailed
 
 # A step that is timed for itself is timed in so many starts of its processes, or as many as begin in so long.
@@ -31,7 +31,7 @@ Losses = dict[str, list[Lost]]
 
 
 @dataclass
-class Measured:
+class Measurements:
     """A run's measurements so far: repeats of the run and of its baseline, and the chief's last events.
 
     `point` has the run's repeats, and `step` and `check` are those of when its attempt began.
@@ -86,15 +86,15 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
         return sized.size
 
 
-def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
+def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measurements]:
     """Times a plan's steps as runs of it would, in several starts of its processes.
 
     Processes differ in how fast they compute, which repeats in one of them do not show; there are as many repeats as in
     a run, since they become faster until all is warm. Raises `RunFailed` if the first one fails.
     """
-    began, starts = time.monotonic(), list[Measured]()
+    began, starts = time.monotonic(), list[Measurements]()
     while len(starts) < LIVES and (not starts or time.monotonic() - began < LIVES_SECONDS):
-        measured = Measured()
+        measured = Measurements()
         try:
             with _built(cluster, plan, "point", folder) as (group, measured.built):
                 take_measurements(plan, group, None, measured)
@@ -115,7 +115,7 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         group.joined()
         yield group, build(group)[0]
         group.leave()
-    except Preempted:
+    except RunPreempted:
         raise RunFailed(f"It was ended by {preemption.asked}.", None) from None
     finally:
         group.stop()
@@ -161,7 +161,7 @@ def measure_size(point: Group, one: Group | None) -> Size | None:
     return (one or point).request(commands.MeasureSize())[0].size
 
 
-def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
+def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measurements) -> int:
     """Times the first steps of training, in turn with the baseline; returns the steps that a call takes.
 
     Repeats of an earlier attempt are not timed again.
@@ -200,7 +200,7 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
     return per_call
 
 
-def to_time(plan: Plan, missing: int, measured: Measured) -> Iterator[int]:
+def to_time(plan: Plan, missing: int, measured: Measurements) -> Iterator[int]:
     """Yields the numbers of the repeats to time: those that are missing, and more while other work disturbs them."""
     repeats = plan.measurement.repeats
     yield from range(repeats - missing, repeats)

@@ -13,7 +13,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
-from pipeline.record.tracking import Store
+from pipeline.record.tracking import TrackingStore
 
 if TYPE_CHECKING:
     from pipeline.analyze.calibration import Score
@@ -141,7 +141,7 @@ class Tracking(Protocol):
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
 
-    def follow(self, folder: Path, store: Store) -> None:
+    def follow(self, folder: Path, store: TrackingStore) -> None:
         """Sends the log in `folder` to `store` from now on."""
 
     def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:

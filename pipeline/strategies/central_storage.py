@@ -15,17 +15,17 @@ def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 
     The variables are in the host's memory; with a single device they are on that device.
     """
-    return _Strategy([f"/device:{device}" for device in devices])
+    return _CentralStrategy([f"/device:{device}" for device in devices])
 
 
-class _Strategy(tf.distribute.Strategy):  # type: ignore[misc]
+class _CentralStrategy(tf.distribute.Strategy):  # type: ignore[misc]
     """TensorFlow's strategy, with variables that Keras 3 can use from several replicas."""
 
     def __init__(self, devices: list[str]) -> None:
-        super().__init__(_Extended(self, compute_devices=devices, parameter_device=None))
+        super().__init__(_CentralExtended(self, compute_devices=devices, parameter_device=None))
 
 
-class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
+class _CentralExtended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
     """The inside of TensorFlow's `CentralStorageStrategy`."""
 
     def _create_var_creator(self, next_creator: Creator, **kwargs: object) -> Creator:

@@ -19,7 +19,7 @@ def parameter_server(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         _cluster(coordinator, workers, parameter_servers), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    return _Strategy(resolver)
+    return _ServerStrategy(resolver)
 
 
 def serve(
@@ -44,16 +44,16 @@ def _cluster(coordinator: str, workers: tuple[str, ...], parameter_servers: tupl
     return tf.train.ClusterSpec({"chief": [coordinator], "worker": list(workers), "ps": list(parameter_servers)})
 
 
-class _Strategy(parameter_server_strategy_v2.ParameterServerStrategyV2):  # type: ignore[misc]
+class _ServerStrategy(parameter_server_strategy_v2.ParameterServerStrategyV2):  # type: ignore[misc]
     """TensorFlow's strategy, with variables laid over the servers by size."""
 
     def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         super().__init__(resolver)
-        self._extended = _Extended(self, resolver, None)
+        self._extended = _ServerExtended(self, resolver, None)
         tf.distribute.Strategy.__init__(self, self._extended)
 
 
-class _Extended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):  # type: ignore[misc]
+class _ServerExtended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):  # type: ignore[misc]
     def __init__(
         self,
         strategy: tf.distribute.Strategy,

@@ -19,7 +19,7 @@ BEGINNING = Position()
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplicaPlace:
     """The place of this process: it feeds `local` replicas, from number `first` on, of `replicas`."""
 
     first: int
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """The examples of each step: this process feeds `local` replicas, from number `first` on, of `replicas`.
 
     `counts` holds the examples of each process where the data set's function has already taken this process's
@@ -74,7 +74,7 @@ class Layout:
     def steps_after(self, examples: int) -> int:
         """Steps that are left in an epoch of which so many examples are trained; see `Position`.
 
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
+        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
         2
         """
         if self.last == "left out":
@@ -85,9 +85,9 @@ class Layout:
     def always_fed(self) -> bool:
         """True if every replica has examples at every step, also at the last and smallest of an epoch.
 
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed
+        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed
         True
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
+        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
         False
         """
         return self.always_fed_after(0)
@@ -98,7 +98,7 @@ class Layout:
 
         The last batch of a rest is as large as that of a whole epoch, unless the global batch was another before.
 
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed_after(3_871)
+        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed_after(3_871)
         False
         """
         return self.last != "short" or (self._fed(0) and self._fed(examples))
@@ -106,7 +106,7 @@ class Layout:
     def settled(self, position: Position) -> Position:
         """The same position, as the beginning of the next epoch where this one has no step left.
 
-        >>> Layout(global_batch=64, replicas=1, first=0, local=1, counts=(100,)).settled(Position(1, examples=128))
+        >>> BatchLayout(global_batch=64, replicas=1, first=0, local=1, counts=(100,)).settled(Position(1, examples=128))
         Position(epoch=2, examples=0)
         """
         return position if self.steps_after(position.examples) else Position(position.epoch + 1)

@@ -14,7 +14,7 @@ from pipeline.record import commands, events
 from pipeline.record.findings import Check
 from pipeline.worker.checkpoint import OnAll, State
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.layout import Layout, Position
+from pipeline.worker.layout import BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.variables import Variable
 
@@ -29,7 +29,7 @@ Facts: TypeAlias = dict[str, float | list[int]]
 
 
 # (layout of the training data, their digest, what gives all processes the first one's state) -> where training begins.
-Resume: TypeAlias = Callable[[Layout, str, OnAll], Position]
+Resume: TypeAlias = Callable[[BatchLayout, str, OnAll], Position]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class TrainingLoop(abc.ABC):
     chief: bool
     alone: bool
     # How the training data are laid out over steps, as far as that is known beforehand.
-    layout: Layout
+    layout: BatchLayout
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
     outputs: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from pipeline.record.events import EventBase, Failed
 from pipeline.worker.artifacts import save
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, OnAll, check_same_data, is_good
 from pipeline.worker.engine import Emit
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Engine
 from pipeline.worker.model_error import told
 from pipeline.worker.rates import unscaled
@@ -93,9 +93,9 @@ class WorkerProcess:
 
     def _build(self, command: commands.Build) -> None:
         plan, examples = self._plan, sum(command.train_counts)
-        layout, digest = Layout(0, 0, 0, 0, ()), ""
+        layout, digest = BatchLayout(0, 0, 0, 0, ()), ""
 
-        def position(data: Layout, data_digest: str, on_all: OnAll) -> Position:
+        def position(data: BatchLayout, data_digest: str, on_all: OnAll) -> Position:
             nonlocal layout, digest
             layout, digest = data, data_digest
             return self._resume(command.resume, layout, digest, on_all)
@@ -113,7 +113,7 @@ class WorkerProcess:
         )
         self._emit(built)
 
-    def _resume(self, resume: commands.Resume | None, layout: Layout, digest: str, on_all: OnAll) -> Position:
+    def _resume(self, resume: commands.Resume | None, layout: BatchLayout, digest: str, on_all: OnAll) -> Position:
         """Sets up checkpoints, where some are written, and returns the position of the one that training resumes from.
 
         The first process reads it, and `on_all` gives it to the others. Raises `TrainingError` for one of other data.

@@ -8,27 +8,31 @@ from test_show import a_plan
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.compare import Answer, Contestant, Judge
-from pipeline.analyze.history import Run
+from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.measure import Repeat
 from pipeline.analyze.verdict import Use, Verdict
 from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
 from pipeline.run.results import speed_of
-from pipeline.run.timing import Measured, to_time
+from pipeline.run.timing import Measurements, to_time
 from pipeline.views.terminal.verdict_text import single_line, verdict_lines
 
 ONE = 1_000.0
 KINDS = ("quiet", "noisy runs", "noisy baselines", "drift", "outliers", "a part slower", "busy", "few repeats", "again")
 
 
-def a_run(workers: int, point: list[Repeat], baseline: list[Repeat], in_turn: bool = True) -> Run:
+def a_run(workers: int, point: list[Repeat], baseline: list[Repeat], in_turn: bool = True) -> LoggedRun:
     """A run of these repeats, as it is written down; without `in_turn` its baseline is of another run."""
     plan = a_plan(devices=workers, workers=workers, devices_per_replica=1, repeats=len(point))
     if in_turn:
-        speed = speed_of(plan, Measured(point, baseline), [each.examples_per_second for each in baseline], IN_THIS_RUN)
+        speed = speed_of(
+            plan, Measurements(point, baseline), [each.examples_per_second for each in baseline], IN_THIS_RUN
+        )
     else:
-        speed = speed_of(plan, Measured(point), [each.examples_per_second for each in baseline], "reused from there")
+        speed = speed_of(
+            plan, Measurements(point), [each.examples_per_second for each in baseline], "reused from there"
+        )
     layout = Layout(workers=workers, replicas=workers, scaling="weak", replica_batch=64)
-    return Run(Path(), Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
+    return LoggedRun(Path(), Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
 
 
 def repeats(rates: np.ndarray, others: np.ndarray | None = None) -> list[Repeat]:
@@ -36,7 +40,7 @@ def repeats(rates: np.ndarray, others: np.ndarray | None = None) -> list[Repeat]
     return [Repeat(float(rate), 1.0, (0.01,), other_work=share) for rate, share in zip(rates, shares, strict=True)]
 
 
-def made_up(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, list[Run], list[int]]:
+def made_up(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, list[LoggedRun], list[int]]:
     """(true speedups, runs, which run repeats which), of a sweep of one run on one device and some on two."""
     count, timed = int(rng.integers(3, 7)), int(rng.integers(1, 4)) if kind == "few repeats" else 5
     true = np.exp(rng.uniform(np.log(0.5), np.log(1.95), count))
@@ -44,7 +48,7 @@ def made_up(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, list[Run],
     if rng.random() < 0.5:
         # Two that are near each other.
         true[2] = true[1] * np.exp(-rng.uniform(0.0, 0.15))
-    machine, runs, same = ONE, list[Run](), list[int]()
+    machine, runs, same = ONE, list[LoggedRun](), list[int]()
     for _ in range(3 if kind == "again" else 1):
         for place, speedup in enumerate(true):
             steady = rng.uniform(0.005, 0.03)
@@ -174,7 +178,7 @@ def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput()
 
 def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals():
     runs = [
-        Run(Path(), from_values({
+        LoggedRun(Path(), from_values({
             "workers": workers, "strategy": "mirrored", "examples_per_second": 100 * speedup, "speedup": speedup,
             "speedup_low": 0.98 * speedup, "speedup_high": 1.02 * speedup, "interval_confidence": 0.9375,
             "baseline_examples_per_second": 100.0, "baseline_source": "measured in this run",
@@ -200,7 +204,7 @@ def test_a_single_run_says_that_it_did_not_pay_and_what_to_try(speedup, first):
 def test_what_other_work_disturbs_is_timed_again_until_it_is_quiet_or_patience_is_over():
     def timed(patience: float, shares: list[float]) -> tuple[int, list[float]]:
         plan = a_plan(workers=2, devices_per_replica=1, repeats=5, patience=patience)
-        measured = Measured()
+        measured = Measurements()
         for repeat in to_time(plan, 5, measured):
             share = shares[min(repeat, len(shares) - 1)]
             measured.point += [Repeat(1_500.0 * (1 - share), 1.0, (0.01,), other_work=share)]

@@ -17,7 +17,7 @@ from pipeline.data.examples import Examples, Segment, rows
 from pipeline.worker.data import cache, reading, source
 from pipeline.worker.data.batches import DEFAULT, Data, count, spec, stream
 from pipeline.worker.data.reading import Reading
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 
 SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
@@ -280,7 +280,7 @@ def test_only_maps_that_draw_on_their_examples_alone_are_taken_apart():
 def test_a_batch_with_bad_values_is_refused():
     def first(x, y, classes=None):
         part = tf.data.Dataset.from_tensor_slices((np.asarray(x, np.float32), np.asarray(y, np.int32)))
-        layout = Layout(2, 1, 0, 1, (len(x),))
+        layout = BatchLayout(2, 1, 0, 1, (len(x),))
         return next(iter(stream(part, layout, False, 0, reading=Reading(classes=classes))))
 
     first([0.0, 1.0], [0, 9])

@@ -20,7 +20,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.worker.data.batches import stream
 from pipeline.worker.data.broken import broken, refuse
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError
 
 # (Examples in each file, workers.)
@@ -309,7 +309,7 @@ def test_images_of_the_manifest_are_decoded_varied_and_brought_to_a_size(tmp_pat
     def images(**options):
         part, held_out = sources.tfrecord(path=str(tmp_path), **options)
         assert held_out is None
-        ((_, ((x, y),)),) = stream(part, Layout(3, 1, 0, 1, (3,)), False, 0).take(1)
+        ((_, ((x, y),)),) = stream(part, BatchLayout(3, 1, 0, 1, (3,)), False, 0).take(1)
         assert y.numpy().tolist() == [0, 1, 2]
         assert part.spec[0].shape == x.shape[1:]
         return x.numpy()

@@ -13,7 +13,7 @@ from test_plan import config, machine
 
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
-from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.agent import Agent, AgentPlace
 from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER, Close, Start, from_bytes
@@ -65,7 +65,7 @@ class OneHost(DiallingCluster):
         self.here = Here()
         endpoint = Endpoint("a", contact.token)
         channel = endpoint.dial(DRIVER, contact.address)
-        place = Place(0, "127.0.0.1")
+        place = AgentPlace(0, "127.0.0.1")
         agent = Agent(endpoint, channel, self.here, place, lambda end, patience: end.away > patience, self.leaves)
         threading.Thread(target=_serve, args=(agent, endpoint, self.here), daemon=True).start()
 
@@ -178,7 +178,9 @@ class OneByTwoNames(HostsCluster):
     def begin(self, contact):
         for order, name in enumerate(self._targets):
             here, endpoint = Here(), Endpoint(name, contact.token)
-            agent = Agent(endpoint, endpoint.dial(DRIVER, contact.address), here, Place(order, name), lambda *_: False)
+            agent = Agent(
+                endpoint, endpoint.dial(DRIVER, contact.address), here, AgentPlace(order, name), lambda *_: False
+            )
             threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
 
 

@@ -15,7 +15,7 @@ from pipeline.launch.agents import dialling
 from pipeline.launch.kubernetes.client import Client
 from pipeline.launch.kubernetes.cluster import KubernetesCluster, write
 from pipeline.launch.kubernetes.manifest import Pods, manifests, owner_kind, shape_of
-from pipeline.launch.kubernetes.options import Options
+from pipeline.launch.kubernetes.options import KubernetesOptions
 from pipeline.launch.kubernetes.pods import Follower, state_of
 from pipeline.record.events import Warned
 from pipeline.record.kept import Kept
@@ -34,8 +34,8 @@ def cluster(tmp_path, monkeypatch):
         yield made
 
 
-def make(name: str = "mine", **options) -> tuple[Client, Options]:
-    given = Options(**{"image": IMAGE, "name": name, **options})
+def make(name: str = "mine", **options) -> tuple[Client, KubernetesOptions]:
+    given = KubernetesOptions(**{"image": IMAGE, "name": name, **options})
     made = Client(given, os.environ)
     made.create(manifests(Pods(owner_kind(given), name, shape_of(PLAN)), given, PLAN.launch), TOKEN)
     return made, given
@@ -177,7 +177,7 @@ def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
 def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(LaunchError, match=r"Expected a kubeconfig .*Try KUBECONFIG=FILE"):
-        Client(Options(), os.environ)
+        Client(KubernetesOptions(), os.environ)
 
 
 def ended(**status) -> client.V1Pod:

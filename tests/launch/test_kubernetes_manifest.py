@@ -14,9 +14,9 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, mpi
 from pipeline.launch import hosts as ssh
 from pipeline.launch.kubernetes.manifest import Pods, manifests, owner_kind, shape_of, to_yaml
-from pipeline.launch.kubernetes.options import Options
+from pipeline.launch.kubernetes.options import KubernetesOptions
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.options import Options as SlurmOptions
+from pipeline.launch.slurm.options import SlurmOptions
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.plan.planning import baseline_of, make
@@ -44,8 +44,8 @@ def planned(strategy: str = "multi_worker", workers: int = 2, cores: int = 1, gp
     return make(config(strategy, "auto", workers, hardware__hosts=hosts), pod)
 
 
-def options(**given: Any) -> Options:
-    return options_of(ClusterConfig("kubernetes", options=given), Options)
+def options(**given: Any) -> KubernetesOptions:
+    return options_of(ClusterConfig("kubernetes", options=given), KubernetesOptions)
 
 
 def pods(plan: Plan, kind: str = "JobSet") -> Pods:
@@ -243,8 +243,8 @@ def test_thousands_of_pods_are_no_longer_than_two():
 def test_the_file_of_options_names_each_with_what_it_means_and_all_are_as_the_program_has_them():
     text = CONF.read_text()
     given = yaml.safe_load(text)["options"]
-    assert list(given) == [field.name for field in dataclasses.fields(Options)]
-    usual = {name: getattr(Options(), name) for name in given}
+    assert list(given) == [field.name for field in dataclasses.fields(KubernetesOptions)]
+    usual = {name: getattr(KubernetesOptions(), name) for name in given}
     assert {name: usual[name] if value in ({}, []) else value for name, value in given.items()} == usual
     for name in given:
         assert re.search(rf"^  {name}: .* # \S", text, re.M), name
@@ -270,7 +270,7 @@ def test_an_option_that_is_wrong_is_refused_by_its_name_and_another_offered(name
         options(**{name: yaml.safe_load(offered)})
 
 
-@pytest.mark.parametrize("kind", [Options, SlurmOptions, ssh.Options, mpi.Options])
+@pytest.mark.parametrize("kind", [KubernetesOptions, SlurmOptions, ssh.HostsOptions, mpi.MpiOptions])
 def test_what_a_refused_option_offers_to_type_is_accepted(kind):
     for field in dataclasses.fields(kind):
         config = ClusterConfig("any", options={field.name: object()})

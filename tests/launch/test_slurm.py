@@ -22,7 +22,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError
 from pipeline.launch.options import options_of
 from pipeline.launch.slurm.cluster import within
-from pipeline.launch.slurm.options import Options, check
+from pipeline.launch.slurm.options import SlurmOptions, check
 from pipeline.launch.slurm.script import batch_script, clean
 from pipeline.launch.variables import OPEN_MPI, SLURM, Allocation, Place, allocation_of, counts_of, hosts_of, place_of
 
@@ -275,7 +275,9 @@ def test_the_script_is_printed_in_full_where_there_is_no_slurm(asked, tmp_path):
 
 
 def test_the_script_is_one_that_bash_reads_and_repeats_what_srun_does_not_inherit(tmp_path):
-    options = options_of(_config(nodes=2, tasks=4, cpus_per_task=3, gpus_per_task=1, setup=["echo 'a b'"]), Options)
+    options = options_of(
+        _config(nodes=2, tasks=4, cpus_per_task=3, gpus_per_task=1, setup=["echo 'a b'"]), SlurmOptions
+    )
     folder = tmp_path / "it's here"
     script = tmp_path / "job.sh"
     script.write_text(batch_script(options, ["python", "-m", "x", "a b"], folder, "name"))
@@ -310,7 +312,7 @@ def _config(**options: object) -> ClusterConfig:
 )
 def test_options_that_no_job_can_have_are_refused_in_words(options, words):
     with pytest.raises(LaunchError, match=words):
-        check(options_of(_config(**options), Options))
+        check(options_of(_config(**options), SlurmOptions))
 
 
 @pytest.mark.parametrize("text", ["n[1-3", "n]", "n[1-a]", "n[3-1]", "n[]", "n[0-99999999999]", "[[1]]"])
@@ -332,7 +334,7 @@ def test_an_environment_says_what_an_allocation_has_and_where_a_process_is():
     batch = allocation_of(job | {"SLURMD_NODENAME": "n1", "SLURM_RESTART_COUNT": "2", "SLURM_GPUS_ON_NODE": "3"})
     assert batch == Allocation("7", ("n1", "n2"), 2, 3, batch=True, restarts=2)
     assert allocation_of({"SLURM_JOB_ID": "7"}) is None
-    options = within(Options(nodes=1, tasks=8), batch)
+    options = within(SlurmOptions(nodes=1, tasks=8), batch)
     assert (options.nodes, options.tasks_per_node, options.cpus_per_task) == (2, 1, 2)
     step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
     assert place_of(SLURM, job | step) == Place("7", 1, 4, 0)

@@ -41,9 +41,9 @@ def made(name, input_shape, num_classes):
 
 def loop_of(backend, build, arrays, classes):
     """The engine's loop over the model that `build` names, as a config would, on one device."""
-    from pipeline.worker.layout import Layout
+    from pipeline.worker.layout import BatchLayout
 
-    layout = Layout(BATCH, 1, 0, 1, (len(arrays[1]),))
+    layout = BatchLayout(BATCH, 1, 0, 1, (len(arrays[1]),))
     if backend == "tensorflow":
         import tensorflow as tf
 
@@ -62,14 +62,14 @@ def loop_of(backend, build, arrays, classes):
 
     from pipeline.worker.jax import build as building
     from pipeline.worker.jax import layouts
-    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.loop import JaxLoop
 
     chosen = SimpleNamespace(optimizer=None, learning_rate=None, loss=None, metrics=None, rate_scale=1.0)
     plan = SimpleNamespace(model=SimpleNamespace(build=build), training=chosen)
     model = building.model(plan, SimpleNamespace(train=arrays, num_classes=classes, parts={}))
     mesh = Mesh(np.array(jax.devices()).reshape(1, 1), ("batch", "model"))
-    return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), Data(arrays, layout, True, 5), None)
+    return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), DeviceData(arrays, layout, True, 5), None)
 
 
 def saved(folder, backend, name):

@@ -22,10 +22,10 @@ def trained(shape, dropout, remat):
     from pipeline.models import transformer
     from pipeline.worker.jax import layouts
     from pipeline.worker.jax.build import forget
-    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.devices import BATCH, MODEL, seed_all
     from pipeline.worker.jax.loop import JaxLoop
-    from pipeline.worker.layout import Layout
+    from pipeline.worker.layout import BatchLayout
 
     keras.utils.clear_session()
     seed_all(0)
@@ -36,9 +36,9 @@ def trained(shape, dropout, remat):
     model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
     if remat:
         forget(model)
-    layout = Layout(16, shape[0], 0, shape[0], (len(tokens),))
+    layout = BatchLayout(16, shape[0], 0, shape[0], (len(tokens),))
     cut = layouts.derived(model, shape[1]) if shape[1] > 1 else {}
-    loop = JaxLoop(model, mesh, layouts.shardings(model, cut, mesh), Data(arrays, layout, True, 5), None)
+    loop = JaxLoop(model, mesh, layouts.shardings(model, cut, mesh), DeviceData(arrays, layout, True, 5), None)
     losses = loop.call(STEPS).losses[:, 0].tolist()
     (compiled,) = loop._train._compiled.values()
     return {

@@ -83,11 +83,11 @@ def trained(name, shape, dropout, alike):
     from jax.sharding import Mesh
 
     from pipeline.worker.jax import layouts
-    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL, seed_all
     from pipeline.worker.jax.loop import JaxLoop
-    from pipeline.worker.layout import Layout
+    from pipeline.worker.layout import BatchLayout
 
     keras.utils.clear_session()
     seed_all(0)
@@ -96,10 +96,10 @@ def trained(name, shape, dropout, alike):
     model, arrays = made(name, dropout), examples(name)
     model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
     model.optimizer.build(model.trainable_variables)
-    layout = Layout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
+    layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = layouts.derived(model, parts) if parts > 1 else {}
     placed = layouts.shardings(model, cut, mesh)
-    train, validation = Data(arrays, layout, True, 5), Data(arrays, layout, False, 5)
+    train, validation = DeviceData(arrays, layout, True, 5), DeviceData(arrays, layout, False, 5)
     loop = JaxLoop(model, mesh, placed, train, validation, alike=alike)
     held = _held(model)
     losses = loop.call(CALLS[0]).losses[:, 0].tolist()
@@ -150,16 +150,16 @@ def read():
     import numpy as np
     from jax.sharding import Mesh
 
-    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL
     from pipeline.worker.jax.reader import Reader
-    from pipeline.worker.layout import Layout
+    from pipeline.worker.layout import BatchLayout
 
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (OVER, MODEL))
     found = {}
     for name, arrays in (("whole", (np.arange(100.0), np.arange(100))), ("too few", (np.arange(100.0), np.arange(50)))):
-        reader = Reader(Data(arrays, Layout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
+        reader = Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
         try:
             found[name] = [
                 np.asarray(block.batches[0] if block.stacked else [block.batches[0]])[first : first + steps].tolist()

@@ -15,7 +15,7 @@ from pipeline.private import context
 from pipeline.strategies import model_parallel
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
@@ -153,7 +153,7 @@ def trained(name, replicas, parts, folder, pieces=None):
     placement = place.place(model, strategy, devices) if parts > 1 else None
     if (pieces or 1) > 1:
         micro_batches.use(model, batches.spec(arrays), pieces)
-    data = Data(arrays, Layout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
+    data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
     loop = Loop(model, strategy, data, data, outputs)
     found = {}
     if placement is not None:

@@ -19,7 +19,7 @@ from pipeline.record import codec
 from pipeline.views.terminal import estimate_lines
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.loop import Loop
@@ -273,7 +273,7 @@ def of(model: keras.Model, part: object) -> Size:
     """The size of a model built on data under no strategy."""
     strategy = tf.distribute.get_strategy()
     made, outputs = build.model(lambda: model, strategy, batches.spec(part))
-    layout = Layout(16, replicas=1, first=0, local=1, counts=(batches.count(part),))
+    layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(batches.count(part),))
     loop = Loop(made, strategy, Data(part, layout, True, 0), None, outputs)
     return of_model.of(loop)
 
@@ -343,7 +343,7 @@ def test_reading_the_graph_of_a_step_that_has_run_compiles_nothing():
     part = (np.zeros((64, 8, 8, 1), "float32"), np.zeros(64, "int32"))
     strategy = tf.distribute.get_strategy()
     model, outputs = build.model(lambda: own.tiny((8, 8, 1), 10), strategy, batches.spec(part))
-    layout = Layout(16, replicas=1, first=0, local=1, counts=(64,))
+    layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(64,))
     loop = Loop(model, strategy, Data(part, layout, True, 0), None, outputs)
     loop.call(2)
     loop.graph()

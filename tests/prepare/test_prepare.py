@@ -23,7 +23,7 @@ from pipeline.data.errors import DataError
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.prepare import filling, layout, settings, work
-from pipeline.prepare.folder import Folder, State
+from pipeline.prepare.folder import Folder, FolderState
 from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
@@ -166,7 +166,7 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
     code = (
         "import sys; from pipeline.prepare import work\n"
         f"for build in {builds}:\n"
-        "    job = work.Job(folder='d', build=build, num_classes=None, seed=0, validation_fraction=0.0, skip=False)\n"
+        "    job = work.ShardJob('d', build, num_classes=None, seed=0, validation_fraction=0.0, skip=False)\n"
         "    found = work.describe(job)\n"
         "    made = work.shard(job, 'train', 0, 1, found.digest)\n"
         "    assert made.shard.examples == found.parts['train'].examples, made\n"
@@ -393,7 +393,7 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     for path in folder.glob("[mt]*"):
         path.unlink()
     held = Folder(folder)
-    held.begin(State(filling._settings(config, (str(OWN),))))
+    held.begin(FolderState(filling._settings(config, (str(OWN),))))
     held.close()
     prepared(folder, f"{OWN_SOURCE}two_streams")
     assert checksums(folder) == first

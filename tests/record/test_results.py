@@ -30,7 +30,7 @@ from pipeline.record.results import (
     Training,
 )
 from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import Copied, Store, TrackingState
+from pipeline.record.tracking import Copied, TrackingState, TrackingStore
 
 FITTED_ON = FittedOn(2, 1, ("mirrored",), ("mlp",), (1, 2), (1,), (64,), (9610,), "here", {"keras": "3"}, 0.01)
 SCORED = Scored(
@@ -169,7 +169,11 @@ def test_a_sweep_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp
 
 
 def test_where_a_run_is_tracked_is_read_as_it_was_written_also_by_0_1_0(tmp_path):
-    store, own, other = Store("sqlite", "sqlite:///a.db", "pipeline", "file:///a"), Copied("abc", "1", 9), Copied("d")
+    store, own, other = (
+        TrackingStore("sqlite", "sqlite:///a.db", "pipeline", "file:///a"),
+        Copied("abc", "1", 9),
+        Copied("d"),
+    )
     state = TrackingState(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
     tracking.write(tmp_path, state)
     assert tracking.recall(tmp_path) == state == TrackingState(store, own, {"http://there": other})

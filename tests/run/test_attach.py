@@ -36,7 +36,7 @@ from pipeline.run.folders import Lock
 from pipeline.run.group import Group, Replay
 from pipeline.run.session import Preemption, Session
 from pipeline.run.takeover import Attempt, Handover
-from pipeline.run.timing import Measured
+from pipeline.run.timing import Measurements
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
 
@@ -44,7 +44,7 @@ PLAN = planning.make(config("multi_worker", workers=2), machine())
 
 
 def left(directory: str = "/nowhere") -> Handover:
-    measured = Measured(
+    measured = Measurements(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
         built=Built(9610, notes=["Counted."]),
         lost={"train": [Lost("a", 3, 1, "a.png", "is cut off")]},

@@ -17,7 +17,7 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from rich.console import Console
 from test_plan import config, machine
 
-from pipeline.launch.share import Part, moved, part_for, whole
+from pipeline.launch.share import CoreShare, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
@@ -52,9 +52,9 @@ def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
     everything = whole(eight)
     two, three = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3))
     first = part_for(two, everything, everything)
-    assert first == Part((0, 1))
+    assert first == CoreShare((0, 1))
     second = part_for(three, everything.without(first), everything)
-    assert second == Part((2, 3, 4))
+    assert second == CoreShare((2, 3, 4))
     left = everything.without(first).without(second)
     assert part_for(make(config("mirrored", "8cpu", 4), eight), left, everything) is None
     assert left.joined(second).joined(first) == everything
@@ -68,15 +68,15 @@ def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
     everything = whole(four)
     two = make(config("mirrored", "4gpu", 2), four)
     first = part_for(two, everything, everything)
-    assert first == Part((), (0, 1))
+    assert first == CoreShare((), (0, 1))
     second = part_for(two, everything.without(first), everything)
-    assert second == Part((), (2, 3))
+    assert second == CoreShare((), (2, 3))
     assert moved(two, everything, second).processes[0].devices == ("GPU:2", "GPU:3")
-    assert part_for(two, Part(four.cores), everything) is None
+    assert part_for(two, CoreShare(four.cores), everything) is None
     # Eight devices of one core each on two cores are pinned to none.
     crowded, small = make(config("mirrored", "8cpu", 8), machine(2)), whole(machine(2))
     assert part_for(crowded, small, small) == small
-    assert part_for(crowded, Part((1,)), small) is None
+    assert part_for(crowded, CoreShare((1,)), small) is None
 
 
 def test_points_are_planned_one_after_the_other(asked):

@@ -13,14 +13,14 @@ from pipeline.analyze.history import load
 from pipeline.commands import compare
 from pipeline.record.events import Report
 from pipeline.record.log import read
-from pipeline.record.tracking import Store
+from pipeline.record.tracking import TrackingStore
 from pipeline.views import report
 
 
 class Nowhere:
     """Sends nothing: what MLflow is to be told lies in the log."""
 
-    def follow(self, folder: Path, store: Store) -> None:
+    def follow(self, folder: Path, store: TrackingStore) -> None:
         """Leaves it there."""
 
 
@@ -120,7 +120,7 @@ def test_the_page_the_table_and_mlflow_say_of_engines_what_the_terminal_says(tmp
     assert "<dd>tensorflow: points 0-2; jax: points 3-5; each speedup is over one device under the same engine" in page
     assert "Not comparable" not in page
     assert rows.count("engine jax") == rows.count("engine tensorflow") == 3
-    report.track(folder, report.write(folder), Nowhere(), Store("none", "", ""))
+    report.track(folder, report.write(folder), Nowhere(), TrackingStore("none", "", ""))
     (event,) = (event for event, _ in read(folder / "report" / "events.jsonl") if isinstance(event, Report))
     assert event.tags["verdict"] == " ".join(said)
     assert event.tags["best"] == "mirrored/jax on 2 workers (point 4)"

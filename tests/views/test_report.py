@@ -17,7 +17,7 @@ from test_compare import wrote
 from pipeline.analyze import history
 from pipeline.commands.report import main
 from pipeline.errors import UserError
-from pipeline.record.tracking import Store
+from pipeline.record.tracking import TrackingStore
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
 from pipeline.views.report import canvas, figures, sweep_facts
@@ -207,7 +207,7 @@ def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(writte
     tracker = Tracker(os.environ, tmp_path / "log")
     folder = written.sweep.folder
     assert report.unsent(folder, tracker, 1.0) is None
-    report.track(folder, written, tracker, Store("server", "http://127.0.0.1:9", "x"))
+    report.track(folder, written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
     said = report.unsent(folder, tracker, 1.0)
     tracker.close(0.1)
     assert said is not None

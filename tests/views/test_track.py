@@ -37,8 +37,8 @@ from pipeline.record.events import Ended, Resumed, Run, Warned
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog, from_plain, to_line
 from pipeline.record.results import Result
-from pipeline.record.tracking import Store, recall
-from pipeline.run.results import Tracked
+from pipeline.record.tracking import TrackingStore, recall
+from pipeline.run.results import RunTracking
 from pipeline.views.mlflow import Tracker, pages, stores
 from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.changes import LogState, changes
@@ -175,13 +175,13 @@ def free_port() -> int:
         return port
 
 
-def local(tmp_path: Path, experiment: str = "pipeline") -> Store:
+def local(tmp_path: Path, experiment: str = "pipeline") -> TrackingStore:
     uri, artifacts = f"sqlite:///{tmp_path}/mlflow.db", (tmp_path / "mlartifacts").as_uri()
-    return Store("any", uri, experiment, artifacts)
+    return TrackingStore("any", uri, experiment, artifacts)
 
 
-def store(uri: str | None, experiment: str = "pipeline") -> Store:
-    return Store("any", uri, experiment)
+def store(uri: str | None, experiment: str = "pipeline") -> TrackingStore:
+    return TrackingStore("any", uri, experiment)
 
 
 class Writer:
@@ -655,10 +655,10 @@ from pipeline.launch.signals import Interrupted
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
 from pipeline.record.results import Result
-from pipeline.record.tracking import Store
+from pipeline.record.tracking import TrackingStore
 from pipeline.views.mlflow import Tracker
 
-folder, store, written = Path(sys.argv[1]), Store(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
+folder, store, written = Path(sys.argv[1]), TrackingStore(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 tracker = Tracker(dict(os.environ), folder / "tracker.log")
 tracker.follow(folder, store)
 tracker.run_id(folder, 60)
@@ -898,7 +898,7 @@ def test_ctrl_c_while_mlflow_is_waited_for_leaves_a_result_that_says_what_to_typ
             return False, "It is slow."
 
     said: list[str] = []
-    tracked = Tracked(Slow(), tmp_path, 60.0, said.append, lambda: False)  # type: ignore[arg-type]
+    tracked = RunTracking(Slow(), tmp_path, 60.0, said.append, lambda: False)  # type: ignore[arg-type]
     result = tracked.sent(tracked.named(Result()))
     assert tracked.interrupted
     assert result.tracked.mlflow_run_id is None

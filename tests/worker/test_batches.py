@@ -11,21 +11,21 @@ import pytest
 import tensorflow as tf
 
 from pipeline.worker.data.batches import stream
-from pipeline.worker.layout import Layout, Position
+from pipeline.worker.layout import BatchLayout, Position
 
 EXAMPLES = 50
-ONE = Layout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
+ONE = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
 LAYOUTS = {
     "one replica": ONE,
-    "second of two processes": Layout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
-    "longer shard": Layout(12, replicas=2, first=0, local=1, counts=(27, 23)),
-    "shorter shard": Layout(12, replicas=2, first=1, local=1, counts=(30, 18), process=1),
-    "left out": Layout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
-    "padded": Layout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
+    "second of two processes": BatchLayout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
+    "longer shard": BatchLayout(12, replicas=2, first=0, local=1, counts=(27, 23)),
+    "shorter shard": BatchLayout(12, replicas=2, first=1, local=1, counts=(30, 18), process=1),
+    "left out": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
+    "padded": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
 }
 
 
-def part_of(make: Any, layout: Layout) -> Any:
+def part_of(make: Any, layout: BatchLayout) -> Any:
     return make(layout.counts[layout.process] if layout.sharded else EXAMPLES)[0]
 
 
@@ -95,7 +95,7 @@ def test_another_global_batch_of_static_shape_counts_the_rest_once(make, last):
 
 
 def test_replicas_are_promised_examples_only_where_the_rest_of_an_epoch_has_them_too():
-    layout = Layout(global_batch=8, replicas=2, first=0, local=2, counts=(EXAMPLES,))
+    layout = BatchLayout(global_batch=8, replicas=2, first=0, local=2, counts=(EXAMPLES,))
     assert layout.always_fed
     # 25 are left: the last batch of the rest has one.
     assert not layout.always_fed_after(25)

@@ -17,7 +17,7 @@ from pipeline import models, strategies
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import Layout, Place
+from pipeline.worker.layout import BatchLayout, ReplicaPlace
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
@@ -49,7 +49,7 @@ def loop_over(
     collective = Pausable(over(strategy))
     model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
     examples = len(tf.nest.flatten(part)[0])
-    layout = Layout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
+    layout = BatchLayout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
     made = Loop if custom_step.of(model) is None else CustomLoop
     return made(
         model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective, gather=gather
@@ -61,7 +61,7 @@ def checked(
 ) -> Check:
     loop, collective = loop_over(strategy, make, part, gather)
     replicas = strategy.num_replicas_in_sync
-    return check(loop, collective, Place(0, replicas, replicas), lambda *number: rows(part, *number))
+    return check(loop, collective, ReplicaPlace(0, replicas, replicas), lambda *number: rows(part, *number))
 
 
 def compiled(model: keras.Model, loss: Any = "sparse_categorical_crossentropy", **named: Any) -> keras.Model:
@@ -259,7 +259,7 @@ def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_chang
     loop, collective = loop_over(mirrored, make, part)
     variables = [*loop.model.variables, *(one for made in optimizers(loop.model) for one in made.variables)]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    found = check(loop, collective, Place(0, 2, 2), lambda *number: rows(part, *number))
+    found = check(loop, collective, ReplicaPlace(0, 2, 2), lambda *number: rows(part, *number))
     assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
@@ -307,10 +307,10 @@ def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metr
 
     loop, _ = loop_over(mirrored, looking.model, NUMBERS)
     forgets = Forgetting(over(mirrored))
-    found = check(loop, forgets, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    found = check(loop, forgets, ReplicaPlace(0, 2, 2), lambda *number: rows(NUMBERS, *number))
     assert {difference.what for difference in found.differences} == {"loss", "gradient"}
     monkeypatch.setattr(loop, "metrics", lambda: {"accuracy": 0.75})
-    found = check(loop, loop.collective, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    found = check(loop, loop.collective, ReplicaPlace(0, 2, 2), lambda *number: rows(NUMBERS, *number))
     (metric,) = found.differences
     assert (metric.what, metric.name, metric.replicas) == ("metric", "accuracy", 0.75)
     assert "What accuracy keeps is not added up over replicas" in found.cause

@@ -25,7 +25,7 @@ from pipeline.record.log import to_plain
 from pipeline.worker import rates
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
@@ -98,7 +98,7 @@ def training(
         lambda: network()[0], strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
         metrics(), rate_scale,
     )  # fmt: skip
-    layout = Layout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
+    layout = BatchLayout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
     loop = Loop(
         model,

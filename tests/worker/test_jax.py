@@ -18,7 +18,7 @@ from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.jax import data
 from pipeline.worker.jax.data import order
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
 
@@ -115,7 +115,7 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, 
     arrays = on_jax.examples(name)
     strategy = tf.distribute.get_strategy()
     model, _ = build.model(lambda: on_jax.made(name), strategy, batches.spec(arrays))
-    layout = Layout(on_jax.BATCH, 1, 0, 1, (len(arrays[1]),))
+    layout = BatchLayout(on_jax.BATCH, 1, 0, 1, (len(arrays[1]),))
     losses = Loop(model, strategy, Data(arrays, layout, True, 5)).call(sum(on_jax.CALLS)).losses[:, 0]
     key = key if key.endswith("one") else f"{key} one"
     np.testing.assert_allclose(losses, came[key]["losses"], rtol=0, atol=1e-3)

@@ -13,7 +13,7 @@ from conftest import sampled
 from pipeline import strategies
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
@@ -38,7 +38,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
     replicas = strategy.num_replicas_in_sync
 
     def data(part: Any, shuffle: bool) -> Data:
-        return Data(part, Layout(global_batch, replicas, 0, replicas, (len(part[0]),)), shuffle, 0)
+        return Data(part, BatchLayout(global_batch, replicas, 0, replicas, (len(part[0]),)), shuffle, 0)
 
     known = custom_step.of(model)
     assert known is not None

@@ -19,7 +19,7 @@ from test_failure import events, wait_for
 
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.source import Source, source
-from pipeline.worker.layout import Layout, Position
+from pipeline.worker.layout import BatchLayout, Position
 from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import tables
 
@@ -132,7 +132,7 @@ def trained(made: Source, first: int, count: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("data", [own.serial_arrays, own.serial_set])
 def test_steps_from_a_position_train_what_they_would_have_trained(data):
-    layout = Layout(global_batch=12, replicas=1, first=0, local=1, counts=(50,))
+    layout = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(50,))
     part = data(50)[0]
     train = Data(part, layout, shuffle=True, seed=1)
     whole = trained(source(train, [part], 1), 0, 20)
@@ -147,7 +147,7 @@ def test_steps_from_a_position_train_what_they_would_have_trained(data):
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_of_a_data_set_each_worker_goes_on_where_its_share_would_have_been(shards, monkeypatch):
-    layout = Layout(global_batch=4, replicas=1, first=0, local=1, counts=(50,))
+    layout = BatchLayout(global_batch=4, replicas=1, first=0, local=1, counts=(50,))
     part = own.serial_set(50)[0]
     parts = [part] if shards == 1 else [part.take(26), part.skip(26)]
     train = Data(part, layout, shuffle=True, seed=1)
@@ -243,7 +243,7 @@ def test_what_python_generates_is_read_by_the_coordinator_and_trained_once_an_ep
 
 def test_what_python_generates_and_is_too_large_is_sent_to_files(monkeypatch):
     monkeypatch.setattr("pipeline.worker.data.source.MOST_READ", 100)
-    data = Data(own.generated_set()[0], Layout(4, 1, 0, 1, (50,)), False, 0)
+    data = Data(own.generated_set()[0], BatchLayout(4, 1, 0, 1, (50,)), False, 0)
     with pytest.raises(TrainingError, match=r"at most 100 bytes .* Try files: python -m pipeline prepare data.build"):
         source(data, [data.part], 2)
 

@@ -17,7 +17,7 @@ from pipeline.strategies import mirrored
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.jax.devices import KEEPS_BARRIERS
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build, remat
 from pipeline.worker.tensorflow.loop import Loop
@@ -43,7 +43,7 @@ def loop_over(strategy, forgets, dropout, make=None):
     made, outputs = build.model(make or (lambda: transformer(**sizes)), strategy, batches.spec(part))
     if forgets:
         remat.forget(made)
-    layout = Layout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
+    layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
     return Loop(made, strategy, Data(part, layout, True, 5), None, outputs)
 
 

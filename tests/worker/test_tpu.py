@@ -22,7 +22,7 @@ from tensorflow.core.framework import device_attributes_pb2
 from pipeline.errors import UserError
 from pipeline.launch import reach
 from pipeline.worker.data.batches import Data, spec, static_parts, stream
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build, static
 from pipeline.worker.tensorflow.loop import Loop
 
@@ -288,14 +288,14 @@ def test_data_of_open_shape_are_refused(kind, words):
 SERIAL = pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
 
 
-def batches_of(part: Any, layout: Layout, steps: int, shuffle: bool = False) -> list[Any]:
+def batches_of(part: Any, layout: BatchLayout, steps: int, shuffle: bool = False) -> list[Any]:
     return list(stream(part, layout, shuffle, seed=1).take(steps))
 
 
 @SERIAL
 def test_batches_have_one_static_shape_and_leave_out_what_fills_none(make):
     part = make(50)[0]
-    layout = Layout(global_batch=16, replicas=4, first=0, local=4, counts=(50,), last="left out")
+    layout = BatchLayout(global_batch=16, replicas=4, first=0, local=4, counts=(50,), last="left out")
     assert layout.steps == 3
     shapes = {leaf.shape for leaf in tf.nest.flatten(stream(part, layout, True, 1).element_spec[1])}
     assert shapes == {tf.TensorShape([4, 1]), tf.TensorShape([4])}
@@ -310,7 +310,7 @@ def test_batches_have_one_static_shape_and_leave_out_what_fills_none(make):
 @SERIAL
 def test_validation_in_static_batches_counts_each_example_once(make):
     for examples in (1, 3, 4, 16, 17, 50, 63):
-        layout, counted = Layout(global_batch=16, replicas=4, first=0, local=4, counts=(examples,)), []
+        layout, counted = BatchLayout(global_batch=16, replicas=4, first=0, local=4, counts=(examples,)), []
         for part, each in static_parts(make(examples)[0], layout):
             for total, batch in batches_of(part, each, each.steps):
                 labels = [float(label) for _, labels in batch for label in labels]
@@ -327,7 +327,7 @@ def test_validation_in_static_batches_is_exact_also_for_metrics_without_weights(
         keras.utils.set_random_seed(1)
         strategy = tf.distribute.get_strategy()
         model, outputs = build.model(lambda: own.counting((1,)), strategy, spec(train))
-        plain = Layout(16, 1, 0, 1, (50,))
+        plain = BatchLayout(16, 1, 0, 1, (50,))
         parts = static_parts(validation, plain) if fixed else [(validation, plain)]
         held_out = [Data(part, layout, False, 1) for part, layout in parts]
         loop = Loop(model, strategy, Data(train, plain, False, 1), held_out[0], outputs, rest=(*held_out, None)[1])

@@ -61,7 +61,7 @@ AWAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentPlace:
     """An agent's number among all, and the address at which others reach its processes."""
 
     order: int
@@ -96,7 +96,7 @@ class Agent:
         endpoint: Endpoint,
         channel: Channel,
         cluster: LocalCluster,
-        place: Place,
+        place: AgentPlace,
         gone: Callable[[Channel, float], bool],
         leaves: bool = False,
     ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config.schema import Object
 from pipeline.launch import LaunchError
 from pipeline.launch.kubernetes.manifest import LABEL, TOKEN_FILE, secret_of
-from pipeline.launch.kubernetes.options import Options
+from pipeline.launch.kubernetes.options import KubernetesOptions
 
 # Group, version and plural of each kind that the client's generic API reaches.
 GROUPS = {
@@ -35,7 +35,7 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 class Client:
     """The API server of a kubeconfig's context, or of the pod that this command runs in. Raises `LaunchError`."""
 
-    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+    def __init__(self, options: KubernetesOptions, environ: Mapping[str, str]) -> None:
         try:
             from kubernetes import client, config, stream
             from kubernetes.client.exceptions import ApiException

@@ -30,7 +30,7 @@ from pipeline.launch.kubernetes.manifest import (
     shape_of,
     to_yaml,
 )
-from pipeline.launch.kubernetes.options import Options
+from pipeline.launch.kubernetes.options import KubernetesOptions
 from pipeline.launch.kubernetes.pods import Follower
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine
@@ -54,7 +54,7 @@ class KubernetesCluster(DiallingCluster):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
-        self._options = options_of(config, Options)
+        self._options = options_of(config, KubernetesOptions)
         self._name = self._options.name or f"pipeline-{secrets.token_hex(4)}"
         # Those that were made, or are about to be.
         self._pods: Pods | None = None

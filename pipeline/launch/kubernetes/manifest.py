@@ -15,7 +15,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.config.schema import Object
-from pipeline.launch.kubernetes.options import JOB, Options
+from pipeline.launch.kubernetes.options import JOB, KubernetesOptions
 from pipeline.plan.plan import LaunchPart, Plan
 
 CHIEF, WORKER, SERVER = "chief", "worker", "ps"
@@ -37,7 +37,7 @@ Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PodShape:
     """The number of pods of each role."""
 
     chief: int
@@ -64,17 +64,17 @@ class Shape:
         """The pods that train, in the order of a plan's hosts."""
         return [slot for slot in self.slots if self.trains(slot[0])]
 
-    def holds(self, other: "Shape") -> bool:
+    def holds(self, other: "PodShape") -> bool:
         """True if it has at least as many pods of each role as another shape."""
         return self.chief >= other.chief and self.workers >= other.workers and self.servers >= other.servers
 
 
-def shape_of(plan: Plan) -> Shape:
+def shape_of(plan: Plan) -> PodShape:
     """The pods that a plan needs."""
     hosts = 1 + max((process.host for process in plan.processes if process.devices), default=0)
     servers = len(plan.ranks("parameter server"))
     # A coordinator has a pod of its own; where there is none, the chief is the first host.
-    return Shape(1, hosts if servers else hosts - 1, servers)
+    return PodShape(1, hosts if servers else hosts - 1, servers)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Pods:
 
     kind: str
     name: str
-    shape: Shape
+    shape: PodShape
 
     @property
     def hosts(self) -> list[str]:
@@ -93,7 +93,7 @@ class Pods:
     def host(self, slot: Slot) -> str:
         """The name that Kubernetes gives a pod's host.
 
-        >>> Pods("JobSet", "mine", Shape(1, 2, 0)).host(("worker", 1)), Pods("Job", "mine", Shape(1, 2, 0)).hosts
+        >>> Pods("JobSet", "mine", PodShape(1, 2, 0)).host(("worker", 1)), Pods("Job", "mine", PodShape(1, 2, 0)).hosts
         ('mine-worker-0-1', ['mine-0', 'mine-1', 'mine-2'])
         """
         (role, number), shape = slot, self.shape
@@ -122,7 +122,7 @@ class Pods:
         return [addresses[rank] for rank in sorted(addresses)]
 
 
-def owner_kind(options: Options) -> str:
+def owner_kind(options: KubernetesOptions) -> str:
     """The kind of the object that owns a run's pods."""
     return "Job" if options.kind == JOB else "JobSet"
 
@@ -133,7 +133,11 @@ def secret_of(name: str) -> str:
 
 
 def manifests(
-    pods: Pods, options: Options, launch: LaunchPart, dialled: str | None = None, start_method: str = "forkserver"
+    pods: Pods,
+    options: KubernetesOptions,
+    launch: LaunchPart,
+    dialled: str | None = None,
+    start_method: str = "forkserver",
 ) -> list[Object]:
     """The objects to create for a run, the one that owns the rest last; without its Secret.
 

@@ -31,7 +31,7 @@ Size = Annotated[str, option("a quantity as 4Gi or 500Mi", "4Gi", r"(?=.*[1-9])\
 
 
 @dataclass(frozen=True)
-class Options:
+class KubernetesOptions:
     """The pods to make, and how the driver reaches them."""
 
     image: Annotated[str, option("an image's name", "registry.example/me/pipeline:1", IMAGE)] | None = None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.agent import Agent, AgentPlace
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
@@ -42,7 +42,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return channel.away > (orphan_timeout if channel.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    agent = Agent(endpoint, channel, cluster, Place(order, arguments.address), gone, leaves=True)
+    agent = Agent(endpoint, channel, cluster, AgentPlace(order, arguments.address), gone, leaves=True)
     code = agent.serve(lambda: signals[0] if signals else None)
     if signals:
         # Otherwise a Job counts its work as done.

@@ -22,8 +22,8 @@ from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.options import Options, check
-from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, Slurm, State
+from pipeline.launch.slurm.options import SlurmOptions, check
+from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, JobState, Slurm
 from pipeline.launch.slurm.script import batch_script, clean, srun
 from pipeline.launch.variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.plan.checks import stays_here
@@ -50,7 +50,7 @@ class SlurmCluster(DiallingCluster):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
-        self._options = options_of(config, Options)
+        self._options = options_of(config, SlurmOptions)
         check(self._options)
         self._inside = allocation_of(environ)
         if self._inside is not None:
@@ -316,7 +316,7 @@ class SlurmCluster(DiallingCluster):
         """Puts the job of a script whose allocation Slurm takes away back into the queue."""
         inside = self._inside
         assert inside is not None
-        state = self._slurm.look(inside.job) or State(RUNNING)
+        state = self._slurm.look(inside.job) or JobState(RUNNING)
         if state.name == COMPLETING and state.restarts == inside.restarts and state.left not in UP:
             raise _cancelled(inside.job)
         if inside.batch and state.name == RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
@@ -330,7 +330,7 @@ class SlurmCluster(DiallingCluster):
         return f": {' '.join(lines[-LOG_LINES:]).rstrip('.')}" if lines else ""
 
 
-def within(options: Options, inside: Allocation) -> Options:
+def within(options: SlurmOptions, inside: Allocation) -> SlurmOptions:
     """The options of what an allocation has, whatever is asked for besides."""
     return replace(
         options,

@@ -27,7 +27,7 @@ Extra = Annotated[list[Annotated[str, Meta(pattern=r"^-[^\n]*\Z")]], option("opt
 
 
 @dataclass(frozen=True)
-class Options:
+class SlurmOptions:
     """The job to submit; None leaves a choice to Slurm."""
 
     partition: Line | None = None
@@ -55,7 +55,7 @@ class Options:
         return max(1, (self.tasks or 1) // self.nodes)
 
 
-def check(options: Options) -> None:
+def check(options: SlurmOptions) -> None:
     """Refuses options that contradict each other or those that this program sets. Raises `LaunchError`."""
     tasks, nodes = options.tasks or 1, options.nodes
     if tasks > 1 and tasks % nodes:

@@ -35,7 +35,7 @@ END_SECONDS, POLL_SECONDS = 120.0, 0.5
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """A job's state, why it waits, when it starts, its nodes, how much of its time is left,
     and how often it began anew.
     """
@@ -53,19 +53,19 @@ class State:
         return self.name in OVER
 
 
-def state_of(line: str) -> State:
+def state_of(line: str) -> JobState:
     """Reads a line of `squeue`; GONE where there is none, as some minutes after a job's end.
 
     >>> state_of("PENDING|Resources|2026-11-25T10:00:00||30:00|0")
-    State(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
+    JobState(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
     >>> state_of("").over
     True
     """
     parts = [part.strip() for part in line.strip().split(MARK)]
     if len(parts) < 6 or not parts[0]:
-        return State("GONE")
+        return JobState("GONE")
     name, reason, starts, nodes, left = ("" if part in ("None", "N/A", "(null)") else part for part in parts[:5])
-    return State(name, reason, starts, nodes, left, int(parts[5]) if parts[5].isdecimal() else 0)
+    return JobState(name, reason, starts, nodes, left, int(parts[5]) if parts[5].isdecimal() else 0)
 
 
 class Slurm:
@@ -85,7 +85,7 @@ class Slurm:
         # Of several clusters, ID;CLUSTER.
         return output.stdout.strip().splitlines()[-1].split(";")[0]
 
-    def look(self, job: str) -> State | None:
+    def look(self, job: str) -> JobState | None:
         """Returns a job's state; None if Slurm does not answer."""
         output = self._ask(
             ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N{MARK}%L"]
@@ -94,7 +94,7 @@ class Slurm:
             return None
         line = next(iter(output.stdout.splitlines()), "")
         if not line:
-            return State("GONE")
+            return JobState("GONE")
         more = self._ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=restartcnt"])
         return state_of(f"{line}{MARK}{more.stdout.strip()}")
 
@@ -142,13 +142,13 @@ class Followed:
 
     def __init__(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> None:
         self.job, self._slurm, self._say = job, slurm, say
-        self.state = State("PENDING")
+        self.state = JobState("PENDING")
         # When it came into this state, and when it is looked at next, on the monotonic clock.
         self.since = time.monotonic()
         self._next = 0.0
         self._said = ""
 
-    def look(self, now: bool = False) -> State:
+    def look(self, now: bool = False) -> JobState:
         """Its state as it was a moment ago, or `now`."""
         if not now and time.monotonic() < self._next:
             return self.state
@@ -165,7 +165,7 @@ class Followed:
             self._say(text)
         return state
 
-    def settled(self, seconds: float) -> State:
+    def settled(self, seconds: float) -> JobState:
         """Its state once it is neither running nor about to end, or after so many seconds."""
         until = time.monotonic() + seconds
         while (state := self.look(now=True)).name in (RUNNING, COMPLETING) and time.monotonic() < until:
@@ -208,12 +208,12 @@ class Earlier:
         return None if state is None or state.over else self.job
 
 
-def told(job: str, state: State) -> str:
+def told(job: str, state: JobState) -> str:
     """A job's state in words.
 
-    >>> told("7", State("PENDING", "Resources"))
+    >>> told("7", JobState("PENDING", "Resources"))
     "Slurm's job 7 is pending (Resources)."
-    >>> told("7", State("RUNNING", nodes="n[1-2]"))
+    >>> told("7", JobState("RUNNING", nodes="n[1-2]"))
     "Slurm's job 7 is running on n[1-2]."
     """
     what = state.name.lower().replace("_", " ")

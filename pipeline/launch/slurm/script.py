@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.launch.slurm.options import Options
+from pipeline.launch.slurm.options import SlurmOptions
 
 # What NCCL may catch is USR1. Without "B:", which is for the batch shell alone, it reaches all that srun has started.
 SIGNAL = "USR2"
@@ -22,7 +22,7 @@ ATTEMPTS = 4
 APPTAINER = ".sif"
 
 
-def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str) -> str:
+def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name: str) -> str:
     """The script that is submitted; `agent` is the command of one, logs go to `folder`."""
     directives = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
     modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
@@ -55,7 +55,7 @@ def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str
     return "\n".join(lines) + "\n"
 
 
-def sbatch_options(options: Options, folder: Path, name: str) -> list[str]:
+def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
     """The options of `sbatch`. A node has the cores and GPUs of its tasks together: its agent starts them all."""
     return [
         f"--job-name={shlex.quote(name)}",
@@ -73,7 +73,7 @@ def sbatch_options(options: Options, folder: Path, name: str) -> list[str]:
     ]
 
 
-def srun(options: Options, agent: Sequence[str], folder: Path) -> list[str]:
+def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]:
     """The command that starts an agent on each node; the first to die takes the others with it."""
     inside: list[str] = []
     if options.container and options.container.endswith(APPTAINER):
@@ -99,7 +99,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in STALE}
 
 
-def _shape(options: Options) -> list[str]:
+def _shape(options: SlurmOptions) -> list[str]:
     gpus = options.tasks_per_node * options.gpus_per_task
     return [
         f"--nodes={options.nodes}",

@@ -18,7 +18,7 @@ from pipeline.analyze.history import ID_LETTERS
 from pipeline.errors import UserError
 from pipeline.record import log, tracking
 from pipeline.record.events import SAMPLE, Run
-from pipeline.record.tracking import DELETED, LOG, Copied, Store
+from pipeline.record.tracking import DELETED, LOG, Copied, TrackingStore
 from pipeline.views.mlflow import pages
 from pipeline.views.mlflow.changes import LogState, changes
 from pipeline.views.mlflow.fields import (
@@ -54,7 +54,7 @@ class Deleted(UserError):
 class Copy:
     """One run's log, and what one MLflow store holds of it. What fails raises, and can be done again."""
 
-    def __init__(self, folder: Path, store: Store) -> None:
+    def __init__(self, folder: Path, store: TrackingStore) -> None:
         self.folder, self.log, self._store = folder, folder / LOG, store
         self._lock: int | None = None
         self._client: Any = None

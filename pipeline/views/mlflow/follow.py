@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.record.tracking import Store, recall
+from pipeline.record.tracking import TrackingStore, recall
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.stores import prepare, reason, unreachable
 from pipeline.views.mlflow.sync_runs import bring_up
@@ -91,7 +91,7 @@ class LogFollower:
         if run := self._runs.get(folder):
             run.due, run.retry_seconds, run.is_waited_for = 0.0, RETRY_SECONDS, True
             return
-        store = recall(folder).store or Store()
+        store = recall(folder).store or TrackingStore()
         run = FollowedLog(Copy(folder, store), str(store.uri))
         if not run.copy.closed or run.copy.behind():
             self._runs[folder] = run

@@ -14,7 +14,7 @@ import psutil
 from pipeline.errors import UserError
 from pipeline.record import kept, log
 from pipeline.record.events import Attached, Resumed, Run
-from pipeline.record.tracking import LOG, STATE, Store, recall
+from pipeline.record.tracking import LOG, STATE, TrackingStore, recall
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.stores import reason, sqlite_path, unreachable, without_password
 
@@ -150,8 +150,8 @@ def _home(folder: Path) -> str | None:
     return Path(first.folder).name if isinstance(first, Run) and first.folder else None
 
 
-def _store_of(folder: Path, uri: str | None) -> Store | None:
-    store = recall(folder).store or Store()
+def _store_of(folder: Path, uri: str | None) -> TrackingStore | None:
+    store = recall(folder).store or TrackingStore()
     if uri is None or without_password(uri) == store.uri:
         return replace(store, uri=uri or store.uri) if store.uri else None
     path = sqlite_path(uri)

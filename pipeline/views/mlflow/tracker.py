@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.record import log as event_log
-from pipeline.record.tracking import DELETED, LOG, Copied, Store, recall, write
+from pipeline.record.tracking import DELETED, LOG, Copied, TrackingStore, recall, write
 from pipeline.views.mlflow.stores import logged_in, without_password
 
 # Between two looks at how far the follower is.
@@ -47,7 +47,7 @@ class Tracker:
             except OSError as error:
                 self._problem = f"The tracking process could not start: {error}."
 
-    def follow(self, folder: Path, store: Store) -> None:
+    def follow(self, folder: Path, store: TrackingStore) -> None:
         """Names the log in `folder` to the follower, and notes in the folder that it belongs in `store`."""
         try:
             if store.uri is not None:
@@ -135,7 +135,7 @@ class Tracker:
             _until(reached, process, timeout, lambda: waits() and self._runs(), lambda: recall(folder).copied.problem)
 
 
-def remember(folder: Path, store: Store) -> None:
+def remember(folder: Path, store: TrackingStore) -> None:
     """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
     state, store = recall(folder), replace(store, uri=without_password(store.uri))
     is_same = (state.store.uri if state.store else None) == store.uri

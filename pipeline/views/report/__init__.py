@@ -18,7 +18,7 @@ from pipeline.analyze.verdict import Verdict
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import Ending, to_values
-from pipeline.record.tracking import LOG, Store, recall
+from pipeline.record.tracking import LOG, TrackingStore, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import RunResult, Tracking
 from pipeline.views.report import page, sweep_facts
@@ -88,7 +88,7 @@ def write(folder: Path) -> WrittenReport:
     )
 
 
-def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Store) -> None:
+def track(folder: Path, written: WrittenReport, tracker: Tracking, store: TrackingStore) -> None:
     """Writes the report as an event log that `tracker` sends to `store`: the one run that stands for the sweep.
 
     Like a run's, it is an event log that is sent, now or by `python -m pipeline sync`: written again, a report
@@ -132,7 +132,7 @@ def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
     )
 
 
-def store_of(sweep: ReportedSweep) -> Store | None:
+def store_of(sweep: ReportedSweep) -> TrackingStore | None:
     """Returns the store that the points of a sweep are tracked in; None for none."""
     stores = (recall(point.run.folder).store for point in sweep.points)
     return next((store for store in stores if store and store.uri), None)

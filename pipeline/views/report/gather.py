@@ -18,7 +18,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import Marks
-from pipeline.analyze.history import Run
+from pipeline.analyze.history import LoggedRun
 from pipeline.config.schema import PredictConfig
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
@@ -42,7 +42,7 @@ class ReportedRun:
 
     place: int
     configuration: str
-    run: Run
+    run: LoggedRun
     overrides: tuple[str, ...]
     group: str = ""
     marks: Marks = field(default_factory=Marks)
@@ -164,7 +164,7 @@ def gather(folder: Path) -> ReportedSweep:
     return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 
-def _point(place: int, run: Run) -> ReportedRun:
+def _point(place: int, run: LoggedRun) -> ReportedRun:
     """A point of a sweep that lists none: each is a configuration of its own."""
     return ReportedRun(place, str(place), run, tuple(_typed(run.folder)))
 
@@ -216,7 +216,7 @@ def _letter(number: int) -> str:
     return f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> LoggedRun:
     return history.of(folder, results.read(folder) or Result())
 
 

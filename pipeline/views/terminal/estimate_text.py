@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pipeline.plan.estimate import Estimate, Exchanged, Traffic
-from pipeline.plan.host import Memory
+from pipeline.plan.host import HostMemory
 from pipeline.plan.plan import Plan
 from pipeline.run.views import RunResult
 from pipeline.views.terminal.words import amount, clean, columns, listed, plural
@@ -96,7 +96,7 @@ def _planned(place: int, point: RunResult) -> tuple[str, ...]:
     )
 
 
-def _memory_row(memory: Memory) -> tuple[str, ...]:
+def _memory_row(memory: HostMemory) -> tuple[str, ...]:
     unknown = memory.activations is None
     return (
         memory.place,
@@ -110,7 +110,7 @@ def _amount(count: int) -> str:
     return amount(count) if count else MISSING
 
 
-def _few(memory: Sequence[Memory]) -> list[Memory]:
+def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
     """Every place, or of many servers the fullest and the emptiest."""
     first, *others = memory
     if len(others) <= MOST_SERVERS:
@@ -120,11 +120,11 @@ def _few(memory: Sequence[Memory]) -> list[Memory]:
     return [first, *(_renamed(end, f"{which} of {len(others):,} servers") for end, which in ends)]
 
 
-def _renamed(memory: Memory, place: str) -> Memory:
+def _renamed(memory: HostMemory, place: str) -> HostMemory:
     return dataclasses.replace(memory, place=place)
 
 
-def _of(estimate: Estimate, place: str) -> Memory:
+def _of(estimate: Estimate, place: str) -> HostMemory:
     return next(memory for memory in estimate.memory if memory.place == place)
 
 

@@ -42,7 +42,7 @@ CTRL_C = "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again
 
 
 @dataclass(frozen=True)
-class Message:
+class StatusMessage:
     """Something to tell; a lasting one stays above the bars, others are told only where there are none."""
 
     text: str
@@ -107,7 +107,7 @@ class RunState:
         self._failed = self._over = self._explaining = False
         self._now = now
 
-    def take(self, event: Event, now: float) -> list[Message]:
+    def take(self, event: Event, now: float) -> list[StatusMessage]:
         """Adds one event, and returns the lines to show for it."""
         if event.group == "baseline":
             self._groups.setdefault("baseline", ProcessGroup(1, 1))
@@ -134,30 +134,30 @@ class RunState:
             return self._training.view()
         return self._coming_up()
 
-    def _restored(self, event: Restored) -> list[Message]:
+    def _restored(self, event: Restored) -> list[StatusMessage]:
         self._training.go_back(event.step)
         where = f"from step {event.step:,}" if event.found else "from the beginning: there is no checkpoint yet"
-        return [Message(f"going on {where}")]
+        return [StatusMessage(f"going on {where}")]
 
-    def _checkpoint(self, event: Checkpoint) -> list[Message]:
+    def _checkpoint(self, event: Checkpoint) -> list[StatusMessage]:
         self._training.saved = event.step
         return []
 
-    def _checked(self, event: Checked) -> list[Message]:
+    def _checked(self, event: Checked) -> list[StatusMessage]:
         check = event.values
         if event.rank != 0 or check.outcome != "different" or check.noted:
             return []
         return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
 
-    def _explains(self, event: Explaining) -> list[Message]:
+    def _explains(self, event: Explaining) -> list[StatusMessage]:
         self._explaining = True
         return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
 
-    def _finished(self, event: Finished) -> list[Message]:
+    def _finished(self, event: Finished) -> list[StatusMessage]:
         self._over = self._over or self._is_chief(event)
         return []
 
-    def _ended(self, event: Ended) -> list[Message]:
+    def _ended(self, event: Ended) -> list[StatusMessage]:
         self._over, self._explaining = True, False
         return []
 
@@ -167,7 +167,7 @@ class RunState:
     def _group(self, event: EventBase) -> ProcessGroup:
         return self._groups["baseline" if event.group == "baseline" else "point"]
 
-    def _stage(self, event: Started | Joined | Built | Calibrated) -> list[Message]:
+    def _stage(self, event: Started | Joined | Built | Calibrated) -> list[StatusMessage]:
         group, baseline = self._group(event), event.group == "baseline"
         complete = group.reach(event.kind, event.rank)
         who = "the baseline" if baseline else plural(group.expected, "process")
@@ -190,7 +190,7 @@ class RunState:
                 )
         return []
 
-    def _measured(self, event: Measured) -> list[Message]:
+    def _measured(self, event: Measured) -> list[StatusMessage]:
         """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
         group, examples, seconds = self._group(event), number(event.examples), number(event.seconds)
         if examples is not None and seconds is not None and seconds > 0:
@@ -206,11 +206,11 @@ class RunState:
             number_of = sorted(group.rate_of)[place] + 1
             repeats = self._plan.measurement.repeats
             total = f"of {repeats}" if number_of <= repeats else "timed too, since other work disturbed some"
-            lines.append(Message(f"repeat {number_of} {total}: {listed(*speeds)}"))
+            lines.append(StatusMessage(f"repeat {number_of} {total}: {listed(*speeds)}"))
         self._repeats_shown = max(self._repeats_shown, complete)
         return lines
 
-    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[Message]:
+    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[StatusMessage]:
         training = self._training
         if not self._is_chief(event):
             return []
@@ -236,7 +236,7 @@ class RunState:
         text = f"{training.epoch_of(event.epoch)}: {figures or 'done'}"
         return [*begins, *self._once(text, lasting=True, key=f"epoch {event.epoch}")]
 
-    def _restarted(self, event: Restarted) -> list[Message]:
+    def _restarted(self, event: Restarted) -> list[StatusMessage]:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""
         self._failed = False
         self._training.begun = False
@@ -246,9 +246,9 @@ class RunState:
             self._groups["baseline"].reached = {}
         again = ("starting", "joined", "built", "measuring", "training", "failed")
         self._shown = {key for key in self._shown if not key.startswith(again)}
-        return [Message(f"warning: {clean(event.text)}", lasting=True)]
+        return [StatusMessage(f"warning: {clean(event.text)}", lasting=True)]
 
-    def _failure(self, event: Failed) -> list[Message]:
+    def _failure(self, event: Failed) -> list[StatusMessage]:
         self._failed = True
         if event.peer:
             return []  # it only lost the process that failed, which says more itself
@@ -306,15 +306,15 @@ class RunState:
         process = self._plan.processes[event.rank]
         return f"{process.role} {event.rank}" + (f" on host {process.host}" if self._plan.hardware.hosts > 1 else "")
 
-    def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Message]:
+    def _once(self, text: str, lasting: bool = False, key: str = "") -> list[StatusMessage]:
         """The line, unless one with its key was told before: hundreds of processes may say the same thing."""
         if (key or text) in self._shown:
             return []
         self._shown.add(key or text)
-        return [Message(text, lasting)]
+        return [StatusMessage(text, lasting)]
 
 
-HANDLERS: dict[type[Event], Callable[[RunState, Any], list[Message]]] = {
+HANDLERS: dict[type[Event], Callable[[RunState, Any], list[StatusMessage]]] = {
     Started: RunState._stage,
     Joined: RunState._stage,
     Built: RunState._stage,
@@ -327,10 +327,10 @@ HANDLERS: dict[type[Event], Callable[[RunState, Any], list[Message]]] = {
     Restarted: RunState._restarted,
     Restored: RunState._restored,
     Checkpoint: RunState._checkpoint,
-    Profiled: lambda state, event: [Message(text, lasting=True) for text in profile_lines(event.values)],
+    Profiled: lambda state, event: [StatusMessage(text, lasting=True) for text in profile_lines(event.values)],
     Checked: RunState._checked,
     Explaining: RunState._explains,
-    Explained: lambda state, event: [Message(text, lasting=True) for text in explained_lines(event.values)],
+    Explained: lambda state, event: [StatusMessage(text, lasting=True) for text in explained_lines(event.values)],
     Signalled: lambda state, event: [] if event.group is not None else state._once(CTRL_C, lasting=True),
     Warned: lambda state, event: state._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True),
     Failed: RunState._failure,

@@ -210,9 +210,9 @@ def ended_line(point: RunResult, seconds: float | None = None) -> str:
     return f"point {point.number}: {values}"
 
 
-def _runs(points: Iterable[RunResult]) -> list[history.Run]:
+def _runs(points: Iterable[RunResult]) -> list[history.LoggedRun]:
     return [
-        history.of(Path(point.folder), point.result) if point.folder else history.Run(Path(), point.result)
+        history.of(Path(point.folder), point.result) if point.folder else history.LoggedRun(Path(), point.result)
         for point in points
     ]
 
@@ -284,7 +284,7 @@ def _reasons(points: Sequence[RunResult]) -> list[str]:
     ]
 
 
-def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) -> list[str]:
+def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = ()) -> list[str]:
     """Returns the notes of finished runs by their places, but for those that plans have before they start.
 
     Notes that begin with any of `but` are left out.
@@ -299,19 +299,19 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
     return [f"{points_text(place).capitalize()}: {note}" for note, place in places.items()]
 
 
-def engines_text(runs: Iterable[tuple[int, history.Run]]) -> str:
+def engines_text(runs: Iterable[tuple[int, history.LoggedRun]]) -> str:
     """Returns the measured runs of each engine, by their places; "" where all are of one."""
     measured = {place: run for place, run in runs if _measured(run.result)}
     engines, places = comparable.engines(list(measured.values())), list(measured)
     return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in engines.items())
 
 
-def _of_engines(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
+def _of_engines(runs: Sequence[history.LoggedRun], numbers: Sequence[int]) -> list[str]:
     engines = engines_text(zip(numbers, runs, strict=True))
     return [f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []
 
 
-def _differences(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
+def _differences(runs: Sequence[history.LoggedRun], numbers: Sequence[int]) -> list[str]:
     """Returns the measured points that cannot be compared, and in what they differ."""
     measured = [place for place, run in enumerate(runs) if _measured(run.result)]
     lines = []

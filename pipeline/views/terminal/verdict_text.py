@@ -160,9 +160,9 @@ def single_line(result: Result) -> str:
     if result.speed.speedup is None or comparable.devices_of(result) == 1 or comparable.disturbed_baseline(result):
         return ""
     from pipeline.analyze import verdict
-    from pipeline.analyze.history import Run
+    from pipeline.analyze.history import LoggedRun
 
-    decided = verdict.decide([Run(Path(), result)], [0], 0.0)
+    decided = verdict.decide([LoggedRun(Path(), result)], [0], 0.0)
     over_one = decided.over_one
     if over_one is None or decided.use == "best":
         return ""

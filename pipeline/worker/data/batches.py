@@ -18,7 +18,7 @@ from pipeline.data.examples import Examples
 from pipeline.private import cache_op, shuffle_op
 from pipeline.worker.data import reading as reads
 from pipeline.worker.data.reading import Batch, Batches, Part, Reading, Spec, Step
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 
 DEFAULT = Reading()
 
@@ -34,7 +34,7 @@ class Data:
     """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
 
     part: Part
-    layout: Layout
+    layout: BatchLayout
     shuffle: bool
     seed: int
     reading: Reading = DEFAULT
@@ -60,7 +60,7 @@ def count(part: Part) -> int:
 
 def stream(
     part: Part,
-    layout: Layout,
+    layout: BatchLayout,
     shuffle: bool,
     seed: int,
     position: Position = BEGINNING,
@@ -98,7 +98,7 @@ def stream(
 
 
 def raw_stream(
-    part: Part, layout: Layout, shuffle: bool, seed: int, position: Position, reading: Reading
+    part: Part, layout: BatchLayout, shuffle: bool, seed: int, position: Position, reading: Reading
 ) -> tf.data.Dataset:
     """Returns (examples, batches) of raw elements, from which `stream` makes examples; the epoch's number comes first
     where it is needed for that.
@@ -165,7 +165,7 @@ def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) ->
     return tf.data.experimental.from_variant(variant, part.element_spec)
 
 
-def epochs(layout: Layout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
+def epochs(layout: BatchLayout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
     """Returns what `make` returns for each epoch from the position on, one after the other.
 
     It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
@@ -196,7 +196,7 @@ def _draw_orders(part: tf.data.Dataset, count: int) -> None:
         _draw_orders(source, count)
 
 
-def _from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
+def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
     """An epoch of arrays: step by step the rows of each local replica, in an order drawn where there is a seed."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     examples = layout.counts[layout.process] if layout.sharded else layout.examples
@@ -216,7 +216,9 @@ def _from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
     return epoch
 
 
-def _from_dataset(read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int) -> Epoch:
+def _from_dataset(
+    read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
+) -> Epoch:
     """An epoch of what `read` returns for its number, shuffled where there is a seed."""
     spec = read(tf.constant(0, tf.int64)).element_spec
     empty = tf.data.Dataset.from_tensors(
@@ -242,7 +244,7 @@ def _from_dataset(read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, 
 
 
 def _shuffled(
-    read: tf.data.Dataset, layout: Layout, seed: int | None, number: tf.Tensor, window: int
+    read: tf.data.Dataset, layout: BatchLayout, seed: int | None, number: tf.Tensor, window: int
 ) -> tf.data.Dataset:
     return read if seed is None else shuffled(read, min(max(1, layout.examples), window), seed, number)
 
@@ -252,7 +254,7 @@ def _in_steps(batches: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
     return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
 
 
-def static_parts(part: Part, layout: Layout) -> list[tuple[Part, Layout]]:
+def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayout]]:
     """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each.
 
     What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
@@ -290,7 +292,7 @@ def _cut(part: Part, start: int, stop: int) -> Part:
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _static_from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
+def _static_from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
     """As `_from_arrays`, in batches of one size."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     size = layout.global_batch // layout.replicas
@@ -316,7 +318,7 @@ def _static_from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
 
 
 def _static_from_dataset(
-    read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int
+    read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
 ) -> Epoch:
     """As `_from_dataset`, in batches of one size."""
     size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
@@ -344,7 +346,7 @@ def _static_from_dataset(
     return epoch
 
 
-def _counted(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+def _counted(layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Examples that count in a step's global batch, of an epoch of which so many were trained before."""
     left = layout.examples - trained - step * layout.global_batch
     return tf.cast(tf.minimum(left, layout.global_batch), tf.float32)
@@ -355,7 +357,7 @@ def _as_written(function: Traced) -> Traced:
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def _shares(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+def _shares(layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
     """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
 
     The batch is what this process reads of the global one; the epoch had so many examples trained before.

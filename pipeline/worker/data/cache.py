@@ -18,7 +18,7 @@ from pipeline.data.examples import Examples, Segment
 from pipeline.data.nested import Nested
 from pipeline.worker.data import batches
 from pipeline.worker.data.reading import Batch, Part
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError
 
 # Examples that are made at a time.
@@ -101,7 +101,7 @@ def _from_bytes(values: tf.Tensor, leaf: tf.TensorSpec) -> tf.Tensor:
 def _made(part: Examples | tf.data.Dataset) -> Iterator[Nested[np.ndarray]]:
     """The examples of a part in their order, some at a time: its structure, with arrays [examples, ...]."""
     plain = dataclasses.replace(part, augment=None) if isinstance(part, Examples) else part
-    layout = Layout(CHUNK, replicas=1, first=0, local=1, counts=(batches.count(part),))
+    layout = BatchLayout(CHUNK, replicas=1, first=0, local=1, counts=(batches.count(part),))
     stream = batches.stream(plain, layout, shuffle=False, seed=0).take(layout.steps)
     for _, (batch,) in stream.as_numpy_iterator():
         yield batch

@@ -8,7 +8,7 @@ import tensorflow as tf
 from pipeline.data.examples import Broken, Examples
 from pipeline.worker.data import batches
 from pipeline.worker.data.reading import NOT_FINITE, Batch, Part, conditions, is_pure
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError
 
 # Data sets that are read twice alike, by the names of their classes: none draws, keeps, or runs what is a user's own.
@@ -32,7 +32,7 @@ def examples_of(part: Part, first: int, count: int, classes: int | None) -> Batc
             return next(iter(part.skip(first).take(count).batch(count)))
         if not isinstance(part, Examples):
             return tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf[first : first + count]), part)
-        layout = Layout(first + count, replicas=1, first=0, local=1, counts=(part.count,))
+        layout = BatchLayout(first + count, replicas=1, first=0, local=1, counts=(part.count,))
         _, (batch,) = next(iter(batches.stream(part, layout, shuffle=False, seed=0)))
         return tf.nest.map_structure(lambda leaf: leaf[first:], batch)
 

@@ -16,7 +16,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data import conversion
 from pipeline.worker.data.reading import FitData
 from pipeline.worker.fit.passes import Passes
-from pipeline.worker.layout import Place
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.equality_check.comparison import check
@@ -30,7 +30,7 @@ def arrays(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[F
         return conversion.for_keras(x, y, sample_weight, name)
 
 
-def check_alike(strategy: tf.distribute.Strategy, where: Place, train: Passes, held_out: Passes | None) -> None:
+def check_alike(strategy: tf.distribute.Strategy, where: ReplicaPlace, train: Passes, held_out: Passes | None) -> None:
     """Refuses, on all processes, examples that differ in shape between them."""
     with in_words():
         agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
@@ -45,7 +45,7 @@ def check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> 
 
 
 def warn_of_differences(
-    loop: Loop, collective: Pausable[Addend], where: Place, train: Passes, note: Callable[[str], object]
+    loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, train: Passes, note: Callable[[str], object]
 ) -> None:
     """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
     comparison = check(loop, collective, where, train.sample)
@@ -122,7 +122,7 @@ def _check_step(model: keras.Model) -> None:
             )
 
 
-def check_compiled(model: keras.Model, where: Place) -> None:
+def check_compiled(model: keras.Model, where: ReplicaPlace) -> None:
     """Refuses a model that runs eagerly, or by XLA with several replicas."""
     if model.run_eagerly:
         raise UserError(
@@ -151,7 +151,9 @@ def check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras
         )
 
 
-def callbacks(structure: Nested[keras.callbacks.Callback] | None, where: Place) -> list[keras.callbacks.Callback]:
+def callbacks(
+    structure: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace
+) -> list[keras.callbacks.Callback]:
     """Returns the callbacks as a list; refuses what is none, and a call that would make each process save."""
     inside = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
     flat = [callback for callback in keras.tree.flatten(inside) if callback is not None]
@@ -168,7 +170,7 @@ def callbacks(structure: Nested[keras.callbacks.Callback] | None, where: Place) 
     return flat
 
 
-def check_same(strategy: tf.distribute.Strategy, where: Place, arguments: dict[str, float | None]) -> None:
+def check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments: dict[str, float | None]) -> None:
     """Refuses, on all processes, a call that differs between them: they would wait for each other for ever."""
     if where.processes == 1:
         return

@@ -34,7 +34,7 @@ from pipeline.worker.fit import checks, passes
 from pipeline.worker.fit.hooks import KerasHooks
 from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasLoop
 from pipeline.worker.fit.passes import Passes
-from pipeline.worker.layout import Place
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow import agreement, build
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.training import Training
@@ -160,7 +160,7 @@ def _lent(
     strategy: tf.distribute.Strategy,
     train: Passes,
     held_out: Passes | None,
-    where: Place,
+    where: ReplicaPlace,
     gather: bool,
     adding: Collective[Addend],
     note: Callable[[str], object],
@@ -224,7 +224,7 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
 
 def _checked(
     model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
-) -> tuple[tf.distribute.Strategy, type[KerasLoop], Place]:
+) -> tuple[tf.distribute.Strategy, type[KerasLoop], ReplicaPlace]:
     """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so."""
     checks.check_model(model)
     strategy = named or model.distribute_strategy
@@ -241,7 +241,7 @@ def _capped(steps: int | None) -> int | None:
 
 
 def _held_out(
-    where: Place, data: FitData, batch_size: int | None, train_batch_size: int | None, steps: int | None
+    where: ReplicaPlace, data: FitData, batch_size: int | None, train_batch_size: int | None, steps: int | None
 ) -> Passes | None:
     """The passes over what is validated on; None where there is nothing."""
     if data is None:
@@ -269,7 +269,7 @@ def _is_array(leaf: object) -> bool:
     return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
 
 
-def _agreed_seed(strategy: tf.distribute.Strategy, where: Place, x: FitData) -> int:
+def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitData) -> int:
     """The first process's seed for the order of arrays: another after each call, the same after the same global seed.
 
     It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.

@@ -20,17 +20,17 @@ from pipeline.worker.data import inspection, source
 from pipeline.worker.data.batches import Data, stream
 from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step
 from pipeline.worker.data.source import Rows, Source
-from pipeline.worker.layout import Layout, Place
+from pipeline.worker.layout import BatchLayout, ReplicaPlace
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
 UNTIL_IT_ENDS = sys.maxsize
 
 
-def place(strategy: tf.distribute.Strategy) -> Place:
+def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
     """Returns where this process stands among the replicas of a strategy.
 
     >>> place(tf.distribute.get_strategy())
-    Place(first=0, local=1, replicas=1)
+    ReplicaPlace(first=0, local=1, replicas=1)
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if strategy.num_replicas_in_sync > 1:
@@ -39,12 +39,12 @@ def place(strategy: tf.distribute.Strategy) -> Place:
                 strategy.num_replicas_in_sync,
                 "more workers, each with one of the devices",
             )
-        return Place(0, 1, 1)
+        return ReplicaPlace(0, 1, 1)
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(context.replica_id_in_sync_group)
     )
     local = [int(number) for number in strategy.experimental_local_results(numbers)]
-    return Place(min(local), len(local), strategy.num_replicas_in_sync)
+    return ReplicaPlace(min(local), len(local), strategy.num_replicas_in_sync)
 
 
 class Passes(abc.ABC):
@@ -62,7 +62,7 @@ class Passes(abc.ABC):
     endless: bool = False
     examples: int | None = None
     always_fed: bool
-    # Batches may differ in size, and be of any; see `Layout`.
+    # Batches may differ in size, and be of any; see `BatchLayout`.
     last = "short"
     global_batch: int | None = None
     # A batch in shape and type, for building a model.
@@ -117,7 +117,7 @@ class Passes(abc.ABC):
 
 
 def passes(
-    where: Place,
+    where: ReplicaPlace,
     x: FitData,
     y: FitData = None,
     sample_weight: FitData = None,
@@ -181,7 +181,7 @@ def passes(
 class _Arrays(Passes):
     """Arrays, of which each step gathers its examples by their numbers."""
 
-    def __init__(self, adapter: ArrayDataAdapter, where: Place, shuffle: bool | str, seed: int) -> None:
+    def __init__(self, adapter: ArrayDataAdapter, where: ReplicaPlace, shuffle: bool | str, seed: int) -> None:
         if shuffle not in (True, False):
             raise UserError(
                 "shuffle to be True or False",
@@ -200,7 +200,7 @@ class _Arrays(Passes):
         if not self.examples:
             raise UserError("examples", "arrays of none", "looking at the shapes of x and y")
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
-        self._layout = Layout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
+        self._layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self.always_fed = self._layout.always_fed
         self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)
         self._shuffle, self._seed = bool(shuffle), seed
@@ -236,7 +236,7 @@ class _Batches(Passes):
     """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
 
     def __init__(
-        self, adapter: _Adapter, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place
+        self, adapter: _Adapter, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
@@ -288,17 +288,17 @@ def _of_any_size(first: int, count: int) -> Rows:
         return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
 
 
-def _is_own(data: tf.data.Dataset, where: Place) -> bool:
+def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
     """Did the user say that each process reads data of its own?"""
     return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
 
 
-def _shared(data: tf.data.Dataset, where: Place) -> tf.data.Dataset:
+def _shared(data: tf.data.Dataset, where: ReplicaPlace) -> tf.data.Dataset:
     """Each element is the global batch, read by every process: TensorFlow's auto-sharding by data."""
     return _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
 
 
-def _own(data: tf.data.Dataset, where: Place, fixed: Sequence[int | None]) -> tf.data.Dataset:
+def _own(data: tf.data.Dataset, where: ReplicaPlace, fixed: Sequence[int | None]) -> tf.data.Dataset:
     """Each process reads batches of its own, of which it trains its part of a global batch a step, as TensorFlow does.
 
     What ends would end at different steps, so only data without end is taken.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pipeline.worker.jax.reader import Block
+from pipeline.worker.jax.reader import ReadBlock
 from pipeline.worker.jax.step import State, Step, everywhere
 
 # Steps of the loops that are compiled; any number of steps is made of these.
@@ -24,7 +24,7 @@ BLOCK_BYTES = 64 << 20
 CONVOLUTION = "conv_general_dilated"
 
 
-class Steps:
+class CompiledSteps:
     """A step, compiled for what comes, which takes the buffers of the state over."""
 
     def __init__(self, step: Step, mesh: Mesh, state: State, batch: Any, in_epoch: int, alike: bool = False) -> None:
@@ -41,7 +41,7 @@ class Steps:
             # At least a quarter of a block is read where an epoch ends in it.
             self.room = next((loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES), None)
 
-    def __call__(self, state: State, block: Block, first: int, steps: int) -> tuple[State, list[Any]]:
+    def __call__(self, state: State, block: ReadBlock, first: int, steps: int) -> tuple[State, list[Any]]:
         """(state, losses, arrays of one or several steps) after so many steps on a block's batches from `first` on."""
         if not block.stacked:
             state, loss = self._made(1, state, block.batches)

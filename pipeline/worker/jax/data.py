@@ -23,7 +23,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.data import broken as looked
 from pipeline.worker.engine import Emit
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 
 # (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
@@ -32,11 +32,11 @@ PARTS = {"train": "training", "validation": "validation"}
 
 
 @dataclass(frozen=True)
-class Data:
+class DeviceData:
     """Arrays, and how steps take their examples from them."""
 
     arrays: Arrays
-    layout: Layout
+    layout: BatchLayout
     shuffle: bool
     seed: int
 
@@ -126,10 +126,10 @@ class ProcessData:
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
         return digest.hexdigest()[:16]
 
-    def layout(self, counts: list[int]) -> Layout:
+    def layout(self, counts: list[int]) -> BatchLayout:
         """Returns how steps take their examples from so many."""
         process = self._process
-        return Layout(
+        return BatchLayout(
             self._plan.training.global_batch, self._plan.workers, process.replicas[0], len(process.replicas),
             tuple(counts), process.rank,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.data.broken import expect_batch
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.jax import build, layouts, size
-from pipeline.worker.jax.data import Data, ProcessData
+from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
 from pipeline.worker.loop import NO_COMPARISON, Resume, WeightComparison
@@ -66,11 +66,11 @@ class JaxEngine:
         model = build.model(plan, own, self.notes.add)
         if plan.training.remat:
             build.forget(model)
-        train = Data(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)
+        train = DeviceData(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)
         held_out = own.parts["validation"]
         validation = None
         if held_out is not None:
-            validation = Data(held_out, own.layout(validation_counts), False, plan.training.seed)
+            validation = DeviceData(held_out, own.layout(validation_counts), False, plan.training.seed)
         position = resume(train.layout, own.digest(), partial(on_all, send=told_by_first))
         cut = self._layout(model)
         placed = layouts.shardings(model, cut, self._mesh)

@@ -19,8 +19,8 @@ from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.engine import Emit
 from pipeline.worker.jax import bucket, step
-from pipeline.worker.jax.compiled import Steps
-from pipeline.worker.jax.data import Data
+from pipeline.worker.jax.compiled import CompiledSteps
+from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.layout import BEGINNING, Position
@@ -41,8 +41,8 @@ class JaxLoop(TrainingLoop):
         model: keras.Model,
         mesh: Mesh,
         shardings: Mapping[int, NamedSharding],
-        train: Data,
-        validation: Data | None,
+        train: DeviceData,
+        validation: DeviceData | None,
         chief: bool = True,
         alone: bool = True,
         position: Position = BEGINNING,
@@ -72,7 +72,7 @@ class JaxLoop(TrainingLoop):
                 self._lay(variable)
         made_of = partial(bucket.made_of, mesh) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
-        self._validate: Steps | None = None
+        self._validate: CompiledSteps | None = None
         self._results = step.results(model)
         self._reader = Reader(train, mesh, self._train.room, position)
 
@@ -206,11 +206,13 @@ class JaxLoop(TrainingLoop):
             digests.append(digest.hexdigest()[:16])
         return digests
 
-    def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
+    def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> CompiledSteps:
         step_of = partial(step_function, self.model, self.groups)
-        return Steps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
+        return CompiledSteps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
 
-    def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
+    def _through(
+        self, function: CompiledSteps, reader: Reader, count: int
+    ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Returns (losses [steps], examples [steps], seconds of reading, seconds of compiling) of `count` steps."""
         state, losses, sizes = self.values(), list[Any](), list[np.ndarray]()
         waited, compiling = reader.waited, function.compiling

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.data.examples import rows
-from pipeline.worker.jax.data import Data
+from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH
 from pipeline.worker.jax.step import over
 from pipeline.worker.layout import BEGINNING, Position
@@ -24,7 +24,7 @@ READY, LOOK_SECONDS = 2, 0.5
 
 
 @dataclass(frozen=True)
-class Block:
+class ReadBlock:
     """Batches of `examples` each, on the devices: [room, batch, ...], of which the first `steps` count.
 
     One that is not `stacked` holds a single batch [batch, ...].
@@ -40,17 +40,17 @@ class Reader:
     """The steps of a part of the data, from a position on; of a part that is read once, to its end."""
 
     def __init__(
-        self, data: Data, mesh: Mesh, room: int | None, position: Position = BEGINNING, once: bool = False
+        self, data: DeviceData, mesh: Mesh, room: int | None, position: Position = BEGINNING, once: bool = False
     ) -> None:
         """`room` is how many batches a block holds; None: each is alone."""
         self._data, self._mesh, self._room, self._once, self._position = data, mesh, room, once, position
-        self._ready: queue.Queue[Block | BaseException] = queue.Queue(READY)
+        self._ready: queue.Queue[ReadBlock | BaseException] = queue.Queue(READY)
         self._closed, self._thread = threading.Event(), threading.Thread(target=self._fill, daemon=True)
-        self._block, self._next = Block(None, 0, 0, False), 0
+        self._block, self._next = ReadBlock(None, 0, 0, False), 0
         # Seconds spent on waiting for a block so far.
         self.waited = 0.0
 
-    def take(self, count: int) -> Iterator[tuple[Block, int, int]]:
+    def take(self, count: int) -> Iterator[tuple[ReadBlock, int, int]]:
         """The next `count` steps as (block, the first of them in it, how many)."""
         while count > 0:
             if self._next == self._block.steps:
@@ -63,7 +63,7 @@ class Reader:
         """Ends the thread."""
         self._closed.set()
 
-    def _following(self) -> Block:
+    def _following(self) -> ReadBlock:
         began = time.perf_counter()
         if self._thread.ident is None:
             self._thread.start()
@@ -81,7 +81,7 @@ class Reader:
         except BaseException as error:
             self._put(error)
 
-    def _put(self, block: Block | BaseException) -> bool:
+    def _put(self, block: ReadBlock | BaseException) -> bool:
         """Hands a block over as soon as there is room; says whether any is wanted still."""
         while not self._closed.is_set():
             try:
@@ -91,7 +91,7 @@ class Reader:
             return True
         return False
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[ReadBlock]:
         steps = self._data.steps(self._position)
         if self._once:
             steps = itertools.islice(steps, self._data.layout.steps)
@@ -101,7 +101,7 @@ class Reader:
             while chosen := list(itertools.islice(alike, room or 1)):
                 yield self._block_of(chosen, size, room)
 
-    def _block_of(self, chosen: list[np.ndarray], size: int, room: int | None) -> Block:
+    def _block_of(self, chosen: list[np.ndarray], size: int, room: int | None) -> ReadBlock:
         """The batches of some steps, whose rows are `chosen`, with as much room as others have."""
         cut = BATCH if size % self._mesh.shape[BATCH] == 0 else None
         sharding = NamedSharding(self._mesh, PartitionSpec(None, cut) if room else PartitionSpec(cut))
@@ -115,10 +115,10 @@ class Reader:
             padded[: len(chosen)] = leaf.reshape(len(chosen), size, *leaf.shape[1:])
             return over(padded, sharding)
 
-        return Block(keras.tree.map_structure(placed, batch), len(chosen), size, room is not None)
+        return ReadBlock(keras.tree.map_structure(placed, batch), len(chosen), size, room is not None)
 
 
-def of_batch(data: Data) -> Any:
+def of_batch(data: DeviceData) -> Any:
     """The shapes of a whole batch on the devices."""
     return keras.tree.map_structure(
         lambda leaf: (

@@ -11,7 +11,7 @@ import tensorflow as tf
 from pipeline.data.errors import DataError
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.layout import Place
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow.collective import Addend
 
 # Of a text that processes tell each other.
@@ -88,7 +88,7 @@ EXPECTED = ("training examples of one shape", "validation examples of one shape"
 def agreed(
     strategy: tf.distribute.Strategy,
     collective: Collective[Addend],
-    where: Place,
+    where: ReplicaPlace,
     batch: Batch,
     held_out: Batch | None = None,
     classes: int | None = None,

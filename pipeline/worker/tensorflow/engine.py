@@ -25,7 +25,7 @@ from pipeline.worker.data.batches import Data
 from pipeline.worker.data.broken import expect_batch
 from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.layout import Place, Position
+from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison
 from pipeline.worker.tensorflow import build, remat, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
@@ -60,7 +60,7 @@ class TensorFlowEngine:
 
     def __init__(self, plan: Plan, process: Process, emit: Emit, asked_to_leave: Callable[[], bool]) -> None:
         self._plan, self._process, self._emit = plan, process, emit
-        self._place = Place(process.replicas[0] if process.replicas else 0, len(process.replicas), plan.workers)
+        self._place = ReplicaPlace(process.replicas[0] if process.replicas else 0, len(process.replicas), plan.workers)
         self.notes = Notes(emit if process.rank == plan.leaders[0] else None)
         self._data = ProcessData(plan, process, emit)
         # Kept for the process's life, as a loop's iterators are.

@@ -17,7 +17,7 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batches
 from pipeline.worker.engine import Emit
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow import step as steps
@@ -188,7 +188,7 @@ class Loop(TrainingLoop):
         """Begins the metrics anew, as for an epoch."""
         metrics.reset(self.model, self.chief)
 
-    def _validation_function(self, layout: Layout | None) -> steps.Validate:
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
         one = self.strategy.num_replicas_in_sync == 1
         fed, padded, largest = (one, False, None)
         if layout is not None:

@@ -23,7 +23,7 @@ from pipeline.worker.data import batches, cache, class_weights, conversion, insp
 from pipeline.worker.data import broken as looked
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.layout import Layout, Place
+from pipeline.worker.layout import BatchLayout, ReplicaPlace
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement, static
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
@@ -190,7 +190,7 @@ class ProcessData:
         held_out = None if validation is None else batches.spec(validation)
         whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
         counts = None if self.has_shards() else whole
-        where = Place(replicas[0], len(replicas), plan.workers)
+        where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
         return agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
 
     def _gap_in_labels(self) -> str | None:
@@ -222,12 +222,12 @@ class ProcessData:
             train = class_weights.weighed(train, {int(label): weight for label, weight in class_weight.items()})
         return train, validation
 
-    def layout(self, counts: list[int]) -> Layout:
+    def layout(self, counts: list[int]) -> BatchLayout:
         """Returns how steps take their examples from shards of which each has so many."""
         plan, process = self._plan, self._process
         if plan.strategy.asynchronous:
-            return Layout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
-        return Layout(
+            return BatchLayout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
+        return BatchLayout(
             plan.training.global_batch,
             plan.workers,
             process.replicas[0],
@@ -237,7 +237,7 @@ class ProcessData:
             "left out" if self._plan.strategy.static_batches else "short",
         )
 
-    def validation_parts(self, counts: list[int]) -> list[tuple[Part, Layout]]:
+    def validation_parts(self, counts: list[int]) -> list[tuple[Part, BatchLayout]]:
         """Returns the parts to validate, with their layouts: two under static shapes, in batches of one size each."""
         part = self.parts["validation"]
         if part is None:

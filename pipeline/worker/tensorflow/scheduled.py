@@ -20,7 +20,7 @@ from pipeline.worker.checkpoint import State
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part
 from pipeline.worker.data.source import Source, source
-from pipeline.worker.layout import BEGINNING, Layout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
@@ -273,7 +273,7 @@ class AsyncLoop(Loop):
     def _counting(self) -> list[keras.Variable]:
         return self.async_steps.counted
 
-    def _validation_function(self, layout: Layout | None) -> steps.Validate:
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
         return scheduled_step.validation_alone(self.model, metrics.counted(self.model))
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:

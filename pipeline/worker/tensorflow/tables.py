@@ -30,7 +30,7 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
         if layer.built or not plain:
             usual(layer, input_shape)
             return
-        layer.__class__ = _Table
+        layer.__class__ = _ShardedTable
         if (count := _shards(layer, servers, min_shard_bytes)) == 1:
             usual(layer, input_shape)
             layer._shards = [layer._embeddings]
@@ -49,7 +49,7 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
     """Returns warnings of what stays whole of `model`; refuses an optimizer that would treat shards otherwise."""
     if min_shard_bytes is None:
         return []
-    cut = [layer for layer in model._flatten_layers() if isinstance(layer, _Table) and len(layer._shards) > 1]
+    cut = [layer for layer in model._flatten_layers() if isinstance(layer, _ShardedTable) and len(layer._shards) > 1]
     for optimizer in updating(model.optimizer) if cut else ():
         if not isinstance(optimizer, _OF_WHOLE_VARIABLES) and optimizer.clipnorm is None:
             continue
@@ -102,10 +102,10 @@ def weights(model: keras.Model) -> list[np.ndarray]:
 
 def has_tables(model: keras.Model) -> bool:
     """True if a layer of `model` was built as a table on servers, which is not to be saved as it is."""
-    return any(isinstance(layer, _Table) for layer in model._flatten_layers())
+    return any(isinstance(layer, _ShardedTable) for layer in model._flatten_layers())
 
 
-class _Table(keras.layers.Embedding):  # type: ignore[misc]
+class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
     """An embedding whose rows are looked up where they are held, so that only they travel."""
 
     _shards: Sequence[keras.Variable]

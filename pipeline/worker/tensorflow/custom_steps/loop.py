@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from pipeline.worker.data.reading import Batches
 from pipeline.worker.engine import Emit
-from pipeline.worker.layout import Layout
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
@@ -86,7 +86,7 @@ class CustomLoop(Loop):
         assert returned is not None, "what cannot be evaluated is not validated"
         return {name: result_of(*source) for name, source in returned.metrics.items()}
 
-    def _validation_function(self, layout: Layout | None) -> steps.Validate:
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
         assert layout is not None, "a run knows its data"
         padded = layout.last == "padded"
         return custom_step.validation_steps(

@@ -17,7 +17,7 @@ from pipeline.record.findings import Check, Difference
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.layout import Place
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
 from pipeline.worker.tensorflow.agreement import texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
@@ -60,7 +60,7 @@ Examples = Callable[[int, int], Batch]
 Made = TypeVar("Made")
 
 
-def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Examples) -> Check:
+def check(loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, examples: Examples) -> Check:
     """Compares a step of all replicas on a few `examples` with one device's; all processes call it together.
 
     Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
@@ -76,7 +76,7 @@ def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Exam
 class _Comparison:
     """One small batch, and what becomes of it."""
 
-    def __init__(self, loop: Loop, collective: Pausable[Addend], where: Place) -> None:
+    def __init__(self, loop: Loop, collective: Pausable[Addend], where: ReplicaPlace) -> None:
         self._loop, self._collective, self._where = loop, collective, where
         self._own = custom_step.of(loop.model)
         self._trials = Trials(loop, collective) if self._own is None else CustomTrials(loop, collective)
