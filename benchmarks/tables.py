@@ -228,7 +228,7 @@ def scale(rows: Rows, part: str) -> list[str]:
     runs = rows["runs"]
     limit = runs[0]["silent_limit"]
     lines = [
-        "| processes | hosts | events a second | cores of the conductor | its memory | a process "
+        "| processes | hosts | events a second | cores of the driver | its memory | a process "
         f"| a killed one is noticed after | a silent one, `launch.heartbeat_timeout={limit:g}` |",
         "|---|---|---|---|---|---|---|---|",
     ]

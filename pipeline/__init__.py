@@ -10,7 +10,7 @@ __all__ = ["fit"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only where it is asked for: it imports TensorFlow, which the conductor never does.
+    # Only where it is asked for: it imports TensorFlow, which the driver never does.
     if name == "fit":
         from pipeline.worker.fit.fitting import fit
 

@@ -1,4 +1,4 @@
-"""The command that takes the place of a run's conductor that is gone: `python -m pipeline attach RUN`.
+"""The command that takes the place of a run's driver that is gone: `python -m pipeline attach RUN`.
 
 0: the run has finished. 1: it failed. 2: there is nothing to attach to. 75 and 128 + n: as a training.
 """

@@ -54,7 +54,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     if code is None:
         code = ABANDONED if channel.life else UNREACHED
     if code == UNREACHED:
-        starter.tell(f"Expected to reach the conductor at {arguments.conductor}, received: {channel.problem}.")
+        starter.tell(f"Expected to reach the driver at {arguments.conductor}, received: {channel.problem}.")
     endpoint.close(1.0)
     cluster.close(0)
     return code
@@ -88,7 +88,7 @@ class _Starter:
             with os.fdopen(reading) as end:
                 text = end.read()
             if text != READY:
-                print(text or "Expected an agent that reaches its conductor, received one that ended.", file=sys.stderr)
+                print(text or "Expected an agent that reaches its driver, received one that ended.", file=sys.stderr)
             os._exit(0 if text == READY else UNREACHED)
         os.close(reading)
         os.setsid()
@@ -114,14 +114,14 @@ class _Starter:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
-    parser.add_argument("conductor", help="HOST:PORT at which the conductor listens")
+    parser.add_argument("conductor", help="HOST:PORT at which the driver listens")
     parser.add_argument("--name", required=True, help="what a person calls this host")
     parser.add_argument("--order", type=int, required=True, help="its place among all, from 0")
     parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
     parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
     parser.add_argument(
-        "--detach", action="store_true", help="go on once the conductor has answered, in the background"
+        "--detach", action="store_true", help="go on once the driver has answered, in the background"
     )
     return parser.parse_args()
 

@@ -217,14 +217,14 @@ class LaunchPart:
     max_restarts: int = part_of()
     elastic: bool = part_of()
     min_workers: int = part_of()
-    # For how long processes go on without a conductor, and may they outlive the command that started them?
+    # For how long processes go on without a driver, and may they outlive the command that started them?
     orphan_timeout: float = part_of(default=300.0)
     detach: bool = part_of(default=False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Frozen numbers that conductor and processes agree on, in parts. Plain values only: it is written as plan.json.
+    """Frozen numbers that driver and processes agree on, in parts. Plain values only: it is written as plan.json.
 
     Each field of a part says what it is part of, see `parts.Part`. In plan.json they stand beside each other, under
     their own names or those that they say.

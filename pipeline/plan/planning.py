@@ -34,8 +34,8 @@ Part = TypeVar("Part", StrategyPart, HardwarePart, DataPart, TrainingPart, Measu
 DEFAULT_EPOCHS = 2
 # The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
 CHECKPOINT_SHARE = 0.01
-# For how long processes go on without a conductor where that is not said: what a cut line or a slip takes; where the
-# conductor is meant to go, a week.
+# For how long processes go on without a driver where that is not said: what a cut line or a slip takes; where the
+# driver is meant to go, a week.
 ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
 
 

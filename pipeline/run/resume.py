@@ -63,7 +63,7 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
         run = Run.locked(folder)
     except OSError:
         raise UserError(
-            "a run that has ended", f"{folder}, whose conductor still works on it", "resume=never, or wait for it"
+            "a run that has ended", f"{folder}, whose driver still works on it", "resume=never, or wait for it"
         ) from None
     _expect_no_processes(run)
     if run.status == "finished" and not config.resume_changes:
@@ -160,6 +160,6 @@ def _expect_no_processes(run: Run) -> None:
         folder = log.from_here(run.folder)
         raise UserError(
             "a run that has ended",
-            f"{folder}, whose processes train on without a conductor",
+            f"{folder}, whose processes train on without a driver",
             f"python -m pipeline attach {folder}, or resume=never for another run",
         )

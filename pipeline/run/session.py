@@ -181,11 +181,11 @@ class Session:
                 cluster.leave()
             return False
         if number == signal.SIGINT and self.saves and self.preemption.asked is None:
-            self.preemption.ask(number, "the conductor", of_command=True)
+            self.preemption.ask(number, "the driver", of_command=True)
             return True
         if number not in PREEMPTING:
             return False
-        self.preemption.ask(number, "the conductor", of_command=True)
+        self.preemption.ask(number, "the driver", of_command=True)
         return self.busy
 
     def known_baseline(self, baseline: Plan | None, output: Path) -> Baseline | None:

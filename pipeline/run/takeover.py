@@ -106,7 +106,7 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
         run = Run.locked(folder)
     except OSError:
         raise UserError(
-            "a run whose conductor is gone", f"{shown}, on which one still works", "again once that has ended"
+            "a run whose driver is gone", f"{shown}, on which one still works", "again once that has ended"
         ) from None
     with contextlib.ExitStack() as stack:
         try:
@@ -131,7 +131,7 @@ def _left(run: Run, shown: Path) -> Handover:
     left = Handover.read(run.folder)
     if left is None:
         raise UserError(
-            "a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, slurm or kubernetes)",
+            "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)",
             f"{shown}, whose processes have ended with it",
             "the same command again: it goes on from the last checkpoint",
         )
@@ -148,14 +148,14 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     if any(isinstance(event, Restarted | Resumed) for event in logged) or not cluster.attach(folder):
         forget(folder)
         raise UserError(
-            "processes that wait for a conductor",
+            "processes that wait for a driver",
             f"none of {log.from_here(folder)}: they have ended",
             f"{typed(left)}, which goes on from the last checkpoint",
         )
 
     def live() -> None:
         if end:
-            session.preemption.ask(signal.SIGTERM, "the conductor", of_command=True)
+            session.preemption.ask(signal.SIGTERM, "the driver", of_command=True)
 
     baseline = None if left.baseline is None else from_json(left.baseline)
     planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)

@@ -87,7 +87,7 @@ class Checkpointer:
     """
 
     def __init__(self, checkpoints: Checkpoints, emit: Emit) -> None:
-        assert checkpoints.folder is not None, "the conductor names the folder"
+        assert checkpoints.folder is not None, "the driver names the folder"
         self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
         # The one that waits to be written, and the last one that was asked for.
         self._waiting: Written | None = None

@@ -93,7 +93,7 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(fold
     assert step(folder) == before
     refused = start(folder, *COMMAND, *SLOWLY, "launch.detach=true")
     _, err = refused.communicate(timeout=60)
-    assert (refused.returncode, "whose processes train on without a conductor" in err) == (2, True), err
+    assert (refused.returncode, "whose processes train on without a driver" in err) == (2, True), err
     # Left by Ctrl-C.
     second = start(folder, "attach", run.name)
     until(second, lambda: step(folder) >= before + 40)
