@@ -21,7 +21,7 @@ from pipeline.analyze import measure
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
-from pipeline.launch import machine as machines
+from pipeline.launch import this_machine as machines
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan

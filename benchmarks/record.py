@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.launch import machine
+from pipeline.launch import this_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -77,7 +77,7 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json, packages: Sequ
     path = arguments.json or (None if arguments.smoke else RESULTS / f"{name}.json")
     if path is None:
         return
-    here = machine.detect(os.environ)
+    here = this_machine.detect(os.environ)
     about = {
         "benchmark": name,
         "arguments": sys.argv[1:],

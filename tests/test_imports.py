@@ -15,7 +15,7 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline.config import config, messages
+from pipeline.config import config, refusals
 
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
@@ -110,7 +110,7 @@ def test_imports_run_downwards():
     assert " 0 broken" in shown.stdout
 
 
-@pytest.mark.parametrize("key", [key for key in messages.keys() if key.rpartition(".")[2] not in ("name", "build")])  # noqa: SIM118
+@pytest.mark.parametrize("key", [key for key in refusals.keys() if key.rpartition(".")[2] not in ("name", "build")])  # noqa: SIM118
 def test_every_key_is_explained_where_it_stands(key):
     group, _, name = key.rpartition(".")
     choices = sorted((config.folder() / group).glob("*.yaml")) if group else []

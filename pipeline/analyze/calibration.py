@@ -13,8 +13,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from pipeline.analyze.fitting import CONFIDENCE
 from pipeline.analyze.history import TimedRun
+from pipeline.analyze.least_squares import CONFIDENCE
 from pipeline.analyze.predict import Basis, Prediction
 from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan

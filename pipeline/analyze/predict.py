@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.analyze import comparable, measure
-from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, Fit, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
+from pipeline.analyze.least_squares import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, Fit, anchored, fit, interval
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
     Case,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
-from pipeline.run import clean
-from pipeline.run.clean import Stored
+from pipeline.run import retention
+from pipeline.run.retention import Stored
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import stores
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 def _clean(typed: Words) -> int:
     rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()
-    folders = clean.gather(Path(typed["output_dir"]))
-    why = clean.staying(folders, *rules, now)
+    folders = retention.gather(Path(typed["output_dir"]))
+    why = retention.staying(folders, *rules, now)
     going = [folder for folder in folders if why[folder.folder] is None]
     failed = 0
     prepare(os.environ)
@@ -66,7 +66,7 @@ def _clean(typed: Words) -> int:
 def _rules(typed: Words) -> tuple[int, int, bool]:
     """Returns which runs go. Raises `UserError`."""
     best, older_than = typed["keep_best"], typed["older_than"]
-    age = clean.seconds_of(older_than)
+    age = retention.seconds_of(older_than)
     if age is None:
         raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
     if not best.isdecimal():

@@ -19,8 +19,8 @@ from pipeline.commands.verbs import DOES, VERBS
 from pipeline.config import shipped
 from pipeline.config.composing import Composer
 from pipeline.config.instead import find, keys, meant_by_key, typeable
-from pipeline.config.messages import in_words
 from pipeline.config.near import near
+from pipeline.config.refusals import in_words
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 

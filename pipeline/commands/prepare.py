@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
-from pipeline.launch import LaunchError, machine, signals
+from pipeline.launch import LaunchError, signals, this_machine
 from pipeline.prepare import cluster, filling, settings
 from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     console = show.console_on(sys.stdout)
     start = partial(
         cluster.workers,
-        config.processes or len(machine.usable_cores()),
+        config.processes or len(this_machine.usable_cores()),
         config.scheduler,
         Path(config.out or ""),
     )

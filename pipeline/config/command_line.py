@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from pipeline.config import shipped
 from pipeline.config.config import NAMED
 from pipeline.config.instead import find, fitting, in_shell, is_list, meant_by_key, misfit, typeable, usual
-from pipeline.config.messages import HELP, refusal, unknown_key
+from pipeline.config.refusals import HELP, refusal, unknown_key
 from pipeline.errors import UserError
 
 # Options with a value, as they are typed.

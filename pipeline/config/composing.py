@@ -35,7 +35,7 @@ from pipeline.config import shipped
 from pipeline.config.command_line import Parser, check_not_swept, check_override
 from pipeline.config.config import NAMED
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
-from pipeline.config.messages import ALONE, missing_value, not_alone, refusal
+from pipeline.config.refusals import ALONE, missing_value, not_alone, refusal
 from pipeline.config.schema import Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
 from pipeline.errors import UserError
 

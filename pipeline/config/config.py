@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.instead import in_shell, usual
-from pipeline.config.messages import LISTS, in_words, refusal
+from pipeline.config.refusals import LISTS, in_words, refusal
 from pipeline.config.schema import COMPOSED, Config, Json, PrepareConfig
 from pipeline.config.shipped import folder as folder
 from pipeline.errors import UserError

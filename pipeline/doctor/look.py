@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Gpus, Look, Name, Port, Space
-from pipeline.launch import machine
-from pipeline.launch.machine import holder
+from pipeline.launch import this_machine
+from pipeline.launch.this_machine import holder
 
 # Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
 BACKEND_SECONDS = 180.0
@@ -49,7 +49,7 @@ def look(request: Look, environ: Mapping[str, str]) -> Facts:
         packages={name: installed(name) for name in request.packages},
         backend=backend,
         gpus=when("gpus", lambda: gpus(environ, backend)),
-        cores_usable=when("cores", lambda: len(machine.usable_cores())),
+        cores_usable=when("cores", lambda: len(this_machine.usable_cores())),
         cores_installed=when("cores", os.cpu_count),
         memory=when("memory", memory),
         shm=when("shm", lambda: _space(Path("/dev/shm"))),
@@ -74,8 +74,8 @@ def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
 
 def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
     """NVIDIA's GPUs, and why the backend sees fewer if it does."""
-    installed, setting = machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
-    visible, on_bus = machine.visible(installed, setting), _on_bus(pci)
+    installed, setting = this_machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
+    visible, on_bus = this_machine.visible(installed, setting), _on_bus(pci)
     report: dict[str, Any] = {}
     if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
         libraries, error = _in_a_process(

@@ -120,9 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
     parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
-    parser.add_argument(
-        "--detach", action="store_true", help="go on once the driver has answered, in the background"
-    )
+    parser.add_argument("--detach", action="store_true", help="go on once the driver has answered, in the background")
     return parser.parse_args()
 
 

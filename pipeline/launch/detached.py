@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, machine
+from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.messages import PACKAGE
 from pipeline.launch.agents.remote import RemoteJob
@@ -40,7 +40,7 @@ class DetachedCluster(DiallingCluster):
     def inventory(self) -> Machine:
         """This machine, looked at once."""
         if self._machine is None:
-            self._machine = machine.detect(self.environ)
+            self._machine = this_machine.detect(self.environ)
         return self._machine
 
     def assumed(self) -> Machine:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
-from pipeline.launch import Helpers, LaunchError, Line, machine
+from pipeline.launch import Helpers, LaunchError, Line, this_machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
@@ -168,7 +168,7 @@ class HostsCluster(DiallingCluster):
 
     def assumed(self) -> Machine:
         """The hosts by their names, each like this machine."""
-        own = machine.detect(self.environ)
+        own = this_machine.detect(self.environ)
         return inventory([Host(name, own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus) for name in self._targets])
 
     def _prepare(self) -> ThreadPoolExecutor:

@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch import Cluster, Helpers, LaunchError, asking, machine
-from pipeline.launch.machine import FREE_SECONDS, reserve
+from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
 from pipeline.launch.signals import CONDUCTOR, STACKS
+from pipeline.launch.this_machine import FREE_SECONDS, reserve
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -62,7 +62,7 @@ class LocalCluster(Cluster):
     def inventory(self) -> Machine:
         """This machine, as far as a process with the given environment may use it, looked at once."""
         if self._machine is None:
-            self._machine = machine.detect(self._environ)
+            self._machine = this_machine.detect(self._environ)
         return self._machine
 
     def helpers(self) -> Helpers:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, machine
+from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.agent import AgentPlace as Seat
 from pipeline.launch.agents.channel import Channel
@@ -24,10 +24,10 @@ from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_fr
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.job_variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.options import options_of
 from pipeline.launch.signals import number_of
-from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record.log import SECRET, read_json, write_json
@@ -204,7 +204,7 @@ class MpiCluster(DiallingCluster):
 
     def assumed(self) -> Machine:
         """So many places as there are, on this machine."""
-        own = machine.detect(self.environ)
+        own = this_machine.detect(self.environ)
         size = self._place.size if self._place else 1
         each = max(1, len(own.cores) // size)
         cores = [own.cores[rank * each : (rank + 1) * each] or own.cores[:1] for rank in range(size)]
@@ -254,7 +254,7 @@ def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None])
     elif place.rank == 0:
         text = f"Each process of the MPI job is bound to {len(cores)} of {os.cpu_count()} cores"
         say(f"{text}: `mpirun --bind-to none` leaves all of them to be dealt out.")
-    gpus = machine.installed_gpus()
+    gpus = this_machine.installed_gpus()
     if gpus and size > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         indexes = part(range(len(gpus)), place.local_rank, size) if len(gpus) >= size else []
         changed["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indexes))

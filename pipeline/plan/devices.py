@@ -4,7 +4,7 @@ import re
 
 from pipeline.config.schema import Baseline, Config, Kind, Object, Precision
 from pipeline.errors import UserError
-from pipeline.plan.batches import left_out
+from pipeline.plan.batch_sizes import left_out
 from pipeline.plan.machine import Machine
 
 # Where a TPU's worker listens; the port that Google's TPUs have is 8470.

@@ -18,11 +18,11 @@ from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import COMPOSED, Config, Mode, Order
 from pipeline.errors import UserError
-from pipeline.launch import AT_ONCE, LaunchError, machine
+from pipeline.launch import AT_ONCE, LaunchError, this_machine
 from pipeline.plan import planning
 from pipeline.record.results import Ending, Result
 from pipeline.record.sweeps import Entry
-from pipeline.run import folders, start
+from pipeline.run import run_folders, start
 from pipeline.run import sweep as sweeps
 from pipeline.run.session import Key, RunRequest, Session, write_unstarted
 from pipeline.run.views import RunResult
@@ -122,7 +122,7 @@ class Requests:
                 self._session.screen.say(str(error))
                 code = 2
             if code is not None:
-                folders.remove(folder, Path(config.output_dir))
+                run_folders.remove(folder, Path(config.output_dir))
             return code
         return None
 
@@ -138,7 +138,7 @@ class Requests:
                 self._all[place] = self._as_one(request, one)
                 self._validate(place, self._as_one(request, one))
         for folder, output in self._to_delete:
-            folders.remove(folder, output)
+            run_folders.remove(folder, output)
         order, repeats = self._repeat()
         for key, point in self.shown(self._session.results).items():
             if key in self._session.results and point.result.ending.status == "REFUSED":
@@ -149,7 +149,7 @@ class Requests:
             self.sweep.write()
         elif self._folder is not None and self._folder.name == COMPOSED:
             shutil.rmtree(self._folder, ignore_errors=True)
-            folders.remove(self._folder, self._folder.parents[2])
+            run_folders.remove(self._folder, self._folder.parents[2])
 
     def _repeat(self) -> tuple[Order | None, int]:
         """Adds the repeats of each run; returns (the sweep's order, its repeats)."""
@@ -243,7 +243,7 @@ class Requests:
 
 def devices(environ: Mapping[str, str]) -> int:
     """The number of this machine's GPUs, or of its cores if it has none."""
-    inventory = machine.detect(environ)
+    inventory = this_machine.detect(environ)
     return len(inventory.gpus) or len(inventory.cores)
 
 

@@ -14,9 +14,9 @@ from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import kept, log
-from pipeline.run import folders
-from pipeline.run.folders import LOCK, PLAN, Lock
+from pipeline.run import run_folders
 from pipeline.run.run import Run
+from pipeline.run.run_folders import LOCK, PLAN, Lock
 from pipeline.run.start import AUTO, NEVER
 
 
@@ -40,7 +40,7 @@ def find(
             _expect_at_rest(only)
             return _last_of_same(plan, [only], say)
         return _last_of_same(
-            plan, sorted(dict.fromkeys([*folders.same_identity(plan, output), *also]), key=folders.began), say
+            plan, sorted(dict.fromkeys([*run_folders.same_identity(plan, output), *also]), key=run_folders.began), say
         )
     return _named(config, plan, only_named(config.resume, output))
 
@@ -80,7 +80,7 @@ def only_named(name: str, output: Path) -> Path:
     """The folder of the one run that `resume` names. Raises `UserError`."""
     expected = "resume to be auto, never, or a run's folder, name or id in MLflow"
     others = "resume=auto or resume=never"
-    return folders.named(name, output, expected, f"resume={{}}, {others}", others)
+    return run_folders.named(name, output, expected, f"resume={{}}, {others}", others)
 
 
 def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path]:
@@ -90,7 +90,7 @@ def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path
     """
     needed = set() if base_port is None else {base_port + process.rank for process in plan.processes}
     hosts = set(plan.hardware.host_names)
-    for folder in sorted(output / within for within in folders.all_within(output)):
+    for folder in sorted(output / within for within in run_folders.all_within(output)):
         if not (folder / kept.FILE).exists():
             continue
         values = log.read_whole(folder / PLAN)

@@ -31,8 +31,8 @@ from pipeline.record.events import (
 from pipeline.record.findings import Check, Pace
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
-from pipeline.run import folders
-from pipeline.run.folders import EVENTS, PLAN, Lock
+from pipeline.run import run_folders
+from pipeline.run.run_folders import EVENTS, PLAN, Lock
 from pipeline.run.timing import Measurements
 
 # How a run's last command ended, in words.
@@ -158,7 +158,7 @@ class Run:
         with suppress(OSError):
             (self.folder / results.FILE).unlink()
         write_whole(self.folder / PLAN, plan.to_json())
-        folders.note(self.folder, plan, output)
+        run_folders.note(self.folder, plan, output)
         self.open()
 
     def open(self) -> None:

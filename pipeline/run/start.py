@@ -10,7 +10,7 @@ from pipeline.launch import Cancelled, outlives
 from pipeline.plan.backends import JAX
 from pipeline.plan.plan import Plan, as_long_as
 from pipeline.record import log
-from pipeline.run import folders
+from pipeline.run import run_folders
 from pipeline.run.memory_check import estimated, expect_room, show_shards
 from pipeline.run.planner import plan_run, reachable
 from pipeline.run.session import Planned, RunRequest, Session
@@ -76,7 +76,7 @@ def _without_training(request: RunRequest, planned: Planned, session: Session) -
     config, cluster = request.config, planned.cluster
     plan = reachable(planned.plan, cluster, config, session)
     # First, since whoever reads the output may close it in the middle.
-    folders.remove(request.folder, request.output)
+    run_folders.remove(request.folder, request.output)
     session.screen.planned(plan, config.mode is Mode.plan, None)
     if config.mode is Mode.predict:
         # It brings along NumPy, which a plan does without.
@@ -94,7 +94,7 @@ def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple
     from pipeline.run import resume
 
     config, cluster, output = request.config, planned.cluster, request.output
-    attempts = list(folders.attempts(request.folder))
+    attempts = list(run_folders.attempts(request.folder))
     only = request.folder if request.own else None
     earlier = resume.find(config, planned.plan, output, only, attempts, session.screen.say)
     try:
@@ -122,7 +122,7 @@ def _may_be_held(config: Config) -> bool:
 def _refused(error: Exception, request: RunRequest) -> RunResult:
     result = request.unstarted("REFUSED", str(error))
     if request.sweep is None:
-        folders.remove(request.folder, request.output)
+        run_folders.remove(request.folder, request.output)
     return result
 
 
@@ -132,10 +132,10 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
     One that resumes nothing, and whose folder holds a run, gets another one.
     """
     if earlier is None:
-        holds_run = (request.folder / folders.EVENTS).exists()
-        return dataclasses.replace(request, folder=folders.make_another(request.folder)) if holds_run else request
+        holds_run = (request.folder / run_folders.EVENTS).exists()
+        return dataclasses.replace(request, folder=run_folders.make_another(request.folder)) if holds_run else request
     if request.folder.resolve() != earlier.folder.resolve():
-        folders.remove_empty(request.folder)
+        run_folders.remove_empty(request.folder)
     session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
     return dataclasses.replace(request, folder=earlier.folder.resolve())
 

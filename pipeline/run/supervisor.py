@@ -27,12 +27,12 @@ from pipeline.record.log import from_plain
 from pipeline.record.results import Baseline, Ending, Result
 from pipeline.run import model_size, takeover
 from pipeline.run.explaining import explain_loss
-from pipeline.run.folders import EVENTS
 from pipeline.run.group import Group, Replay
 from pipeline.run.memory_check import without_room
 from pipeline.run.planner import batch_rule, fewer, relaid
 from pipeline.run.results import RunTracking, preempted, refused_of, result_of
 from pipeline.run.run import Run, unwritten
+from pipeline.run.run_folders import EVENTS
 from pipeline.run.session import RunPreempted, RunRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.takeover import Attempt, Handover

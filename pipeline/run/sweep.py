@@ -21,7 +21,7 @@ from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
-from pipeline.run.folders import EVENTS, Lock, attempts
+from pipeline.run.run_folders import EVENTS, Lock, attempts
 from pipeline.run.views import RunResult
 
 

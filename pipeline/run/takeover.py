@@ -21,10 +21,10 @@ from pipeline.record import kept, log
 from pipeline.record.commands import Resume
 from pipeline.record.events import Restarted, Resumed
 from pipeline.record.results import Baseline
-from pipeline.run import folders
-from pipeline.run.folders import EVENTS, PLAN
+from pipeline.run import run_folders
 from pipeline.run.group import Replay
 from pipeline.run.run import Run
+from pipeline.run.run_folders import EVENTS, PLAN
 from pipeline.run.session import Planned, RunRequest, Session
 from pipeline.run.timing import Measurements
 
@@ -91,7 +91,7 @@ def how(folder: Path) -> str:
 def named(name: str, output: Path) -> Path:
     """The folder of the run that `name` names. Raises `UserError`."""
     expected = "a run's folder, its name or its id in MLflow"
-    return folders.named(name, output, expected, "python -m pipeline attach {}", "output_dir=...").resolve()
+    return run_folders.named(name, output, expected, "python -m pipeline attach {}", "output_dir=...").resolve()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.analyze import calibration, predict, step_model
 from pipeline.analyze.calibration import Past
-from pipeline.analyze.fitting import CONFIDENCE
+from pipeline.analyze.least_squares import CONFIDENCE
 from pipeline.analyze.step_model import Case, Observed
 from pipeline.record.predictions import FittedOn
 

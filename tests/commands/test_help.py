@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.commands import help as pages
 from pipeline.commands.verbs import VERBS
-from pipeline.config import messages
+from pipeline.config import refusals
 from pipeline.config.shipped import choices
 
 
@@ -39,7 +39,7 @@ def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_
     told = asked("--help", "all", COLUMNS="100")
     assert told.code == 0, told.err
     entries = dict(re.findall(r"^  ([a-z_.]+)=.*\n((?: {6}.*\n)*)", told.out, re.M))
-    for key in messages.keys():  # noqa: SIM118 - a function
+    for key in refusals.keys():  # noqa: SIM118 - a function
         found = [text for name, text in entries.items() if name == key or name.startswith(f"{key}.")]
         assert found, f"{key} is not there"
         assert all(re.search(r"^ {6}[^(]", text, re.M) for text in found), f"nothing is said of {key}"

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pipeline.launch import machine
-from pipeline.launch.machine import (
+from pipeline.launch import this_machine
+from pipeline.launch.this_machine import (
     cpu_name,
     detect,
     installed_gpus,
@@ -46,7 +46,8 @@ def test_a_container_s_quota_counts(tmp_path, quota, cores):
 
 def test_affinity_counts():
     code = (
-        "import os; os.sched_setaffinity(0, {%d})\nfrom pipeline.launch import machine\nprint(machine.detect({}).cores)"
+        "import os; os.sched_setaffinity(0, {%d})\nfrom pipeline.launch import this_machine\n"
+        "print(this_machine.detect({}).cores)"
     )
     shown = subprocess.run([sys.executable, "-c", code % ALLOWED[-1]], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"({ALLOWED[-1]},)"
@@ -180,7 +181,7 @@ def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, mon
     assert found.hostname == os.uname().nodename
     assert 0 < found.memory_gib < 1e5
     assert detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
-    assert not hasattr(machine, "tensorflow")
+    assert not hasattr(this_machine, "tensorflow")
 
 
 def test_a_command_looks_at_the_machine_once_however_many_points_it_has(pipeline, tmp_path):

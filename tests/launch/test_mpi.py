@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Ran, environment, finish, left_behind, start
 
+from pipeline.launch.job_variables import OPEN_MPI, Place, place_of
 from pipeline.launch.mpi import Meeting, part
-from pipeline.launch.variables import OPEN_MPI, Place, place_of
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
 TWO = ("strategy=multi_worker", "workers=2", *SMALL)

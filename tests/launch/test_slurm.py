@@ -20,11 +20,20 @@ from pretend_slurm import Slurm
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError
+from pipeline.launch.job_variables import (
+    OPEN_MPI,
+    SLURM,
+    Allocation,
+    Place,
+    allocation_of,
+    counts_of,
+    hosts_of,
+    place_of,
+)
 from pipeline.launch.options import options_of
 from pipeline.launch.slurm.cluster import within
 from pipeline.launch.slurm.options import SlurmOptions, check
 from pipeline.launch.slurm.script import batch_script, clean
-from pipeline.launch.variables import OPEN_MPI, SLURM, Allocation, Place, allocation_of, counts_of, hosts_of, place_of
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",
          "train.check=off")  # fmt: skip

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import numpy as np
 
-from pipeline.launch import machine
+from pipeline.launch import this_machine
 from pipeline.launch.signals import STACKS
 from pipeline.record.events import (
     Built,
@@ -49,7 +49,7 @@ class Cluster:
         return None
 
     def inventory(self):
-        return machine.detect(self.environ)
+        return this_machine.detect(self.environ)
 
     def warm_up(self):
         pass

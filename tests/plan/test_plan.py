@@ -23,7 +23,7 @@ from pipeline.config.schema import (
     TrackingConfig,
 )
 from pipeline.errors import UserError
-from pipeline.plan.batches import split_batch
+from pipeline.plan.batch_sizes import split_batch
 from pipeline.plan.checks import check_ranges
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, fingerprint, from_json

@@ -32,8 +32,8 @@ from pipeline.record.kept import Kept
 from pipeline.record.log import to_line
 from pipeline.record.results import Baseline
 from pipeline.run import resume, takeover
-from pipeline.run.folders import Lock
 from pipeline.run.group import Group, Replay
+from pipeline.run.run_folders import Lock
 from pipeline.run.session import Preemption, Session
 from pipeline.run.takeover import Attempt, Handover
 from pipeline.run.timing import Measurements

@@ -15,8 +15,8 @@ from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
-from pipeline.run import folders, resume
-from pipeline.run.folders import Lock
+from pipeline.run import resume, run_folders
+from pipeline.run.run_folders import Lock
 
 
 def made(
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_with_another_config_is_found_by_that_one_and_no_more
     run, other = made(tmp_path, "one", "KILLED"), wanted(train__epochs=9)
     assert (found(tmp_path), found(tmp_path, planned=other)) == ("one", None)
     (run / "plan.json").write_text(other.to_json())
-    folders.note(run, other, tmp_path)
+    run_folders.note(run, other, tmp_path)
     assert (found(tmp_path), found(tmp_path, planned=other)) == (None, "one")
 
 

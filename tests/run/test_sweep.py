@@ -19,8 +19,8 @@ from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.errors import UserError
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
-from pipeline.run import folders, resume, sweep
-from pipeline.run.folders import Lock
+from pipeline.run import resume, run_folders, sweep
+from pipeline.run.run_folders import Lock
 from pipeline.run.tags import command_of
 from pipeline.run.views import RunResult
 
@@ -61,8 +61,8 @@ def test_attempts_at_a_point_are_found_from_any_of_them_on(tmp_path):
     tries = [tmp_path / name for name in ("0_mirrored", "0_mirrored.2", "0_mirrored.3")]
     for folder in tries:
         folder.mkdir()
-    assert list(folders.attempts(tries[0])) == tries
-    assert list(folders.attempts(tries[1])) == tries[1:]
+    assert list(run_folders.attempts(tries[0])) == tries
+    assert list(run_folders.attempts(tries[1])) == tries[1:]
 
 
 @pytest.mark.parametrize("folder", ["sweeps/mine/0_mirrored.2", "sweeps/older/1_mirrored"])
@@ -88,7 +88,7 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     made.release()
     folder, done = made.folder / entry.folder, Result(Ending("FINISHED"))
     # A later attempt, and a run that is of no sweep.
-    later = folders.make_another(folder)
+    later = run_folders.make_another(folder)
     (tmp_path / "alone").mkdir()
     sweep.note_alone(tmp_path / "alone", RunResult(done, str(tmp_path / "alone")))
     sweep.note_alone(later, RunResult(done, str(later)))

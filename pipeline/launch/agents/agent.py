@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.launch import LaunchError, machine
+from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import (
@@ -169,7 +169,7 @@ class Agent:
             Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
             for number, job in self._jobs.items()
         ]
-        host, network = self._cluster.inventory(), machine.network()
+        host, network = self._cluster.inventory(), this_machine.network()
         self._send(Hello(self._place.order, self._place.address, host, alike(), held, self._life, network))
 
     def _do(self, message: Message, folder: Path) -> None:
@@ -197,7 +197,7 @@ class Agent:
         self._send(Response(ask.number, line=line))
 
     def _start(self, message: Start, folder: Path) -> None:
-        plan = on_cores(from_json(message.plan), message.ranks, machine.usable_cores())
+        plan = on_cores(from_json(message.plan), message.ranks, this_machine.usable_cores())
         if plan.launch.detach:
             self._channel.window = DETACHED_BYTES
         folder.mkdir()

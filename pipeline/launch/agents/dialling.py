@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import Cluster, Helpers, LaunchError, machine
+from pipeline.launch import Cluster, Helpers, LaunchError, this_machine
 from pipeline.launch.agents.driver import POLL_SECONDS, AgentLine, Agents, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
@@ -104,7 +104,7 @@ class DiallingCluster(Cluster, ABC):
 
     def assumed(self) -> Machine:
         """The hosts, taken to have what this machine has, as nobody asks them."""
-        own = machine.detect(self.environ)
+        own = this_machine.detect(self.environ)
         return inventory([Host(f"host {number}", own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus)
                           for number in range(self.count)])  # fmt: skip
 

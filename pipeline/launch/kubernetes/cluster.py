@@ -20,7 +20,7 @@ from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
-from pipeline.launch.kubernetes.manifest import (
+from pipeline.launch.kubernetes.jobset import (
     DOOR_PORT,
     Pods,
     Slot,

@@ -18,7 +18,7 @@ from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.kubernetes.door import Door
-from pipeline.launch.kubernetes.manifest import ABANDONED, UNREACHED
+from pipeline.launch.kubernetes.jobset import ABANDONED, UNREACHED
 from pipeline.launch.local import LocalCluster
 
 # Seconds to wait for a driver that has never answered: it may look for pods only now and then.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.launch import LaunchError
 from pipeline.launch.kubernetes.client import Client
-from pipeline.launch.kubernetes.manifest import Pods
+from pipeline.launch.kubernetes.jobset import Pods
 
 # Between two looks: while pods are waited for, and once all are there.
 SOON_SECONDS, LATER_SECONDS = 1.0, 3.0

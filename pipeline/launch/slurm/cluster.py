@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import Cancelled, LaunchError, machine
+from pipeline.launch import Cancelled, LaunchError, this_machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.job_variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.launch.options import options_of
 from pipeline.launch.slurm.options import SlurmOptions, check
 from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, JobState, Slurm
 from pipeline.launch.slurm.script import batch_script, clean, srun
-from pipeline.launch.variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -229,7 +229,7 @@ class SlurmCluster(DiallingCluster):
 
     def assumed(self) -> Machine:
         """The nodes as they are asked for; of memory, of which nothing is asked, with as much as there is here."""
-        options, own = self._options, machine.detect(self.environ)
+        options, own = self._options, this_machine.detect(self.environ)
         cores = tuple(range(options.tasks_per_node * options.cpus_per_task))
         gpus = ("GPU",) * (options.tasks_per_node * options.gpus_per_task)
         names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]

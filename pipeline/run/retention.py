@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.record import log, results, sweeps
 from pipeline.record.results import Result
-from pipeline.run.folders import LOCK, PLAN, Lock
+from pipeline.run.run_folders import LOCK, PLAN, Lock
 
 SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
 AGE = re.compile(r"(\d{1,6})([hdw])")
