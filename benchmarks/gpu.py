@@ -39,7 +39,7 @@ CONTESTANTS = ("ours", "fit", "by hand")
 # Too large for three of them in one GPU.
 ALONE = ("transformer 1b",)
 # What the engine and `python -m pipeline` import, beyond what comes with JAX.
-NEEDED, THERE = ("keras", "hydra-core", "psutil", "google-crc32c", "nvidia-ml-py", "packaging"), "jax"
+NEEDED, THERE = ("keras", "hydra-core", "msgspec", "psutil", "google-crc32c", "nvidia-ml-py", "packaging"), "jax"
 # Floating-point operations a second of dense products, by what a device is called and the precision, where float32's
 # are TF32's, as JAX computes them: NVIDIA's data sheets, without sparsity.
 PEAKS = {
