@@ -193,7 +193,8 @@ def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_u
         process.communicate()
     ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
     assert ran.code == 0, ran.err
-    assert [event["step"] for event in ran.events("restored")] == [24]
+    # A machine so busy that TensorFlow misses heartbeats starts the processes again, from the same checkpoint.
+    assert {event["step"] for event in ran.events("restored")} == {24}
     assert weights(only(ran)) == weights(sane)
     assert losses(only(ran)) == losses(sane)
 
