@@ -92,7 +92,7 @@ def test_importing_the_command_imports_nothing_slow(tmp_path):
         "config.schema",
         "run.watch",
         "record.events",
-        "launch.machine",
+        "launch.this_machine",
         "config.targets",
         "plan.size",
         "plan.estimate",
