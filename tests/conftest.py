@@ -36,7 +36,7 @@ QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws the cases of a commit alike in all processes that run tests; TEST_SEED draws others."""
+    """Draws the cases of a commit alike in all processes that run tests; TEST_SEED draws others, "all" all of them."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     os.environ.setdefault("TEST_SEED", commit.stdout.strip() or "0")
 
@@ -62,7 +62,11 @@ def pytest_sessionfinish() -> None:
 
 
 def sampled(cases: Sequence[T], count: int) -> list[T]:
-    """Returns so many of the cases, in their order, drawn by TEST_SEED."""
+    """Returns so many of the cases, in their order, drawn by TEST_SEED; all where that is "all" and several are asked
+    for.
+    """
+    if os.environ["TEST_SEED"] == "all" and count > 1:
+        return list(cases)
     # Another choice for other cases, so that not all first ones come together.
     chosen = random.Random(f"{os.environ['TEST_SEED']} {cases}").sample(range(len(cases)), count)
     return [cases[place] for place in sorted(chosen)]

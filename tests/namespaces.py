@@ -6,6 +6,7 @@ They see the same files and processes, and reach each other through a bridge tha
 import os
 import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -68,8 +69,13 @@ class Hosts:
         ip("link", "set", self.link(number), "down")
 
     def mend(self, number: int) -> None:
-        """Takes it up again."""
+        """Takes it up again, until its sshd is reached: the bridge passes nothing on at first."""
         ip("link", "set", self.link(number), "up")
+        for _ in range(100):
+            with suppress(OSError), socket.create_connection((self.addresses[number - 1], 22), 1):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{self.addresses[number - 1]} is not reached 10 s after its link is up")
 
     def limit(self, number: int, rate: str, latency: str = "50ms") -> None:
         """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait for longer is dropped."""

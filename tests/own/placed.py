@@ -18,6 +18,8 @@ from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.placement import listing, micro_batches, place
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
@@ -154,7 +156,7 @@ def trained(name, replicas, parts, folder, pieces=None):
     if (pieces or 1) > 1:
         micro_batches.use(model, batches.spec(arrays), pieces)
     data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
-    loop = Loop(model, strategy, data, data, outputs)
+    loop = (Loop if custom_step.of(model) is None else CustomLoop)(model, strategy, data, data, outputs)
     found = {}
     if placement is not None:
         rows = listing.listed(model, placement, loop.graph())
