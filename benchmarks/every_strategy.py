@@ -2,8 +2,9 @@
 
     python benchmarks/every_strategy.py
 
-The table of docs/strategies.md. A cell is the largest difference of any weight from the same model on one device after
-the same steps on the same global batches; for asynchronous workers, which make other steps, what they reach.
+Makes the first table under Equality in docs/measured.md. A cell is the largest difference of any weight from the same
+model on one device after the same steps on the same global batches. Asynchronous workers make other steps: theirs is
+the metric that they reach.
 """
 
 import argparse
