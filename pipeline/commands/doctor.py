@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,12 +30,14 @@ from pipeline.record import links
 from pipeline.run.planner import planned_on
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
+from pipeline.views.terminal.words import clean, columns, listed, plural
 
 # A plan, why there is none, or the hosts to plan on if no training was typed.
 Planned = Plan | Machine | UserError
 # Keys that say where something is trained, and not what.
 OF_CLUSTER = ("cluster", "tracking", "output_dir", "launch", "checkpoint", "hydra", "views", "resume")
 REFUSED = 2
+MARKS = {Severity.FINE: "fine", Severity.WARNING: "WARNING", Severity.FAULT: "FAULT"}
 VERSION = 1
 HELP = f"""python -m pipeline doctor [cluster=...] [key=value ...] [--only CHECK,...] [--json] [--config-dir FOLDER]
 
@@ -106,9 +109,36 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
         print(json.dumps({"version": VERSION, "code": code, "findings": values}, indent=1))
         return code
     console = show.console_on(sys.stdout)
-    for line in (*show.doctor_lines(findings), *notes):
+    for line in (*_lines(findings), *notes):
         console.print(line, soft_wrap=True)
     return code
+
+
+def _lines(findings: Sequence[Finding]) -> list[str]:
+    """A row for each finding, hosts of which the same is to be said together, and how many there are of each kind."""
+    joined = sorted(_joined(findings), key=lambda finding: CHECKS.index(finding.check))
+    rows = [
+        (MARKS[one.severity], *map(clean, (one.check, one.host, one.found, f"expected {one.expected}")))
+        for one in joined
+    ]
+    lines = []
+    for finding, line in zip(joined, columns(rows, ()) if rows else (), strict=True):
+        lines.append(line)
+        if finding.remedy:
+            lines.append(f"{'':9}Try {clean(finding.remedy)}.")
+    counts = Counter(finding.severity for finding in findings)
+    worse = (plural(counts[Severity.FAULT], "fault"), plural(counts[Severity.WARNING], "warning"))
+    return [*lines, "", f"{listed(*worse, f'{counts[Severity.FINE]:,} fine')}."]
+
+
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings that differ in their host alone become one, with all of these hosts."""
+    hosts: dict[Finding, list[str]] = {}
+    for finding in findings:
+        # Figures that came to the same words are told by them.
+        key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
+        hosts.setdefault(key, []).append(finding.host)
+    return [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()]
 
 
 def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.commands import verbs
 from pipeline.config import config as configs
 from pipeline.config.command_line import options, where_configs_are
 from pipeline.config.composing import Composer
@@ -38,8 +39,6 @@ from pipeline.worker.model_error import is_own
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from pipeline.views import report
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -74,10 +73,7 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
     handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         if typed.help:
-            # Only where it is asked for: what reads the pages is no part of a run.
-            from pipeline.commands import help as pages
-
-            print(pages.text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
+            print(verbs.module("help").text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
             return True
         shown = composer.show(typed)
         sys.stdout.flush()
@@ -97,14 +93,14 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
         track=Tracker,
         options=where_configs_are(typed),
     )
-    points, written, unsent, code = Requests(session, partial(tell, console=console)), None, None, 1
+    points, written, code = Requests(session, partial(tell, console=console)), None, 1
     try:
         with signals.interrupt(session.spares):
             if (served := points.compose(composer, typed)) is not None:
                 code = served
                 return code
             _run(points, session, console)
-            written, unsent = _report(points, session)
+            written = _report(points, session)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
@@ -131,11 +127,10 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
         session.close(code)
     if points.many and session.results:
         session.screen.say("")
-        console.print(show.sweep_table(_done(points, session) if written is None else written.results))
-    for line in written.shown() if written else ():
-        show.say(console, line)
-    if unsent:
-        show.say_error(unsent)
+        if written is None:
+            console.print(show.sweep_table(_done(points, session)))
+        else:
+            verbs.module("report").show_written(written, console)
     return code
 
 
@@ -242,24 +237,17 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Requests, session: Session) -> "tuple[report.WrittenReport | None, str | None]":
-    """The report of the sweep that has just ended; what of it is not in MLflow, where its points are tracked."""
+def _report(points: Requests, session: Session) -> object | None:
+    """Returns the report of the sweep that has just ended, as its verb writes it; None where there is none."""
     if points.sweep is None or session.preemption.asked:
-        return None, None
-    from pipeline.views import report
-
+        return None
     folder = points.sweep.folder
     try:
-        written = report.write(folder)
-        store = report.store_of(written.sweep)
-        if store is None:
-            return written, None
-        tracker = session.tracker(folder.parents[1])
-        report.track(folder, written, tracker, store)
+        written: object = verbs.module("report").write(folder, session.tracker(folder.parents[1]), CLOSE_SECONDS)
     except (UserError, OSError) as error:
         show.say_error(f"The report of the sweep was not written: {error}")
-        return None, None
-    return written, report.unsent(folder, tracker, CLOSE_SECONDS)
+        return None
+    return written
 
 
 def _kept_line(points: Requests) -> str:

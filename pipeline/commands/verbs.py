@@ -150,30 +150,31 @@ def main() -> int:
     if verb in ("-h", "--help") and arguments[:1] and arguments[0] in VERBS:
         verb, arguments = arguments[0], ["--help"]
     if verb == "--completion":
-        return int(_module("help").complete(arguments))
+        return int(module("help").complete(arguments))
     if verb == "doctor":
         return _doctor(arguments)
     if verb in COMMANDS or (verb == "explain" and arguments and _is_word(arguments[0])):
-        return int(_module(verb).main(arguments))
+        return int(module(verb).main(arguments))
     if verb in SETTINGS:
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
             return 0
-        return int(_module("train").main([*arguments, SETTINGS[verb][0]]))
+        return int(module("train").main([*arguments, SETTINGS[verb][0]]))
     if _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
-    return int(_module("train").main(sys.argv[1:]))
+    return int(module("train").main(sys.argv[1:]))
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
+    """Returns a module of `pipeline.commands`, which is imported once it is asked for."""
     return import_module(f"pipeline.commands.{name}")
 
 
 def _doctor(arguments: Sequence[str]) -> int:
     """Returns what the doctor's command does, or says that it lacks a module, which is a finding too."""
     try:
-        return int(_module("doctor").main(arguments))
+        return int(module("doctor").main(arguments))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("pipeline"):
             raise

@@ -4,7 +4,7 @@ It records nothing, decides nothing and reads no clock: time comes in with each 
 something is drawn, so that importing this package costs next to nothing.
 """
 
-from pipeline.views.terminal.console import console_on, doctor_lines, error_text, say, say_error
+from pipeline.views.terminal.console import console_on, error_text, say, say_error
 from pipeline.views.terminal.estimate_text import estimate_lines, shard_lines
 from pipeline.views.terminal.live import Board, Progress
 from pipeline.views.terminal.plan_text import plan_lines
@@ -20,7 +20,6 @@ __all__ = [
     "Terminal",
     "compared_lines",
     "console_on",
-    "doctor_lines",
     "error_text",
     "estimate_lines",
     "plan_lines",

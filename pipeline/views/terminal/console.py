@@ -1,17 +1,14 @@
-"""Prints lines, errors and findings on a console, broken to its width."""
+"""Prints lines and errors on a console, broken to its width."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.doctor.facts import CHECKS, Finding, Severity
-from pipeline.views.terminal.words import clean, columns, fitted, lines_of, listed, plural
+from pipeline.views.terminal.words import fitted, lines_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
 
 # Wider than any line, so that a path on a pipe stays in one piece.
 NO_WIDTH = 10_000
-MARKS = {Severity.FINE: "fine", Severity.WARNING: "WARNING", Severity.FAULT: "FAULT"}
 # What a line is about, before what it says, as `plan       cnn on mnist5k`.
 LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
 # How a line begins that is to be typed.
@@ -103,30 +99,3 @@ def error_text(message: str) -> str:
     """
     first, *rest = lines_of(message) or ["stopped, and no reason was given"]
     return "\n".join([f"pipeline: {first}", *(f"    {line}" for line in rest)])
-
-
-def doctor_lines(findings: Sequence[Finding]) -> list[str]:
-    """A row for each finding, hosts of which the same is to be said together, and how many there are of each kind."""
-    joined = sorted(_joined(findings), key=lambda finding: CHECKS.index(finding.check))
-    rows = [
-        (MARKS[one.severity], *map(clean, (one.check, one.host, one.found, f"expected {one.expected}")))
-        for one in joined
-    ]
-    lines = []
-    for finding, line in zip(joined, columns(rows, ()) if rows else (), strict=True):
-        lines.append(line)
-        if finding.remedy:
-            lines.append(f"{'':9}Try {clean(finding.remedy)}.")
-    counts = Counter(finding.severity for finding in findings)
-    worse = (plural(counts[Severity.FAULT], "fault"), plural(counts[Severity.WARNING], "warning"))
-    return [*lines, "", f"{listed(*worse, f'{counts[Severity.FINE]:,} fine')}."]
-
-
-def _joined(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that differ in their host alone become one, with all of these hosts."""
-    hosts: dict[Finding, list[str]] = {}
-    for finding in findings:
-        # Figures that came to the same words are told by them.
-        key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
-        hosts.setdefault(key, []).append(finding.host)
-    return [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()]
