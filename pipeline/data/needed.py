@@ -27,7 +27,7 @@ USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
 WHAT = {
     "images": ("a folder of images by class", "FOLDER"),
     "csv": ("a CSV or Parquet file, a folder or a pattern", "FILE.csv"),
-    "numpy": ("an .npz file, or a folder of .npy files,", "FILE.npz"),
+    "numpy": ("an .npz file or a folder of .npy files", "FILE.npz"),
     "text": ("a file of text, a folder or a pattern", "FILE.txt"),
     "tfrecord": ("a folder that `python -m pipeline prepare` filled", "FOLDER"),
     "tfds": ("the folder of a version that TensorFlow Datasets prepared", "FOLDER/mnist/3.0.1"),

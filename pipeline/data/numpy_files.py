@@ -45,7 +45,7 @@ def numpy(
     was saved. Whole numbers that int32, or for x float32, does not hold are int64. A y of text is classes, numbered in
     their order. Raises `DataError`.
     """
-    location = expect_path("numpy", path, "an .npz file, or a folder of .npy files,", "FILE.npz")
+    location = expect_path("numpy", path, "an .npz file or a folder of .npy files", "FILE.npz")
     where = Path(location)
     x, y = _part(where, TRAIN)
     if _name_of(where, VALIDATION) is not None:
