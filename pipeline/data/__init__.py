@@ -9,13 +9,11 @@ caller. Importing this package takes NumPy alone.
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """
 
-from pipeline.data.clicks import clicks
 from pipeline.data.errors import DataError
+from pipeline.data.image_sets import cifar10, digits, fashion_mnist, mnist, mnist5k
 from pipeline.data.images import images
-from pipeline.data.keras_datasets import cifar10, fashion_mnist, mnist
 from pipeline.data.numpy_files import numpy
-from pipeline.data.packaged import digits, mnist5k
-from pipeline.data.synthetic import synthetic
+from pipeline.data.synthetic import clicks, synthetic
 from pipeline.data.tables import csv
 from pipeline.data.text import text
 from pipeline.data.tfds import tfds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pipeline.data import pictures, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, Segment
-from pipeline.data.keras_datasets import one_at_a_time
+from pipeline.data.image_sets import one_at_a_time
 from pipeline.data.needed import PREPARED, check_image
 
 if TYPE_CHECKING:

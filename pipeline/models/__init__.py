@@ -5,10 +5,8 @@ Those that tell images apart are not compiled. How a model is placed and trained
     model = pipeline.models.cnn(input_shape=(28, 28, 1), num_classes=10)
 """
 
-from pipeline.models.cnn import cnn
-from pipeline.models.mlp import mlp
+from pipeline.models.images import cnn, mlp, resnet20
 from pipeline.models.recommender import recommender
-from pipeline.models.resnet20 import resnet20
 from pipeline.models.transformer import transformer
 
 __all__ = ["cnn", "mlp", "recommender", "resnet20", "transformer"]

@@ -23,8 +23,7 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
-from pipeline.data.keras_datasets import cache_folder, one_at_a_time
-from pipeline.data.packaged import hold_out, packaged_file, read_table
+from pipeline.data.image_sets import cache_folder, hold_out, one_at_a_time, packaged_file, read_table
 
 CHOICES = sorted((ROOT / "conf/data").glob("*.yaml"))
 FASHION_PARTS = {"train": 6, "t10k": 3}

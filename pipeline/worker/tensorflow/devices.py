@@ -13,7 +13,7 @@ from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.private import context, coordination_config_pb2
 from pipeline.record.events import Warned
-from pipeline.strategies.parameter_server import serve
+from pipeline.strategies import serve
 from pipeline.worker.data import reading
 from pipeline.worker.engine import Emit
 from pipeline.worker.model_error import TrainingError
