@@ -2,20 +2,28 @@
 
 It says what it would remove, and with dry=false removes it. 0: said, or removed. 1: something could not be removed.
 2: a wrong argument.
+
+A sweep goes whole, or stays: without one of its runs its report would say less. Runs that are under way, that a command
+can resume, or that a sweep that stays has resumed, stay too.
 """
 
+from __future__ import annotations
+
 import os
+import re
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
-from pipeline.run import retention
-from pipeline.run.retention import Stored
+from pipeline.record import log, results, sweeps
+from pipeline.record.results import Result
+from pipeline.run.run_folders import LOCK, PLAN, Lock
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import stores
@@ -37,6 +45,12 @@ VERB = Verb(
         OUTPUT_DIR,
     ),
 )
+SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
+AGE = re.compile(r"(\d{1,6})([hdw])")
+# Why something stays.
+BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
+    "under way", "not finished, so that a command can go on with it", "younger", "among the best", "part of a sweep",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
 def _clean(typed: Words) -> int:
     rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()
-    folders = retention.gather(Path(typed["output_dir"]))
-    why = retention.staying(folders, *rules, now)
+    folders = gather(Path(typed["output_dir"]))
+    why = staying(folders, *rules, now)
     going = [folder for folder in folders if why[folder.folder] is None]
     failed = 0
     prepare(os.environ)
@@ -66,7 +80,7 @@ def _clean(typed: Words) -> int:
 def _rules(typed: Words) -> tuple[int, int, bool]:
     """Returns which runs go. Raises `UserError`."""
     best, older_than = typed["keep_best"], typed["older_than"]
-    age = retention.seconds_of(older_than)
+    age = seconds_of(older_than)
     if age is None:
         raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
     if not best.isdecimal():
@@ -110,3 +124,117 @@ def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int
     verb = "would go" if dry else "went"
     lines = [f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."]
     return [*lines, *(["Nothing was removed yet: type it again with dry=false."] if dry and going else [])]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run or a sweep: its folder, its runs' folders and results, when it was last written to, and its bytes.
+
+    It is `busy` while a command works on it.
+    """
+
+    folder: Path
+    runs: tuple[Path, ...]
+    results: tuple[Result | None, ...]
+    written: float
+    bytes: int = 0
+    busy: bool = False
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a command can resume one of its runs."""
+        return any(
+            result is None
+            or result.ending.status in ("KILLED", "PREEMPTED", None)
+            or (result.ending.status == "FAILED" and any((folder / "checkpoints").glob("*.json")))
+            for folder, result in zip(self.runs, self.results, strict=True)
+        )
+
+
+def seconds_of(age: str) -> int | None:
+    """An age in seconds; None if it is none.
+
+    >>> seconds_of("30d"), seconds_of("12h"), seconds_of("a month")
+    (2592000, 43200, None)
+    """
+    match = AGE.fullmatch(age)
+    return None if match is None else int(match[1]) * SECONDS[match[2]]
+
+
+def staying(
+    all_of: Sequence[Stored], keep_best: int, older_than: float, unfinished: bool, now: float
+) -> dict[Path, str | None]:
+    """By its folder, why each stays; None for one to delete.
+
+    It stays unless it is older than so many seconds and has none of the best runs, those with the highest speedup of
+    each model on each data set. Unfinished ones stay too, unless they are to go.
+    """
+    best = _best(all_of, keep_best)
+    why: dict[Path, str | None] = {}
+    for stored in all_of:
+        why[stored.folder] = (
+            BUSY if stored.busy
+            else YOUNG if now - stored.written < older_than
+            else UNFINISHED if stored.unfinished and not unfinished
+            else BEST if best & set(stored.runs)
+            else None
+        )  # fmt: skip
+    # A sweep that stays may have resumed a run that is elsewhere.
+    needed = {run.resolve() for stored in all_of if why[stored.folder] for run in stored.runs}
+    for stored in all_of:
+        if why[stored.folder] is None and needed & {run.resolve() for run in stored.runs}:
+            why[stored.folder] = NEEDED
+    return why
+
+
+def gather(output: Path) -> list[Stored]:
+    """The runs and sweeps in an output folder, oldest first."""
+    runs = [_stored(folder, [folder]) for folder in _folders(output / "runs")]
+    stored = [*runs, *(_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps"))]
+    return sorted(stored, key=lambda stored: stored.written)
+
+
+def _best(all_of: Iterable[Stored], keep_best: int) -> set[Path]:
+    """The runs that finished with the highest speedups, or throughput where there is none, of each model and data."""
+    groups: dict[tuple[str | None, str | None], list[tuple[tuple[float, float], Path]]] = {}
+    for stored in all_of:
+        for folder, result in zip(stored.runs, stored.results, strict=True):
+            if result is not None and result.finished:
+                speed = (result.speed.speedup or 0.0, result.speed.examples_per_second or 0.0)
+                groups.setdefault((result.choices.model, result.choices.data), []).append((speed, folder))
+    return {folder for group in groups.values() for _, folder in sorted(group, reverse=True)[:keep_best]}
+
+
+def _stored(folder: Path, runs: Sequence[Path]) -> Stored:
+    files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
+    return Stored(
+        folder,
+        tuple(runs),
+        tuple(results.read(run) for run in runs),
+        max((stat.st_mtime for stat in files), default=log.written(folder)),
+        # A file that is linked twice counts once.
+        sum({stat.st_ino: stat.st_size for stat in files}.values()),
+        any(map(_is_locked, (folder / "sweep.lock", *(run / LOCK for run in runs)))),
+    )
+
+
+def _is_locked(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        Lock(path.parent, path.name).release()
+    except OSError:
+        return True
+    return False
+
+
+def _runs_of(sweep: Path) -> list[Path]:
+    """The folders of a sweep's runs, of earlier attempts, and of runs elsewhere that they resumed."""
+    listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in sweeps.read(sweep)]
+    inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
+    return [path for path in dict.fromkeys([*listed, *inside]) if (path / PLAN).exists()]
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    if place.is_dir():
+        yield from sorted(path for path in place.iterdir() if path.is_dir())

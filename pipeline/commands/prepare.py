@@ -12,12 +12,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pipeline.config import config as configs
+from pipeline.config import shipped, targets
+from pipeline.config.composing import Composer
+from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
+from pipeline.data.needed import expect_data
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, signals, this_machine
-from pipeline.prepare import cluster, filling, settings
+from pipeline.plan.checks import check_path
+from pipeline.prepare import cluster, filling
 from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
+
+NAME = "prepare"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,15 +35,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", "-cd")
     typed, overrides = parser.parse_known_args(arguments)
     if typed.help:
-        print(settings.help_text(), end="")
+        print(help_text(), end="")
         return 0
     wrong = [override for override in overrides if override.startswith("-")]
     if wrong:
         return _tell(UserError("options that exist", wrong[0], "--help"), 2)
     search = (os.getcwd(), *sys.path)
     try:
-        config = settings.compose(overrides, typed.config_dir)
-        settings.check(config, search)
+        config = compose(overrides, typed.config_dir)
+        check(config, search)
     except UserError as error:
         return _tell(error, 2)
     console = show.console_on(sys.stdout)
@@ -67,3 +75,72 @@ def main(arguments: Sequence[str]) -> int:
 def _tell(message: object, code: int) -> int:
     show.say_error(str(message))
     return code
+
+
+def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
+    """The config that the command line asks for, of our choices and those in `config_dir`. Raises `UserError`."""
+    configs.register(schema=PrepareConfig)
+    composed = Composer(NAME, PrepareConfig, config_dir).compose(overrides)
+    return configs.typed_as(PrepareConfig, composed, overrides)
+
+
+def check(config: PrepareConfig, search: Sequence[str]) -> None:
+    """Refuses values that make no sense, and functions that are not there or that no config may call.
+
+    Raises `UserError`; none of the functions has been imported by then.
+    """
+    counts = {"processes": os.cpu_count() or 1, "shards": 8, "workers": 2}
+    size, fraction = config.shard_mib, config.validation_fraction
+    both = f"processes={config.processes} with scheduler={config.scheduler}"
+    for holds, expected, received, remedy in (
+        (config.out, "out to be the folder to fill", "none", "out=prepared"),
+        ("://" not in str(config.out), "out to be a folder that this machine can write to", config.out,
+         "out=prepared, and copying it there afterwards"),
+        (config.data.service is None and not config.data.profile, "keys of data that say what is prepared",
+         "data.service or data.profile", "them when training"),
+        *((getattr(config, name) is None or getattr(config, name) >= 1, f"{name} to be 1 or more",
+           getattr(config, name), f"{name}={usual}") for name, usual in counts.items()),
+        (config.seed >= 0, "seed to be 0 or more", config.seed, "seed=0"),
+        (0 < size <= 1 << 20, "shard_mib to be a size in MiB, above 0", f"{size:g}", "shard_mib=64"),
+        (0 <= fraction < 1, "validation_fraction to be 0 or more and below 1", f"{fraction:g}",
+         "validation_fraction=0.2"),
+        (config.scheduler is None or config.processes is None, "processes to be null where a scheduler has its own",
+         both, "processes=null"),
+    ):  # fmt: skip
+        if not holds:
+            raise UserError(expected, received, remedy)
+    if config.workers and config.shards and config.shards % config.workers:
+        near = max(config.workers, round(config.shards / config.workers) * config.workers)
+        raise UserError(f"shards that divide evenly over {config.workers} workers", config.shards, f"shards={near}")
+    check_path(config.data)
+    _check_targets(config, search)
+    if config.scheduler is None:
+        try:
+            expect_data(str(config.data.build[targets.KEY]), config.data.build)
+        except DataError as error:
+            raise UserError(error.expected, error.received, error.try_this) from error
+
+
+def help_text() -> str:
+    """The text of `--help`: the usage, the sources, and the keys with what they mean."""
+    choices = ", ".join(shipped.choices()["data"])
+    text = (shipped.folder() / f"{NAME}.yaml").read_text()
+    keys = text[text.index("\nout:") :].strip()
+    return (
+        "Turns a source of data into TFRecord shards beside a manifest, which data=tfrecord trains on.\n\n"
+        "    python -m pipeline prepare data=SOURCE out=FOLDER [key=value ...]\n"
+        "    python -m pipeline data=tfrecord data.path=FOLDER\n\n"
+        "The same command goes on where one was ended. 0: done. 1: failed. 2: refused, and nothing was started.\n"
+        "128 + n: ended by signal n.\n\n"
+        f"== data=SOURCE ==\n{choices},\n"
+        "your own function with data.build._target_=package.function, or your own choice with --config-dir FOLDER\n\n"
+        f"== Keys and their values: key=value ==\n{keys}\n\n"
+        "Keys of data: python -m pipeline --help data, and of each source --help data=SOURCE.\n"
+    )
+
+
+def _check_targets(config: PrepareConfig, search: Sequence[str]) -> None:
+    targets.check_allowed(config.allowed_targets)
+    if targets.KEY not in config.data.build:
+        raise UserError("data.build._target_ to name a function", "none", "data.build._target_=package.function")
+    targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)

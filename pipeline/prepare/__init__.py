@@ -1,6 +1,5 @@
 """Turns a source of data into TFRecord shards beside a manifest, in parallel: `python -m pipeline prepare`.
 
-    settings.py   a config, checked, and the composition of it
     filling.py    one step after another, until the folder has all shards and a manifest
     folder.py     the files of a folder while it is filled, and its lock
     layout.py     the number of shards, and the examples of each: arithmetic

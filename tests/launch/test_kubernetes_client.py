@@ -14,8 +14,7 @@ from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
 from pipeline.launch.kubernetes.client import Client
 from pipeline.launch.kubernetes.cluster import KubernetesCluster, write
-from pipeline.launch.kubernetes.jobset import Pods, manifests, owner_kind, shape_of
-from pipeline.launch.kubernetes.options import KubernetesOptions
+from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of
 from pipeline.launch.kubernetes.pods import Follower, state_of
 from pipeline.record.events import Warned
 from pipeline.record.kept import Kept

@@ -13,10 +13,9 @@ from test_plan import config
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, mpi
 from pipeline.launch import hosts as ssh
-from pipeline.launch.kubernetes.jobset import Pods, manifests, owner_kind, shape_of, to_yaml
-from pipeline.launch.kubernetes.options import KubernetesOptions
+from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of, to_yaml
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.options import SlurmOptions
+from pipeline.launch.slurm.script import SlurmOptions
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.plan.planning import baseline_of, make

@@ -32,8 +32,7 @@ from pipeline.launch.job_variables import (
 )
 from pipeline.launch.options import options_of
 from pipeline.launch.slurm.cluster import within
-from pipeline.launch.slurm.options import SlurmOptions, check
-from pipeline.launch.slurm.script import batch_script, clean
+from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",
          "train.check=off")  # fmt: skip

@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras.src import losses, metrics, optimizers
 
-from pipeline.plan.keras_names import LOSSES, METRICS, OPTIMIZERS
+from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
 
 
 @pytest.mark.parametrize(

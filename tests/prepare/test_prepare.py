@@ -18,11 +18,12 @@ import pytest
 from conftest import OWN, ROOT, left_behind
 
 from pipeline.commands import prepare as command
+from pipeline.commands import prepare as settings
 from pipeline.data import examples, manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import filling, layout, settings, work
+from pipeline.prepare import filling, layout, work
 from pipeline.prepare.folder import Folder, FolderState
 from pipeline.views.terminal.prepared import summary_lines
 

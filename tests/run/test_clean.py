@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands import clean
 from pipeline.commands.clean import main
-from pipeline.run import retention
 from pipeline.run.run_folders import Lock
 
 DAY = 86_400
@@ -83,13 +83,13 @@ def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(out
     lock = Lock(output / "runs" / "old_0")
     points = [{"place": 0, "repeat": 0, "fingerprint": "a", "folder": "../../runs/old_1", "overrides": []}]
     (output / "sweeps" / "best" / "sweep.json").write_text(json.dumps({"points": points}))
-    found = retention.gather(output)
-    why = retention.staying(found, 1, 30 * DAY, False, time.time())
+    found = clean.gather(output)
+    why = clean.staying(found, 1, 30 * DAY, False, time.time())
     lock.release()
-    assert why[output / "runs" / "old_0"] == retention.BUSY
+    assert why[output / "runs" / "old_0"] == clean.BUSY
     # It was written to just now.
-    assert why[output / "sweeps" / "best"] == retention.YOUNG
-    assert why[output / "runs" / "old_1"] == retention.NEEDED
+    assert why[output / "sweeps" / "best"] == clean.YOUNG
+    assert why[output / "runs" / "old_1"] == clean.NEEDED
     assert why[output / "runs" / "old_2"] is None
 
 

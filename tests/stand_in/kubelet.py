@@ -18,7 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from pipeline.launch.kubernetes.options import bytes_of
+from pipeline.launch.kubernetes.jobset import bytes_of
 from stand_in.controllers import PODS, SERVICES
 from stand_in.network import Network
 from stand_in.objects import Made, Objects, condition, now

@@ -14,8 +14,7 @@ from typing import Any
 
 from pipeline.config.schema import Object
 from pipeline.launch import LaunchError
-from pipeline.launch.kubernetes.jobset import LABEL, TOKEN_FILE, secret_of
-from pipeline.launch.kubernetes.options import KubernetesOptions
+from pipeline.launch.kubernetes.jobset import LABEL, TOKEN_FILE, KubernetesOptions, secret_of
 
 # Group, version and plural of each kind that the client's generic API reaches.
 GROUPS = {

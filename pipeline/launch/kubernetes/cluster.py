@@ -22,6 +22,7 @@ from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
 from pipeline.launch.kubernetes.jobset import (
     DOOR_PORT,
+    KubernetesOptions,
     Pods,
     Slot,
     manifests,
@@ -30,7 +31,6 @@ from pipeline.launch.kubernetes.jobset import (
     shape_of,
     to_yaml,
 )
-from pipeline.launch.kubernetes.options import KubernetesOptions
 from pipeline.launch.kubernetes.pods import Follower
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine

@@ -23,9 +23,8 @@ from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.job_variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.options import SlurmOptions, check
 from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, JobState, Slurm
-from pipeline.launch.slurm.script import batch_script, clean, srun
+from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
