@@ -1,8 +1,7 @@
 """Turns a source of data into TFRecord shards beside a manifest, in parallel: `python -m pipeline prepare`.
 
     filling.py    one step after another, until the folder has all shards and a manifest
-    folder.py     the files of a folder while it is filled, and its lock
-    layout.py     the number of shards, and the examples of each: arithmetic
+    folder.py     the files of a folder while it is filled, its lock, and how many shards it gets
     cluster.py    Dask workers here or elsewhere, and the tasks that they are given
     work.py       the tasks of a Dask worker: describe the source, gather a stream, make a shard
     sources.py    the data of a data set's function as rows, each of which can be made a record, or as a stream

@@ -16,7 +16,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.manifest import TRAIN, Feature, Manifest
 from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
-from pipeline.prepare import layout, work
+from pipeline.prepare import work
 from pipeline.prepare.cluster import Workers
 from pipeline.prepare.folder import Folder, FolderState, SourceFacts
 from pipeline.prepare.work import NAMED, Description, ShardJob
@@ -195,11 +195,11 @@ class _Filling:
         config, parts = self._config, self._source.parts
         if self._state.shards:
             return dict(self._state.shards)
-        layout.check(parts[TRAIN].examples, config.shards, config.workers)
+        folders.check_shards(parts[TRAIN].examples, config.shards, config.workers)
 
         def count(split: str, workers: int | None) -> int:
             part = parts[split]
-            return layout.shard_count(part.examples, part.nbytes, config.shard_mib * layout.MIB, workers)
+            return folders.shard_count(part.examples, part.nbytes, config.shard_mib * folders.MIB, workers)
 
         counts = {split: count(split, config.workers) for split in parts}
         if config.shards:
@@ -214,7 +214,7 @@ class _Filling:
         facts, tasks = {}, []
         for split, count in shards.items():
             for number in range(count):
-                name = layout.file_name(split, number, count)
+                name = folders.file_name(split, number, count)
                 if name in self._whole:
                     facts[name] = self._whole[name]
                 else:
@@ -237,7 +237,7 @@ class _Filling:
     def _manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
         config, source = self._config, self._source
         splits = {
-            split: tuple(facts[layout.file_name(split, number, count)].shard for number in range(count))
+            split: tuple(facts[folders.file_name(split, number, count)].shard for number in range(count))
             for split, count in shards.items()
         }
         if source.num_classes is None:

@@ -26,7 +26,7 @@ from pipeline.data.examples import Segment
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
-from pipeline.prepare import layout, sources, values
+from pipeline.prepare import sources, values
 from pipeline.prepare.folder import ShardPiece
 from pipeline.prepare.sources import Rows
 
@@ -128,7 +128,7 @@ def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> f
         if description.digest != digest:
             raise not_the_same(job)
         rows, order = orders[split]
-        return _write(job, layout.file_name(split, number, shards), rows, layout.share(order, number, shards))
+        return _write(job, folders.file_name(split, number, shards), rows, folders.share(order, number, shards))
 
 
 def not_the_same(job: ShardJob) -> DataError:
@@ -239,12 +239,12 @@ def _lay_out(
     if train is not None:
         groups = None if train.labels is None else train.labels[_usable(train)]
         fraction = job.validation_fraction if validation is None else 0.0
-        trains, held_out = layout.orders(_usable(train), groups, fraction, job.seed)
+        trains, held_out = folders.orders(_usable(train), groups, fraction, job.seed)
         orders[TRAIN] = train, trains
         if len(held_out):
             orders[VALIDATION] = train, held_out
     if validation is not None and len(_usable(validation)):
-        orders[VALIDATION] = validation, layout.shuffled(_usable(validation), job.seed, 1)
+        orders[VALIDATION] = validation, folders.shuffled(_usable(validation), job.seed, 1)
     features = train.features if train is not None else ()
     if train is not None and validation is not None and validation.count and validation.features != features:
         raise DataError(

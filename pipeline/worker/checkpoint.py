@@ -20,9 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pipeline.data import files
 from pipeline.plan.plan import Checkpoints, Plan
 from pipeline.record.events import Checkpoint, Warned
-from pipeline.worker import storage
 from pipeline.worker.engine import Emit
 from pipeline.worker.model_error import TrainingError
 
@@ -104,9 +104,9 @@ class Checkpointer:
         """Refuses a folder that cannot be written to, before training counts on it."""
         probe = posixpath.join(self._folder, f".probe-{uuid.uuid4().hex}")
         try:
-            storage.make_folder(self._folder)
-            storage.write(probe, lambda file: file.write(b"probe"))
-            storage.remove(probe)
+            files.make_folder(self._folder)
+            files.write(probe, lambda file: file.write(b"probe"))
+            files.remove(probe)
         except OSError as error:
             raise TrainingError(
                 f"Expected to be able to write checkpoints to {self._folder}, received: {_reason(error)}. "
@@ -157,12 +157,12 @@ class Checkpointer:
         """The last whole checkpoint whose values are `good`; of each that cannot be read a warning says why."""
         for name in sorted(self._names(), reverse=True):
             try:
-                values = json.loads(storage.read(self._path(f"{name}.json")))
+                values = json.loads(files.read(self._path(f"{name}.json")))
                 if values["format"] != FORMAT:
                     raise ValueError(f"its format is {values['format']}, and this program reads {FORMAT}")
                 if not good(values):
                     continue
-                data = storage.read(self._path(values["archive"]))
+                data = files.read(self._path(values["archive"]))
                 if hashlib.sha256(data).hexdigest() != values["sha256"]:
                     raise ValueError(f"{values['archive']} is not what was written: it was cut short or changed")
                 return State(values, _arrays(data, values["arrays"]))
@@ -209,7 +209,7 @@ class Checkpointer:
     def _write_one(self, state: State) -> float:
         """Writes a state, and returns how many seconds that took."""
         began = time.perf_counter()
-        storage.make_folder(self._folder)
+        files.make_folder(self._folder)
         archive = f"{state.name}-{uuid.uuid4().hex[:8]}.npz"
         hashed: list[str] = []
 
@@ -220,7 +220,7 @@ class Checkpointer:
             hashed.append(through.digest.hexdigest())
 
         try:
-            storage.write(self._path(archive), fill)
+            files.write(self._path(archive), fill)
             values = state.values | {
                 "format": FORMAT,
                 "archive": archive,
@@ -228,10 +228,10 @@ class Checkpointer:
                 "arrays": {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()},
                 "finite": all(np.isfinite(array).all() for array in _floats(state)),
             }
-            storage.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
+            files.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
         except BaseException:
             with contextlib.suppress(OSError):
-                storage.remove(self._path(archive))
+                files.remove(self._path(archive))
             raise
         self._tidy()
         path = self._path(f"{state.name}.json")
@@ -249,30 +249,30 @@ class Checkpointer:
             last |= {choose(scored, key=scored.__getitem__)} if scored else set()
         for name in set(names) - last:
             self._remove(name)
-        archives = {json.loads(storage.read(self._path(f"{name}.json")))["archive"] for name in last}
-        for file in storage.names(self._folder):
+        archives = {json.loads(files.read(self._path(f"{name}.json")))["archive"] for name in last}
+        for file in files.names(self._folder):
             if file.endswith(".npz") and file not in archives:
-                storage.remove(self._path(file))
+                files.remove(self._path(file))
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            archive = json.loads(storage.read(self._path(f"{name}.json")))["archive"]
-            storage.remove(self._path(f"{name}.json"))
-            storage.remove(self._path(archive))
+            archive = json.loads(files.read(self._path(f"{name}.json")))["archive"]
+            files.remove(self._path(f"{name}.json"))
+            files.remove(self._path(archive))
 
     def _best_of(self, name: str) -> float | None:
         try:
-            value = (json.loads(storage.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
+            value = (json.loads(files.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
             return None if value is None else float(value)
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     def _names(self) -> list[str]:
         try:
-            files = storage.names(self._folder)
+            names = files.names(self._folder)
         except OSError:
             return []
-        return [file.removesuffix(".json") for file in files if file.startswith("step-") and file.endswith(".json")]
+        return [file.removesuffix(".json") for file in names if file.startswith("step-") and file.endswith(".json")]
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._folder, name)

@@ -23,7 +23,7 @@ from pipeline.data import examples, manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import filling, layout, work
+from pipeline.prepare import filling, folder, work
 from pipeline.prepare.folder import Folder, FolderState
 from pipeline.views.terminal.prepared import summary_lines
 
@@ -695,9 +695,9 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
 
 
 def test_layouts_have_every_example_once_whatever_the_number_of_shards():
-    order = layout.shuffled(np.arange(1_001), seed=3, use=0)
+    order = folder.shuffled(np.arange(1_001), seed=3, use=0)
     for shards in (1, 2, 7, 1_001):
-        parts = [layout.share(order, number, shards) for number in range(shards)]
+        parts = [folder.share(order, number, shards) for number in range(shards)]
         assert sorted(np.concatenate(parts).tolist()) == list(range(1_001))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

@@ -5,12 +5,10 @@ something is drawn, so that importing this package costs next to nothing.
 """
 
 from pipeline.views.terminal.console import console_on, error_text, say, say_error
-from pipeline.views.terminal.estimate_text import estimate_lines, shard_lines
-from pipeline.views.terminal.live import Board, Progress
-from pipeline.views.terminal.plan_text import plan_lines
+from pipeline.views.terminal.live import Board, Progress, Terminal
+from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import result_rows, result_table, resumed_line
-from pipeline.views.terminal.screen import Terminal
 from pipeline.views.terminal.sweep_table import sweep_notes, sweep_rows, sweep_table
 from pipeline.views.terminal.verdict_text import compared_lines
 

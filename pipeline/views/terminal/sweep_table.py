@@ -13,7 +13,7 @@ from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.record.results import Result
 from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.console import Fitted, Lines, texts
-from pipeline.views.terminal.estimate_text import planned_rows
+from pipeline.views.terminal.plan_text import planned_rows
 from pipeline.views.terminal.prediction_text import outlook_lines, predicted_rows
 from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_line
 from pipeline.views.terminal.verdict_text import mark_texts
