@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands import verbs
+from pipeline.commands import module
 from pipeline.config import config as configs
 from pipeline.config.command_line import options, where_configs_are
 from pipeline.config.composing import Composer
@@ -73,7 +73,7 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
     handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         if typed.help:
-            print(verbs.module("help").text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
+            print(module("help").text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
             return True
         shown = composer.show(typed)
         sys.stdout.flush()
@@ -130,7 +130,7 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
         if written is None:
             console.print(show.sweep_table(_done(points, session)))
         else:
-            verbs.module("report").show_written(written, console)
+            module("report").show_written(written, console)
     return code
 
 
@@ -243,7 +243,7 @@ def _report(points: Requests, session: Session) -> object | None:
         return None
     folder = points.sweep.folder
     try:
-        written: object = verbs.module("report").write(folder, session.tracker(folder.parents[1]), CLOSE_SECONDS)
+        written: object = module("report").write(folder, session.tracker(folder.parents[1]), CLOSE_SECONDS)
     except (UserError, OSError) as error:
         show.say_error(f"The report of the sweep was not written: {error}")
         return None

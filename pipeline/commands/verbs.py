@@ -10,9 +10,8 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
+from pipeline.commands import module
 from pipeline.config.near import near
 from pipeline.errors import UserError
 
@@ -164,11 +163,6 @@ def main() -> int:
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
     return int(module("train").main(sys.argv[1:]))
-
-
-def module(name: str) -> Any:
-    """Returns a module of `pipeline.commands`, which is imported once it is asked for."""
-    return import_module(f"pipeline.commands.{name}")
 
 
 def _doctor(arguments: Sequence[str]) -> int:
