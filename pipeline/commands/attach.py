@@ -28,9 +28,9 @@ from pipeline.views.mlflow import Tracker
 VERB = Verb(
     "attach",
     "RUN",
-    "Takes the place of a run's command that is gone, whose processes train on: after launch.detach=true, or under\n"
+    "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
     "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
-    (OUTPUT_DIR, Key("end", "false", "true: has the run save a checkpoint and end, as a preemption would")),
+    (OUTPUT_DIR, Key("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
     least=1,
     most=1,
 )

@@ -34,13 +34,13 @@ A_DAY = 86_400  # seconds
 VERB = Verb(
     "clean",
     "",
-    "Says which runs and sweeps it would remove, from disk and MLflow together; with dry=false it removes them.\n"
-    "Those go that are older and have none of the best runs: of each model on each data set, those with the highest "
-    "speedup.\nA sweep goes whole. What is under way stays, and what is not finished.",
+    "Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.\n"
+    "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
+    "A sweep goes as a whole. Active and unfinished runs stay.",
     (
-        Key("keep_best", "5", "how many runs of each model on each data set stay, however old they are"),
-        Key("older_than", "30d", "only what was last written to so long ago goes: 12h, 30d, 8w"),
-        Key("unfinished", "false", "true: also what a command could go on with"),
+        Key("keep_best", "5", "runs of each model and data set that stay, however old"),
+        Key("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
+        Key("unfinished", "false", "true: also unfinished runs, which a command could resume"),
         Key("dry", "true", "false: remove it"),
         OUTPUT_DIR,
     ),

@@ -31,7 +31,7 @@ PLACES = ("checkpoint.folder", "checkpoint.before")
 VERB = Verb(
     "compare",
     "RUN RUN [RUN ...]",
-    "Says of runs what was asked for differently, what came out differently, which is faster, and how sure that is.\n"
+    "Shows which settings and results of runs differ, which run is faster, and how sure that is.\n"
     "A RUN is a folder, its name, or the first letters of an MLflow id.",
     (OUTPUT_DIR,),
     least=2,

@@ -41,21 +41,19 @@ MARKS = {Severity.FINE: "fine", Severity.WARNING: "WARNING", Severity.FAULT: "FA
 VERSION = 1
 HELP = f"""python -m pipeline doctor [cluster=...] [key=value ...] [--only CHECK,...] [--json] [--config-dir FOLDER]
 
-Looks at this host, or at every host of the cluster, and says of each thing what was found, what was expected and what
-to type. Keys are those of a training, which is planned and not started.
+Checks this host, or every host of the cluster, and prints what it found, what it expected and what to type.
+It takes the keys of a run, plans it, and starts nothing.
 
-The exit code is that of the worst line:
-  0  all is well
-  1  WARNING: a training works, and something of it could be better
-  2  the command was refused, and nothing was looked at
-  3  FAULT: a training, or something of it that was asked for, fails
+The exit code is the worst finding's:
+  0  no fault
+  1  WARNING: training works, but something could be better
+  2  the command was refused, nothing was checked
+  3  FAULT: training, or something you asked for, fails
 
---only takes some of: {", ".join(CHECKS)}
---json prints all of it as one JSON object: `code`, and `findings` with check, host, severity, found, expected, remedy
-and figures.
+--only selects checks: {", ".join(CHECKS)}
+--json prints one JSON object: `code`, and `findings` with check, host, severity, found, expected, remedy, figures.
 
-Where the config says nothing of the link between hosts, plans and predictions go by what was measured last, which
-{links.FILE} in output_dir keeps.
+{links.FILE} in output_dir keeps the measured link speeds, for plans and predictions without hardware.link_gbps.
 """
 
 

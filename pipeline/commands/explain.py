@@ -13,7 +13,7 @@ from pipeline.views.terminal.result import explained_lines
 VERB = Verb(
     "explain",
     "RUN",
-    "Says what a run's lost efficiency was made of; RUN is a folder, its name, or the first letters of an MLflow id.\n"
+    "Explains a run's lost efficiency; RUN is a folder, its name, or the first letters of an MLflow id.\n"
     "With key=value in place of RUN it trains first: python -m pipeline explain strategy=mirrored workers=2",
     (OUTPUT_DIR,),
     least=1,

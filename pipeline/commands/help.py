@@ -34,18 +34,18 @@ FIRST = (
     "sweep.name", "resume", "output_dir",
 )  # fmt: skip
 EXAMPLES = (
-    ("python -m pipeline strategy=mirrored workers=2", "trains, and says what the second worker brought"),
+    ("python -m pipeline strategy=mirrored workers=2", "trains, and says what the second worker gained"),
     ("python -m pipeline -m strategy=one_device,mirrored workers=1,2", "a sweep: each combination is a point"),
-    ("python -m pipeline mode=plan strategy=multi_worker hardware=2x4gpu", "says what it would start, and need"),
+    ("python -m pipeline mode=plan strategy=multi_worker hardware=2x4gpu", "prints what it would start and need"),
 )
 MORE = (
     ("--help all", "every key, with its meaning, type and default"),
     ("--help strategy", "a group: its choices and keys; likewise model, data, train, measure, checkpoint, launch ..."),
     ("--help train.epochs", "a key"),
     ("--help model=mlp", "a choice, with the arguments of its function"),
-    ("--config-dir FOLDER", "choices of your own, as model/mine.yaml in it"),
-    ("--cfg job", "the config as composed, in place of a run"),
-    ("--completion bash", "what a shell sources to complete all this; zsh, fish"),
+    ("--config-dir FOLDER", "your own choices: model/mine.yaml in it is model=mine"),
+    ("--cfg job", "print the composed config instead of running it"),
+    ("--completion bash", "shell completion, to be sourced; also zsh, fish"),
     ("--hydra-help", "Hydra's own options"),
 )
 # The lines of a YAML file: a key with what it means; more of a meaning; the start of a block that is a comment.

@@ -127,11 +127,11 @@ def help_text() -> str:
     text = (shipped.folder() / f"{NAME}.yaml").read_text()
     keys = text[text.index("\nout:") :].strip()
     return (
-        "Turns a source of data into TFRecord shards beside a manifest, which data=tfrecord trains on.\n\n"
+        "Turns a source of data into TFRecord shards and a manifest, which data=tfrecord trains on.\n\n"
         "    python -m pipeline prepare data=SOURCE out=FOLDER [key=value ...]\n"
         "    python -m pipeline data=tfrecord data.path=FOLDER\n\n"
-        "The same command goes on where one was ended. 0: done. 1: failed. 2: refused, and nothing was started.\n"
-        "128 + n: ended by signal n.\n\n"
+        "The same command continues an interrupted one. Exit codes: 0 done; 1 failed; 2 refused, nothing was started;\n"
+        "128 + n ended by signal n.\n\n"
         f"== data=SOURCE ==\n{choices},\n"
         "your own function with data.build._target_=package.function, or your own choice with --config-dir FOLDER\n\n"
         f"== Keys and their values: key=value ==\n{keys}\n\n"

@@ -27,8 +27,8 @@ Written: TypeAlias = "tuple[report.WrittenReport, str | None]"
 VERB = Verb(
     "report",
     "NAME|FOLDER",
-    "Writes the report of a sweep into its folder, and into MLflow where its points are tracked.",
-    (OUTPUT_DIR, Key("sweep", None, "the sweep, in place of a word")),
+    "Writes the report of a sweep into its folder, and into MLflow if its runs are tracked.",
+    (OUTPUT_DIR, Key("sweep", None, "the sweep's name or folder, also as the first word")),
     most=1,
 )
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline sync`.

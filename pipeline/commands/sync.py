@@ -14,9 +14,9 @@ from pipeline.views.mlflow.sync_runs import local_uri, sync
 VERB = Verb(
     "sync",
     "[FOLDER ...]",
-    "Sends what MLflow does not hold yet of the runs' event logs; repeating it changes nothing.\n"
-    "A FOLDER is of a run, or above some; without one all runs are looked at.",
-    (OUTPUT_DIR, Key("uri", None, "of another MLflow store than the one that each run was meant for")),
+    "Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.\n"
+    "A FOLDER is a run's, or holds some; without one, all runs are uploaded.",
+    (OUTPUT_DIR, Key("uri", None, "another MLflow store than each run's own")),
     most=MANY,
 )
 

@@ -38,8 +38,8 @@ kill -s KILL -- -$0"""
 VERB = Verb(
     "ui",
     "",
-    "Shows runs in MLflow's UI, opened at those by speedup, for this machine alone.",
-    (Key("port", "5000", "to listen on, on 127.0.0.1"), OUTPUT_DIR),
+    "Opens MLflow's UI at the runs by speedup, on this machine only.",
+    (Key("port", "5000", "port on 127.0.0.1"), OUTPUT_DIR),
 )
 
 

@@ -17,28 +17,28 @@ from pipeline.errors import UserError
 
 # Verbs with a module of their own, whose `main` takes their arguments and returns the exit code, and what each does.
 COMMANDS = {
-    "report": "writes a sweep's report again: verdict, figures, page, table",
-    "compare": "says which of several runs is faster, how sure that is, and what differs",
-    "prepare": "turns images, tables or arrays into files that training reads fast",
-    "sync": "sends to MLflow what a server that was down has missed",
-    "ui": "opens MLflow at the runs by speedup",
-    "clean": "removes old runs from disk and MLflow together, once it has said which",
-    "doctor": "says what is wrong with this machine, or with each host of a cluster, and what to type",
-    "attach": "takes the place of a run's command that is gone, and whose processes train on",
+    "report": "writes a sweep's report: verdict, figures, page, table",
+    "compare": "compares runs: what differs, which is faster, and how sure that is",
+    "prepare": "converts images, tables or arrays into files that training reads fast",
+    "sync": "uploads to MLflow what it missed, such as while a server was down",
+    "ui": "opens MLflow's page of the runs, by speedup",
+    "clean": "lists old runs, and with dry=false removes them from disk and MLflow",
+    "doctor": "finds faults of this machine, or of each host of a cluster, and says what to type",
+    "attach": "takes over a run whose command is gone while its processes train on",
 }
 # Verbs that train, or say what training would do: the setting that each is short for, and what it does.
 SETTINGS = {
-    "predict": ("mode=predict", "says how fast a training would be, from the runs that were logged"),
-    "explain": ("measure.explain=true", "trains, and says what the lost efficiency was made of"),
+    "predict": ("mode=predict", "predicts how fast a run would be, from logged runs"),
+    "explain": ("measure.explain=true", "trains, and explains the lost efficiency"),
 }
 DOES = COMMANDS | {verb: does for verb, (_, does) in SETTINGS.items()}
 HELP = {
     "predict": "python -m pipeline predict [-m] key=value ...\n\n"
-    "Says how fast a training would be, from the runs that were logged; trains nothing.\n"
-    "Keys are those of a training: python -m pipeline --help. Those of its own: python -m pipeline --help predict.",
+    "Predicts how fast a run would be, from logged runs; trains nothing.\n"
+    "It takes the keys of a run (python -m pipeline --help) and its own (python -m pipeline --help predict).",
     "explain": "python -m pipeline explain key=value ...\npython -m pipeline explain RUN [output_dir=outputs]\n\n"
-    "Trains, and takes apart what efficiency was lost to; of a RUN that was explained, says it again.\n"
-    "Keys are those of a training: python -m pipeline --help.",
+    "Trains, and explains the lost efficiency; with a RUN, prints its explanation again.\n"
+    "It takes the keys of a run: python -m pipeline --help.",
 }
 VERBS = (*COMMANDS, *SETTINGS)
 # What other programs call what is typed here; "" is a training, which has no verb.
