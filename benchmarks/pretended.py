@@ -29,7 +29,7 @@ from pipeline.record.events import Beat, Event, EventBase, Exited, Joined, Start
 
 # How often the first process of a host tells the host's load; what a call of the training loop trains.
 SYSTEM_SECONDS, STEPS_PER_CALL = 5.0, 10
-# For how long an agent waits for a conductor that is gone.
+# For how long an agent waits for a driver that is gone.
 AWAY_SECONDS = 30.0
 NOBODY = -1
 
@@ -68,7 +68,7 @@ class Pretended(DiallingCluster):
 
 
 def serve(hosts: int, per_host: int, contacts: Connection, doom: Doom) -> None:
-    """Is the agents of so many hosts, each of so many processes, until the conductor ends them."""
+    """Is the agents of so many hosts, each of so many processes, until the driver ends them."""
     contact = contacts.recv()
     agents = [threading.Thread(target=_agent, args=(order, per_host, contact, doom)) for order in range(hosts)]
     for agent in agents:

@@ -1,8 +1,8 @@
-"""What a conductor of many processes costs: its CPU, its memory, and how soon it notices one that is dead.
+"""What a driver of many processes costs: its CPU, its memory, and how soon it notices one that is dead.
 
     python benchmarks/scale.py --processes 1000 4096 --seconds 60
 
-Processes are pretended, by agents of up to 128 each, in one process beside the conductor. All between them is real: TLS
+Processes are pretended, by agents of up to 128 each, in one process beside the driver. All between them is real: TLS
 and the token over loopback sockets, numbered messages, the watch, the event log, and the bars. For a minute they tell
 what processes that train tell; then one is killed. They are started again, and one says no more, which is noticed once
 `launch.heartbeat_timeout` has passed. Last, a plan is made for many workers.
@@ -39,13 +39,13 @@ from pipeline.views.terminal import Progress
 
 # Processes of an agent; seconds of training before a process says no more.
 MOST_PER_HOST, SETTLE_SECONDS = 128, 2.0
-# What a conductor, and planning, are to stay below.
+# What a driver, and planning, are to stay below.
 MOST_CORES, MOST_PLANNING_SECONDS = 1.0, 2.0
 
 
 @dataclass(frozen=True)
-class Conducted:
-    """What a conductor of so many processes took while they told of training, and when it noticed a dead one."""
+class Driven:
+    """What a driver of so many processes took while they told of training, and when it noticed a dead one."""
 
     processes: int
     hosts: int
@@ -84,7 +84,7 @@ def main() -> int:
     return 0 if arguments.smoke or holds else 1
 
 
-def _said(run: Conducted) -> str:
+def _said(run: Driven) -> str:
     hosts = f"{run.hosts} host{'s' * (run.hosts > 1)}"
     return (
         f"{run.processes:,} processes on {hosts}: {run.events_per_second:,.0f} events/s, {run.cores:.2f} cores, "
@@ -113,31 +113,31 @@ def _hosts(processes: int) -> int:
     return next(hosts for hosts in range(least, processes + 1) if processes % hosts == 0)
 
 
-def _in_processes(processes: int, config: Config, seconds: float) -> Conducted:
-    """Has the agents in one process, and a conductor that is measured in another."""
+def _in_processes(processes: int, config: Config, seconds: float) -> Driven:
+    """Has the agents in one process, and a driver that is measured in another."""
     forks, doom, hosts = mp.get_context("fork"), Doom(), _hosts(processes)
     contacts, contact = forks.Pipe(duplex=False)
     agents = forks.Process(target=serve, args=(hosts, processes // hosts, contacts, doom))
     agents.start()
     told, tell = forks.Pipe(duplex=False)
-    conductor = forks.Process(target=_conduct, args=(processes, hosts, config, seconds, contact, doom, tell))
-    conductor.start()
+    driver = forks.Process(target=_drive, args=(processes, hosts, config, seconds, contact, doom, tell))
+    driver.start()
     tell.close()
     try:
-        measured: Conducted = told.recv()
+        measured: Driven = told.recv()
     except EOFError:
         agents.kill()
-        sys.exit(f"The conductor of {processes:,} processes ended without a word.")
+        sys.exit(f"The driver of {processes:,} processes ended without a word.")
     finally:
-        conductor.join()
+        driver.join()
         agents.join()
     return measured
 
 
-def _conduct(
+def _drive(
     processes: int, hosts: int, config: Config, seconds: float, contact: Connection, doom: Doom, tell: Connection
 ) -> None:
-    """Is the conductor, and tells what that took."""
+    """Is the driver, and sends what that took."""
     before, cluster = _memory_mib(), Pretended(hosts, contact)
     plan = make(replace(config, workers=processes), cluster.inventory())
     plan = listening(plan, cluster.addresses(plan))
@@ -154,7 +154,7 @@ def _conduct(
         log.close()
     cluster.close(0)
     rate, limit = trained.events / seconds, config.launch.heartbeat_timeout
-    tell.send(Conducted(len(plan.processes), hosts, rate, trained.cores, memory, killed, silent, limit))
+    tell.send(Driven(len(plan.processes), hosts, rate, trained.cores, memory, killed, silent, limit))
 
 
 def _noticed(cluster: Pretended, plan: Plan, folder: Path, meter: "_Meter") -> float:

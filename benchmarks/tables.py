@@ -224,7 +224,7 @@ def explain(rows: Sequence[Rows], part: str) -> list[str]:
 
 
 def scale(rows: Rows, part: str) -> list[str]:
-    """What a conductor takes by the number of processes, how that grows, and what a plan for many takes."""
+    """What a driver takes by the number of processes, how that grows, and what a plan for many takes."""
     runs = rows["runs"]
     limit = runs[0]["silent_limit"]
     lines = [

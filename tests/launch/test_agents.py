@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import psutil
@@ -158,7 +159,7 @@ def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_w
     made = OneHost(config().cluster, os.environ)
     made.leaves = True
     made.gather()
-    start = Start(1, "point", planned.to_json(), [rank])
+    start = Start(1, "point", zlib.compress(planned.to_json().encode()), [rank])
     assert planned.processes[rank].role == "worker"
     made.agents.send("a", start)
     until(lambda: made.here.did == ["start point"])

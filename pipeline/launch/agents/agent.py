@@ -9,6 +9,7 @@ import os
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
@@ -197,7 +198,7 @@ class Agent:
         self._send(Response(ask.number, line=line))
 
     def _start(self, message: Start, folder: Path) -> None:
-        plan = on_cores(from_json(message.plan), message.ranks, this_machine.usable_cores())
+        plan = on_cores(from_json(zlib.decompress(message.plan).decode()), message.ranks, this_machine.usable_cores())
         if plan.launch.detach:
             self._channel.window = DETACHED_BYTES
         folder.mkdir()

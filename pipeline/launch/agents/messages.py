@@ -33,11 +33,14 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(Message, frozen=True):
-    """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already."""
+    """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already.
+
+    The plan is its JSON, compressed: a driver keeps one of all processes for each host until the host has it.
+    """
 
     job: int
     group: str
-    plan: str
+    plan: bytes
     ranks: list[int]
     logged: dict[str, int] = {}
 

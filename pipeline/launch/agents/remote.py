@@ -1,6 +1,7 @@
 """A job whose processes are on several hosts, started and watched there by agents."""
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,7 @@ class RemoteJob:
         if self._here is None and self._local is not None:
             ranks_here = [process.rank for process in self._plan.processes if process.rank not in self._where]
             self._here = self._local.start(self._plan, self._group, self._folder, ranks_here)
-        plan = self._plan.to_json()
+        plan = zlib.compress(self._plan.to_json().encode(), 1)
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
             self._begun.add(name)
