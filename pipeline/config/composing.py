@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -21,7 +22,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
@@ -33,7 +33,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config import shipped
 from pipeline.config.command_line import Parser, check_not_swept, check_override
-from pipeline.config.config import NAMED
+from pipeline.config.config import NAMED, parsed
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
 from pipeline.config.refusals import ALONE, missing_value, not_alone, refusal
 from pipeline.config.schema import Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
@@ -88,6 +88,9 @@ class Composer:
         initialize_config_dir(str(self._places[-1]), job_name="pipeline", version_base="1.3")
         self._name, self._schema = name, schema
         self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        # What the runs of a sweep share: the config of the same choices without values, the keys of a choice's file.
+        self._of_choices: dict[tuple[str, ...], DictConfig] = {}
+        self._keys_of: dict[str, list[str]] = {}
 
     def show(self, typed: argparse.Namespace) -> bool:
         """Prints what options ask to see instead of a run; False where they ask for nothing."""
@@ -177,7 +180,7 @@ class Composer:
         with _refused(self._schema):
             place = Path(str(whole.hydra.sweep.dir))
         of_hydra = _lines(whole.hydra.overrides.hydra)
-        points = [self._load([*of_hydra, *point]) for point in self._expanded(whole)]
+        points = [self._load([*of_hydra, *point], of_sweep=True) for point in self._expanded(whole)]
         place.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(whole, place / "multirun.yaml")
         for number, point in enumerate(points):
@@ -228,24 +231,28 @@ class Composer:
             names = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir",)
             folder = Path(*(str(OmegaConf.select(composed, name, throw_on_missing=True)) for name in names))
         folder.mkdir(parents=True, exist_ok=True)
-        with read_write(composed.hydra), open_dict(composed.hydra):
-            composed.hydra.runtime.output_dir = os.path.abspath(folder)
         # What refers to Hydra's own part is found in it.
-        HydraConfig.instance().set_config(composed)
-        config = copy.deepcopy(composed)
-        with open_dict(config):
-            del config["hydra"]
+        hydra = cast("DictConfig", HydraConfig.instance().cfg)
+        with read_write(hydra.hydra):
+            hydra.hydra.runtime.output_dir = os.path.abspath(folder)
+        typed = _lines(composed.hydra.overrides.task)
         # Nothing stays of what starts nothing.
-        if OmegaConf.select(composed, "mode") not in (Mode.plan, Mode.predict) and composed.hydra.output_subdir:
-            place = folder / composed.hydra.output_subdir
+        stays = OmegaConf.select(composed, "mode") not in (Mode.plan, Mode.predict) and composed.hydra.output_subdir
+        place = folder / str(composed.hydra.output_subdir)
+        with open_dict(composed):
+            del composed["hydra"]
+        if stays:
             place.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(config, place / "config.yaml")
-            OmegaConf.save(HydraConfig.instance().cfg, place / "hydra.yaml")
-            OmegaConf.save(composed.hydra.overrides.task, place / "overrides.yaml")
-        return Composed(config, Path(composed.hydra.runtime.output_dir), sweep, _lines(composed.hydra.overrides.task))
+            OmegaConf.save(composed, place / "config.yaml")
+            OmegaConf.save(hydra, place / "hydra.yaml")
+            OmegaConf.save(ListConfig(typed), place / "overrides.yaml")
+        return Composed(composed, Path(hydra.hydra.runtime.output_dir), sweep, typed)
 
-    def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-        """Returns the composed config, Hydra's own part included. Raises `UserError`."""
+    def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, of_sweep: bool = False) -> DictConfig:
+        """Returns the composed config, Hydra's own part included. Raises `UserError`.
+
+        That `of_sweep` is put together from what it shares with others, where that can be.
+        """
         typed = _parsed(overrides, schema=self._schema)
         if mode is RunMode.RUN:
             check_not_swept(typed)
@@ -255,14 +262,9 @@ class Composer:
             for override in typed:
                 if override.key_or_group == "hardware":
                     _lay_out(str(override.value()))
-            try:
-                composed = self._loader.load_configuration(self._name, list(overrides), mode)
-            except MissingConfigException as error:
-                # One that an experiment names.
-                group, _, name = (error.missing_cfg_file or "").rpartition("/")
-                if group != "hardware" or not _lay_out(name):
-                    raise
-                composed = self._loader.load_configuration(self._name, list(overrides), mode)
+            composed = self._shared(typed, overrides) if of_sweep else None
+            if composed is None:
+                composed = self._by_hydra(overrides, mode)
             self._name_by_choice(composed)
         _check_hydra(composed.hydra)
         with suppress(OmegaConfBaseException):
@@ -272,6 +274,40 @@ class Composer:
                 if (name := OmegaConf.select(composed, key)) is not None:
                     check_name(key, str(name))
         return composed
+
+    def _by_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+        try:
+            return self._loader.load_configuration(self._name, list(overrides), mode)
+        except MissingConfigException as error:
+            # One that an experiment names.
+            group, _, name = (error.missing_cfg_file or "").rpartition("/")
+            if group != "hardware" or not _lay_out(name):
+                raise
+            return self._loader.load_configuration(self._name, list(overrides), mode)
+
+    def _shared(self, typed: Sequence[Override], overrides: Sequence[str]) -> DictConfig | None:
+        """Returns what Hydra composes of overrides: the config of their choices, with their values put into it.
+
+        None where it takes Hydra to say what is wrong with one, and where one deletes.
+        """
+        chosen = [override for override in typed if override.is_hydra_override() or self._chooses(override, overrides)]
+        lines = tuple(str(override.input_line) for override in chosen)
+        if lines not in self._of_choices:
+            self._of_choices[lines] = self._by_hydra(lines, RunMode.RUN)
+        composed = copy.deepcopy(self._of_choices[lines])
+        for override in typed:
+            if override not in chosen and not _put(override, composed):
+                return None
+        of_run = [override for override in typed if not override.is_hydra_override()]
+        job, how = composed.hydra.job, composed.hydra.job.config.override_dirname
+        named = sorted(str(each.input_line) for each in of_run if each.key_or_group not in how.exclude_keys)
+        job.override_dirname = how.item_sep.join(named).replace("=", how.kv_sep)
+        composed.hydra.overrides.task = [override.input_line for override in of_run]
+        return composed
+
+    def _chooses(self, override: Override, overrides: Sequence[str]) -> bool:
+        """True for a choice of a group."""
+        return not isinstance(override.value(), dict) and self._is_group(override.key_or_group, list(overrides))
 
     def _is_group(self, key: str, overrides: list[str]) -> bool:
         """True if there are choices of a key. Only what is no other key is looked for where a config says to."""
@@ -287,14 +323,33 @@ class Composer:
             node, choice = composed.get(group), composed.hydra.runtime.choices.get(group)
             if not isinstance(node, DictConfig) or not choice:
                 continue
-            file = f"{group}/{choice}"
-            source = next((source for source in self._loader.get_sources() if source.is_config(file)), None)
-            content = None if source is None else source.load_config(file).config
-            names = list(content.keys()) if isinstance(content, DictConfig) else []
+            names = self._keys(f"{group}/{choice}")
             # A file that says nothing is no choice that could be made, but for hardware.
             can_be_made = group == "hardware" or node.get("build") or names
             if can_be_made and "name" not in names and OmegaConf.is_missing(node, "name"):
                 node.name = str(choice).rpartition("/")[2]
+
+    def _keys(self, file: str) -> list[str]:
+        """Returns the keys of a choice's file; none where it says nothing."""
+        if file not in self._keys_of:
+            source = next((source for source in self._loader.get_sources() if source.is_config(file)), None)
+            content = None if source is None else source.load_config(file).config
+            self._keys_of[file] = [str(key) for key in content] if isinstance(content, DictConfig) else []
+        return self._keys_of[file]
+
+
+def _put(override: Override, composed: DictConfig) -> bool:
+    """Puts a value into a config as Hydra does; False where Hydra may refuse to."""
+    key, value, adds = override.key_or_group, override.value(), override.is_add()
+    if key == "hydra" or override.package is not None or override.is_delete():
+        return False
+    try:
+        if adds and not isinstance(value, dict | list) and OmegaConf.select(composed, key) is not None:
+            return False
+        OmegaConf.update(composed, key, value, merge=True, force_add=adds or override.is_force_add())
+    except OmegaConfBaseException:
+        return False
+    return True
 
 
 def _check_hydra(hydra: DictConfig) -> None:
@@ -324,7 +379,7 @@ def _lines(overrides: ListConfig) -> list[str]:
 
 def _parsed(overrides: Sequence[str], loader: ConfigLoader | None = None, schema: Schema = Config) -> list[Override]:
     with _refused(schema):
-        return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        return [parsed(line, loader) for line in overrides]
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -76,16 +77,23 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
     try:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
-        typed = OverridesParser.create().parse_overrides(list(overrides))
+        typed = [parsed(line) for line in overrides]
         for group in ("strategy", "model", "data"):
             if group in plain:
                 _leave_behind(plain[group], _typed_in(group, typed))
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+        nodes = ConfigStore.instance().load(f"{SCHEMAS[schema]}.yaml").node
+        config = OmegaConf.to_object(OmegaConf.unsafe_merge(nodes, plain))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
     assert isinstance(config, schema)
     _check_items(config, schema)
     return config
+
+
+@cache
+def parsed(line: str, loader: ConfigLoader | None = None) -> Override:
+    """Returns an override, parsed once for all runs of a sweep."""
+    return OverridesParser.create(config_loader=loader).parse_overrides([line])[0]
 
 
 def _check_names(composed: DictConfig) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from bad_input import untypeable
 from conftest import OWN, QUICK, ROOT, Ran, finish, start
+from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
@@ -456,9 +457,10 @@ print(code, count, file=sys.stderr)
         (["hydra.mode=RUN", "mode=plan"], 1),
         (["--cfg", "job"], 1),
         (["--help"], 1),
-        # A sweep as a whole, and each of its points.
-        (["-m", "mode=plan", "workers=1,2"], 3),
-        (["experiment=batch", "mode=plan"], 6),
+        # A sweep as a whole, and each choice that its runs have.
+        (["-m", "mode=plan", "workers=1,2"], 2),
+        (["experiment=batch", "mode=plan"], 2),
+        (["-m", "mode=plan", "model=mlp,cnn", "train.seed=1,2"], 3),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -466,6 +468,37 @@ def test_hydra_composes_a_config_once(asked, tmp_path, arguments, times):
     (tmp_path / "counting.py").write_text(COUNTING)
     ran: Ran = asked(*arguments, module="counting")
     assert ran.err.splitlines()[-1] == f"0 {times}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workers=2", "train.seed=7", "hydra.job.name=mine"],
+        ["strategy=multi_worker", "hardware=2x8gpu", "model=mlp", "model.build.hidden=[64]", "train.loss=null"],
+        ["experiment=batch", "workers=4", "strategy=mirrored"],
+        ["model.build._target_=my.model", "+model.build.depth=3", "++model.build.depth=4", "model.name=deep"],
+        ["model={name: mine, build: {_target_: my.model}}", "train.metrics=[accuracy]", "data=digits"],
+        ["train.callbacks=[]", "output_dir=${now:%Y}", "sweep.name=${model.name}"],
+        ["+train.tags={a: 1}", "workers=2"],
+        ["workers=many", "model=mlp"],
+        ["+workers=3", "model=mlp"],
+        ["model=mlpp", "workers=3"],
+        ["hydra={verbose: true}"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path, monkeypatch, overrides):
+    monkeypatch.chdir(tmp_path)
+    configs.register(lambda: 2)
+    composer = Composer("config", Config, None)
+    texts = []
+    for of_sweep in (False, True, True):
+        try:
+            composed = composer._load(overrides, of_sweep=of_sweep)
+            texts.append(OmegaConf.to_yaml(composed))
+        except UserError as error:
+            texts.append(str(error))
+    assert texts[1:] == texts[:1] * 2
 
 
 def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):
