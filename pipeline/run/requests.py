@@ -70,7 +70,8 @@ class Requests:
         listed = sorted(self.sweep.entries, key=lambda entry: (entry.place, entry.repeat)) if self.sweep else []
         so_far = {key: results.get(key) or self.to_run[key].unended() for key in sorted({*results, *self.to_run})}
         numbers = {key: place for place, key in enumerate(so_far)}
-        numbers |= {key: listed.index(entry) for key, entry in self.entries.items() if entry in listed}
+        number_of = {id(entry): number for number, entry in enumerate(listed)}
+        numbers |= {key: number_of[id(entry)] for key, entry in self.entries.items()}
         numbered = {key: dataclasses.replace(point, number=numbers[key]) for key, point in so_far.items()}
         return dict(sorted(numbered.items(), key=lambda item: item[1].number or 0))
 

@@ -90,6 +90,10 @@ class Sweep:
                 "again when that has ended, or another sweep.name",
             ) from None
         self.entries = sweeps.read(folder)
+        # By run and repeat; and the number of each run.
+        self._entry_of = {(entry.fingerprint, entry.repeat): entry for entry in reversed(self.entries)}
+        self._number_of = {entry.fingerprint: entry.place for entry in self.entries}
+        self._numbers = set(self._number_of.values())
 
     def entry(
         self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, composed: Path | None
@@ -99,11 +103,12 @@ class Sweep:
         `place`, in the command, is its number unless another entry has that; `name` is a part of its folder's name.
         Hydra's files are moved there from the folder where it `composed` the run.
         """
-        entry = next((entry for entry in self.entries if (entry.fingerprint, entry.repeat) == (about, repeat)), None)
+        entry = self._entry_of.get((about, repeat))
         if entry is None:
             entry = Entry(self._number(place, about), repeat, about, "", tuple(overrides))
             entry.folder = f"{entry.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
             self.entries.append(entry)
+            self._entry_of[about, repeat] = entry
         entry.overrides = tuple(overrides)
         # That of the last attempt.
         entry.folder = self._name([self.folder / entry.folder, *attempts(self.folder / entry.folder)][-1])
@@ -149,8 +154,10 @@ class Sweep:
 
     def _number(self, place: int, about: str) -> int:
         """The number of a new entry: that of its run's other repeats, or that of its place, or the next."""
-        numbers = {entry.fingerprint: entry.place for entry in self.entries}
-        return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
+        if about not in self._number_of:
+            self._number_of[about] = max(self._numbers) + 1 if place in self._numbers else place
+            self._numbers.add(self._number_of[about])
+        return self._number_of[about]
 
 
 def note_alone(folder: Path, point: RunResult) -> None:
