@@ -153,7 +153,7 @@ def _is_taken(said: str) -> bool:
         parsed = OverridesParser.create().parse_overrides(whole)
         for one in parsed:
             if not one.is_sweep_override():
-                check_override(one, Config, one.key_or_group in CHOICES)
+                check_override(one, Config, one.key_or_group in CHOICES and not isinstance(one.value(), dict))
     except (UserError, HydraException):
         return False
     keys_there = all(not find(one.partition("=")[0].lstrip("+"))[3] or ".build." in one or "options" in one

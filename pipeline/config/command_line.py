@@ -124,7 +124,7 @@ def check_not_swept(overrides: Sequence[Override]) -> None:
             raise UserError("one value", line, f"{instead}-m {in_shell(line)} for a run with each")
 
 
-def check_override(override: Override, schema: type, is_group: bool) -> None:
+def check_override(override: Override, schema: type, is_choice: bool) -> None:
     """Refuses a key that is not in the schema, a value of another type, and what can be no choice. Raises `UserError`.
 
     What depends on the files of choices, as the arguments of a function do, shows when it is composed.
@@ -141,7 +141,7 @@ def check_override(override: Override, schema: type, is_group: bool) -> None:
             if dataclasses.is_dataclass(kind):
                 holds, instead = "its keys", f"without it, or {key}.{dataclasses.fields(kind)[0].name}=... for a key"
             raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
-    elif is_group and not isinstance(value, dict):
+    elif is_choice:
         if not isinstance(value, str | list) and not override.is_sweep_override():
             received = "null" if value is None else value
             instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else HELP

@@ -257,7 +257,7 @@ class Composer:
         if mode is RunMode.RUN:
             check_not_swept(typed)
         for override in typed:
-            check_override(override, self._schema, self._is_group(override.key_or_group, list(overrides)))
+            check_override(override, self._schema, self._chooses(override, overrides))
         with _refused(self._schema, typed):
             for override in typed:
                 if override.key_or_group == "hardware":
@@ -306,16 +306,13 @@ class Composer:
         return composed
 
     def _chooses(self, override: Override, overrides: Sequence[str]) -> bool:
-        """True for a choice of a group."""
-        return not isinstance(override.value(), dict) and self._is_group(override.key_or_group, list(overrides))
-
-    def _is_group(self, key: str, overrides: list[str]) -> bool:
-        """True if there are choices of a key. Only what is no other key is looked for where a config says to."""
-        if any(source.is_group(key) for source in self._loader.get_sources()):
-            return True
+        """True for a choice of a group. Only what is no other key is looked for where a config says to."""
+        key = override.key_or_group
+        if isinstance(override.value(), dict) or any(source.is_group(key) for source in self._loader.get_sources()):
+            return not isinstance(override.value(), dict)
         if "." in key or not find(key, self._schema)[3]:
             return False
-        return bool(self._loader.get_group_options(key, config_name=self._name, overrides=overrides))
+        return bool(self._loader.get_group_options(key, config_name=self._name, overrides=list(overrides)))
 
     def _name_by_choice(self, composed: DictConfig) -> None:
         """Gives what was chosen without a name that of the choice; a name that its file leaves open stays so."""
