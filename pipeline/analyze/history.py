@@ -120,8 +120,7 @@ def find(name: str, output: Path) -> Path:
     if matches:
         raise UserError("the name of one run", f"{name}, which is that of {len(matches)}", f"{matches[0]}")
     last = max(folders, key=log.written, default=None)
-    instead = f"Try {last}." if last else "Try output_dir=..."
-    raise UserError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
+    raise UserError("a run's folder, its name or its id in MLflow", name, f"{last or 'output_dir=...'}")
 
 
 def of(folder: Path, result: Result) -> LoggedRun:

@@ -1,6 +1,7 @@
 """Plans a run and its baseline, with the facts of a manifest, and with addresses once its services respond."""
 
 import dataclasses
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from pipeline.config import instead, targets
 from pipeline.config.parts import flat
-from pipeline.config.schema import Config, Mode
+from pipeline.config.schema import Config, Mode, Store
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -23,6 +24,8 @@ from pipeline.worker.engine import check_engine
 
 # The function that reads what `python -m pipeline prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
+# How the address of a local store begins, before its file.
+SQLITE = "sqlite:///"
 
 
 def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
@@ -37,6 +40,7 @@ def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
     views.offered(config.views)
     if config.mode is Mode.run:
         _expect_needed(config)
+        _expect_store(config)
     cluster = session.cluster(config)
     plan = planned_on(config, cluster, config.mode is Mode.run, begin)
     baseline = None
@@ -86,19 +90,31 @@ def _expect_needed(config: Config) -> None:
         except DataError as error:
             raise UserError(str(error)) from error
     if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
-        _expect_folder("checkpoint.folder", config.checkpoint.folder)
+        _expect_folder("checkpoint.folder", config.checkpoint.folder, Path(config.checkpoint.folder))
 
 
-def _expect_folder(key: str, path: str) -> None:
+def _expect_store(config: Config) -> None:
+    """Refuses a file of a local store that this machine cannot write. Raises `UserError`."""
+    uri = config.tracking.uri
+    if config.tracking.store is not Store.sqlite or uri is None or not uri.startswith(SQLITE):
+        return
+    file = Path(uri.removeprefix(SQLITE).partition("?")[0])
+    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+        why = "a folder" if file.is_dir() else "one that cannot be written"
+        raise UserError(f"a file that can be written for tracking.uri={uri}", why, "tracking.uri=null")
+    _expect_folder("tracking.uri", uri, file.parent)
+
+
+def _expect_folder(key: str, value: str, path: Path) -> None:
     """Refuses a folder that cannot be written, and leaves none behind. Raises `UserError`."""
-    missing = [folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if not folder.exists()]
+    missing = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
         raise UserError(
-            f"Expected to be able to write {key}={path}, received: {error.strerror or error}. Try {key}=..."
+            f"Expected to be able to write {key}={value}, received: {error.strerror or error}. Try {key}=..."
         ) from error
     finally:
         for folder in missing:

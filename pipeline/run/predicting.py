@@ -39,7 +39,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     elif timed:
         parameters = timed.case.parameters
     elif isinstance(size := model_size.learned(plan, request, session), str):
-        raise UserError(f"Expected a model that can be built, to know its size, received: {size} Try another model.")
+        raise UserError("a model that can be built, to know its size", size.removesuffix("."), "another model")
     else:
         parameters = size.parameters
     now = time.time()

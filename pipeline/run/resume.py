@@ -59,12 +59,7 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
             f"another {', '.join(differing)}",
             f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never",
         )
-    try:
-        run = Run.locked(folder)
-    except OSError:
-        raise UserError(
-            "a run that has ended", f"{folder}, whose driver still works on it", "resume=never, or wait for it"
-        ) from None
+    run = Run.without_driver(folder, "resume=never, or wait for it")
     _expect_no_processes(run)
     if run.status == "finished" and not config.resume_changes:
         run.release()

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from pipeline.analyze import measure
+from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
@@ -79,6 +80,15 @@ class Run:
         run = cls.from_log(folder)
         run._lock = lock
         return run
+
+    @classmethod
+    def without_driver(cls, folder: Path, try_this: str) -> "Run":
+        """The same. Raises `UserError`, with what to do instead, if one does."""
+        try:
+            return cls.locked(folder)
+        except OSError:
+            received = f"{log.from_here(folder)}, on which one still works"
+            raise UserError("a run whose driver is gone", received, try_this) from None
 
     @property
     def status(self) -> str:

@@ -102,12 +102,7 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
     run's command, which folders and modules that were typed are relative to.
     """
     shown = log.from_here(folder)
-    try:
-        run = Run.locked(folder)
-    except OSError:
-        raise UserError(
-            "a run whose driver is gone", f"{shown}, on which one still works", "again once that has ended"
-        ) from None
+    run = Run.without_driver(folder, "again once that has ended")
     with contextlib.ExitStack() as stack:
         try:
             left = _left(run, shown)

@@ -92,6 +92,8 @@ def refusal(ran: Ran) -> str:
         (["data=tfrecord", f"data.path={OWN}"], "received no such file"),
         (["data=tfds", "data.name=mnist", f"data.path={OWN}"], "without features.json."),
         (["checkpoint.folder=/proc/x"], "Expected to be able to write checkpoint.folder=/proc/x"),
+        (["tracking.uri=sqlite:////proc/x/a.db"], "Expected to be able to write tracking.uri=sqlite:////proc/x/a.db"),
+        (["tracking.uri=sqlite:////proc"], "Expected a file that can be written for tracking.uri=sqlite:////proc"),
         (["resume=nowhere"], "resume=auto or resume=never"),
         # Ranges and contradictions; every range is in test_plan.
         (["train.learning_rate=-1"], "train.learning_rate=0.001"),

@@ -82,7 +82,7 @@ def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
 def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
     lock = Lock(made(tmp_path, "one", None))
     assert found(tmp_path) is None
-    with pytest.raises(UserError, match="whose driver still works on it"):
+    with pytest.raises(UserError, match="on which one still works"):
         found(tmp_path, "one")
     lock.release()
     assert found(tmp_path) == "one"

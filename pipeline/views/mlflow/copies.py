@@ -255,7 +255,8 @@ class Copy:
         """Finds the run by its key, or creates it: a lost answer must not make a second one."""
         run = self.state.run
         if run is None:
-            raise UserError(f"Expected {self.log} to begin with a `run` event, received none. It cannot be sent.")
+            remedy = "moving its folder out of output_dir, since it cannot be sent"
+            raise UserError(f"{self.log} to begin with a `run` event", "none", remedy)
         client, experiment = self._open(), self._experiment(run)
         run_ids = self._with_this_key(experiment)
         # Of these MLflow keeps more than the tag.

@@ -106,7 +106,7 @@ def adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
 def check_model(model: object) -> None:
     """Refuses what is no compiled `keras.Model`, and one with steps of its own."""
     if not isinstance(model, keras.Model):
-        raise UserError(f"Expected a keras.Model, received {type(model).__name__}.")
+        raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
     _check_step(model)
     if not model.compiled or model.optimizer is None:
         raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
@@ -159,7 +159,7 @@ def callbacks(
     flat = [callback for callback in keras.tree.flatten(inside) if callback is not None]
     wrong = [callback for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
     if wrong:
-        raise UserError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
+        raise UserError("Keras callbacks", type(wrong[0]).__name__, "a subclass of keras.callbacks.Callback")
     if flat and where.processes > 1 and tf.distribute.has_strategy():
         # To save a model makes variables, which there all processes must make together; callbacks run in the first.
         raise UserError(
