@@ -25,8 +25,9 @@ class Spec:
 
     With `threads` (intra_op, inter_op) and `cores` empty, TensorFlow decides. `addresses` of several processes make
     a cluster, which meets by Horovod where there is a `rendezvous` (host, port). `way` is loop, fit_arrays or
-    fit_dataset; `steps_per_call` counts for the loop alone. With `synchronized`, BatchNormalization normalizes by the
-    global batch. On JAX, which has no loop here, each of several `devices` has its share of the batch by
+    fit_dataset, or coordinator (see `coordinated.py`), which counts by a metric where it is `measured`.
+    `steps_per_call` counts for loops alone. With `synchronized`, BatchNormalization normalizes by the global batch. On
+    JAX, which has no loop here, each of several `devices` has its share of the batch by
     `keras.distribution.DataParallel`.
     """
 
@@ -43,6 +44,7 @@ class Spec:
     synchronized: bool = False
     backend: str = "tensorflow"
     rendezvous: tuple[str, int] | None = None
+    measured: bool = True
 
 
 def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
@@ -70,13 +72,17 @@ def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
 
 def _prepare(spec: Spec, rank: int) -> Stretch:
     """Cores, threads, devices, strategy, model and data, in the order that TensorFlow asks for."""
+    if spec.cores and spec.cores[rank]:
+        os.sched_setaffinity(0, spec.cores[rank])
+    if spec.way == "coordinator":
+        import coordinated
+
+        return coordinated.prepare(spec, rank)
     import keras
     import tensorflow as tf
 
     from pipeline.config import targets
 
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores[rank])
     if spec.threads:
         tf.config.threading.set_intra_op_parallelism_threads(spec.threads[0])
         tf.config.threading.set_inter_op_parallelism_threads(spec.threads[1])

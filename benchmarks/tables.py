@@ -29,6 +29,8 @@ WORDS |= {
     "horovod": "multi_worker by Horovod's all-reduce",
     "bare-horovod": "a script of Horovod's guide, TensorFlow's threads",
     "bare-horovod-same": "a script of Horovod's guide, our threads and steps per call",
+    "bare-coordinator": "a bare ClusterCoordinator, our threads and steps per call",
+    "bare-unmeasured": "the same without a metric",
 }
 for _name, _like in (
     ("fit-mirrored-dataset", "fit-mirrored-arrays"),
@@ -283,6 +285,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "on_jax": side_by_side,
     "collectives": side_by_side,
+    "asynchronous": side_by_side,
     "sweep": sweep,
     "every_strategy": every_strategy,
     "differential": differential,

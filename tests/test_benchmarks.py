@@ -105,6 +105,13 @@ ONE_OF_EACH = {
         ]}},
         ["| multi_worker by Horovod's all-reduce / multi_worker | 0.80 | 0.70 to 0.80 | 2 |"],
     ),
+    "asynchronous:mlp": (
+        {"mlp": {"claims": [
+            {"claim": "parameter_server / bare-coordinator >= 1.5", "ratio": 1.5, "ratios": [1.4, 1.5, 1.7],
+             "against": "bare-coordinator"},
+        ]}},
+        ["| parameter_server / a bare ClusterCoordinator, our threads and steps per call | 1.50 | 1.40 to 1.70 | 3 |"],
+    ),
     "sweep": (
         {"ratios": [0.5, 0.52, 0.6]},
         ["| a sweep of six points / the same points as commands of their own | 0.52 | 0.50 to 0.60 |"],

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import keras
@@ -13,11 +14,17 @@ from pipeline.private import in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.rates import updating
+from pipeline.worker.tensorflow import servers
+from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.updates import overwritten_without_branch
-from pipeline.worker.tensorflow.step import Carried, awaited, caller, narrowed, widened
+from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller
+
+# To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
+# many of its steps are made before. Each takes a trace of its own.
+UNROLLED = 4
 
 # See `scheduled_steps` and `validation_alone`.
 ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
@@ -44,49 +51,65 @@ def scheduled_steps(
     `batch(source, rows, edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`. With
     `gradient_bits` 16, gradients travel as bfloat16.
     """
+    all_reduce_once(model.optimizer)
     call = caller(model)
     updates = model.optimizer.iterations.value
 
-    def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+    def replica_step(
+        batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[Addend | None]]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         counts, variables = metrics.CountedApart(model, counted, state), model.trainable_variables
-        before = updates.read_value()
-        with tf.control_dependencies([before]), counts.updated(), tf.GradientTape() as tape:
+        held = [variable.value for variable in variables]
+        with servers.fetched(model, before) as fetched, counts.updated(), tf.GradientTape() as tape:
+            tape.watch(list(fetched.values()))
             y_pred = call(x, training=True)
             values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
             scaled = model.optimizer.scale_loss(values[0])
-        gradients = tape.gradient(scaled, variables)
-        present = [gradient for gradient in gradients if gradient is not None]
-        with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
-            stale = updates.read_value() - before
-        if gradient_bits == 16:
-            gradients = [_sent_narrow(*pair) for pair in zip(gradients, variables, strict=True)]
-        with tf.control_dependencies([stale]):
-            model.optimizer.apply(gradients, variables)
+        of_fetched, of_held = tape.gradient(scaled, [fetched, held])
+        gradients = [
+            _sum(of_fetched.get(id(variable)), gradient) for variable, gradient in zip(variables, of_held, strict=True)
+        ]
         counts.count(x, y, y_pred, weights)
-        return values, counts.state, stale
+        return values, counts.state, gradients
+
+    def one(
+        source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor, index: tf.Tensor, state: Sequence[tf.Tensor],
+        values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray,
+    ) -> tuple[Carried, ...]:  # fmt: skip
+        own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(losses.without_keras_scaling())
+            stack.enter_context(_added_in_place())
+            for optimizer in updating(model.optimizer):
+                stack.enter_context(overwritten_without_branch(optimizer))
+                stack.enter_context(traced_briefly(optimizer))
+            with tf.device(updates.device):
+                before = updates.read_value()
+            loss, state, gradients = strategy.run(replica_step, args=(own_batch, state, before))
+            stale = servers.applied(strategy, model, gradients, before, gradient_bits)
+        size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
+        written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (waits, waited))]
+        return index + 1, stale, state, *written
 
     def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
-        def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
-            values, sizes, stale, waits = arrays
-            own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(losses.without_keras_scaling())
-                stack.enter_context(_added_in_place())
-                for optimizer in updating(model.optimizer):
-                    stack.enter_context(overwritten_without_branch(optimizer))
-                loss, state, age = strategy.run(replica_step, args=(own_batch, state))
-            size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
-            age = tf.cast(age, tf.int64)
-            written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
-            return index + 1, state, *written, waits.write(index, waited)
+        def some(number: int, first: tf.Tensor, stale: tf.TensorArray, *others: Carried) -> tuple[Carried, ...]:
+            index, rest, ages = first, list(others), []
+            for _ in range(number):
+                index, age, *rest = one(source, rows, edges, index, *rest)
+                ages.append(age)
+            with tf.device(updates.device):
+                together = tf.cast(tf.stack(ages), tf.int64)
+            return index, stale.scatter(tf.range(first, index), together), *rest
 
         count = tf.shape(edges)[0] - 1
-        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64, tf.float32)]
-        state = [tf.constant(value) for value in fresh]
-        _, state, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
+        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.int64, tf.float32, tf.int64, tf.float32)]
+        carried = (0, arrays[0], [tf.constant(value) for value in fresh], *arrays[1:])
+        for number in (UNROLLED, 1) if servers.is_small(model) else (1,):
+            carried = tf.while_loop(lambda index, *_, by=number: index + by <= count, partial(some, number), carried)
+        _, stale, state, values, sizes, waits = carried
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return worker, *(array.stack() for array in arrays), state
+        return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
 
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
@@ -127,7 +150,7 @@ def _added_in_place() -> Iterator[None]:
     usual = keras_variables.Variable.assign_add
 
     def assign_add(self: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        if in_stateless_scope():
+        if in_stateless_scope() or "_direct_assign" in vars(self):
             return usual(self, value)
         return self._value.assign_add(tf.cast(value, self._value.dtype))
 
@@ -138,10 +161,7 @@ def _added_in_place() -> Iterator[None]:
         keras_variables.Variable.assign_add = usual
 
 
-def _sent_narrow(gradient: Addend | None, variable: keras.Variable) -> Addend | None:
-    """A gradient that is narrow on its way to where its variable is, and as wide as before when it is there."""
-    if gradient is None:
-        return None
-    narrow = narrowed(gradient)
-    with tf.device(variable._value.device):
-        return widened(narrow, gradient.dtype)
+def _sum(first: Addend | None, second: Addend | None) -> Addend | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)

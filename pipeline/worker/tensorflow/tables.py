@@ -105,6 +105,11 @@ def has_tables(model: keras.Model) -> bool:
     return any(isinstance(layer, _ShardedTable) for layer in model._flatten_layers())
 
 
+def shards(model: keras.Model) -> list[keras.Variable]:
+    """The variables of which a step looks up rows, and never reads the whole."""
+    return [shard for layer in model._flatten_layers() if isinstance(layer, _ShardedTable) for shard in layer._shards]
+
+
 class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
     """An embedding whose rows are looked up where they are held, so that only they travel."""
 
