@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.train import PREEMPTED, code_of, say_left, tell
+from pipeline.commands.train import PREEMPTED, code_of, say_left, tell, tell_id
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.config import config as configs
 from pipeline.errors import UserError
@@ -68,7 +68,14 @@ def _trained(supervisor: Supervisor, session: Session) -> int:
     session.screen.planned(supervisor.plan, False, None)
     ended = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
-    tell(ended, False, show.console_on(sys.stdout))
+    console = show.console_on(sys.stdout)
+    tell(ended, False, console)
+    unsent, interrupted = session.settle()
+    tell_id(ended, console)
+    if unsent:
+        show.say_error(unsent)
+    if interrupted is not None:
+        return 128 + interrupted.number
     if ended.result.ending.status == "PREEMPTED":
         return 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
     return code_of([ended])

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from pipeline.analyze.history import find_sweep
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
@@ -22,8 +22,6 @@ from pipeline.views.mlflow import Tracker
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A report, and what to type where MLflow does not hold it yet.
-Written: TypeAlias = "tuple[report.WrittenReport, str | None]"
 VERB = Verb(
     "report",
     "NAME|FOLDER",
@@ -47,34 +45,33 @@ def _report(typed: Words) -> int:
     tracker = Tracker(os.environ, output / "tracker.log")
     try:
         folder = find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first")
-        written = write(folder, tracker, DRAIN_SECONDS)
+        written = report.write(folder)
+        unsent = report.unsent(folder, tracker, DRAIN_SECONDS) if send(written, tracker) else None
     except OSError as error:
         show.say_error(f"The report cannot be written: {error}.")
         return 2
     finally:
         tracker.close(DRAIN_SECONDS)
     show_written(written, show.console_on(sys.stdout))
+    if unsent:
+        show.say_error(unsent)
     return 0
 
 
-def write(folder: Path, tracker: Tracking, seconds: float) -> Written:
-    """Writes the report of the sweep in `folder`, and sends it to where the sweep's points are tracked.
+def send(written: report.WrittenReport, tracker: Tracking) -> Path | None:
+    """Has a tracker send the report to where the sweep's points are tracked, and returns the folder of its log.
 
-    Raises `UserError` where there is no sweep, and `OSError` where the folder cannot be written to.
+    None where they are tracked nowhere. Raises `OSError`.
     """
-    written = report.write(folder)
     store = report.store_of(written.sweep)
     if store is None:
-        return written, None
-    report.track(written.sweep.folder, written, tracker, store)
-    return written, report.unsent(written.sweep.folder, tracker, seconds)
+        return None
+    report.track(written.sweep.folder, report.with_ids(written), tracker, store)
+    return written.sweep.folder.resolve() / report.FOLDER
 
 
-def show_written(written: Written, console: Console) -> None:
-    """Shows a report: the table, the verdict, where it is, and what of it MLflow lacks."""
-    text, unsent = written
-    console.print(show.sweep_table(text.results))
-    for line in text.shown():
+def show_written(written: report.WrittenReport, console: Console) -> None:
+    """Shows a report: the table, the verdict, and where it is."""
+    console.print(show.sweep_table(written.results))
+    for line in written.shown():
         show.say(console, line)
-    if unsent:
-        show.say_error(unsent)

@@ -28,6 +28,7 @@ from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
+from pipeline.record.tracking import run_id_of
 from pipeline.run import start
 from pipeline.run.requests import Requests, devices, most_at_once
 from pipeline.run.session import CLOSE_SECONDS, Key, RunRequest, Session
@@ -39,6 +40,8 @@ from pipeline.worker.model_error import is_own
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pipeline.views.report import WrittenReport
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -93,14 +96,14 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
         track=Tracker,
         options=where_configs_are(typed),
     )
-    points, written, code = Requests(session, partial(tell, console=console)), None, 1
+    points, code = Requests(session, partial(tell, console=console)), 1
     try:
         with signals.interrupt(session.spares):
             if (served := points.compose(composer, typed)) is not None:
                 code = served
                 return code
             _run(points, session, console)
-            written = _report(points, session)
+            ended_by = _conclude(points, session, console)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
@@ -108,6 +111,9 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
                 code = 128 + signal.SIGINT
             elif code != KILLED:
                 code = PREEMPTED
+        if ended_by is not None:
+            code = 128 + ended_by.number
+        return code
     except signals.Interrupted as interrupted:
         if session.left is not None:
             say_left(session.left)
@@ -125,13 +131,6 @@ def command(composer: Composer, typed: argparse.Namespace) -> int:
     finally:
         points.release()
         session.close(code)
-    if points.many and session.results:
-        session.screen.say("")
-        if written is None:
-            console.print(show.sweep_table(_done(points, session)))
-        else:
-            module("report").show_written(written, console)
-    return code
 
 
 def _refusal(error: Exception) -> str:
@@ -203,6 +202,7 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
             points.sweep.note(points.entries[key], ended, took[-1])
         shown_now = points.shown(session.results)[key]
         tell(shown_now, points.many, console)
+        session.note_uploads()
         if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
             screen.ended(shown_now, took[-1])
         if session.preemption.asked:
@@ -237,17 +237,45 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Requests, session: Session) -> object | None:
-    """Returns the report of the sweep that has just ended, as its verb writes it; None where there is none."""
-    if points.sweep is None or session.preemption.asked:
-        return None
-    folder = points.sweep.folder
-    try:
-        written: object = module("report").write(folder, session.tracker(folder.parents[1]), CLOSE_SECONDS)
-    except (UserError, OSError) as error:
-        show.say_error(f"The report of the sweep was not written: {error}")
-        return None
+def _conclude(points: Requests, session: Session, console: "Console") -> signals.Interrupted | None:
+    """Shows what came of all runs, then waits for MLflow to have them; returns the signal that has ended the wait."""
+    written = _report(points, session, console)
+    unsent, interrupted = session.settle()
+    if written is not None and interrupted is None:
+        unsent, interrupted = _send(written, session)
+    for point in () if points.many else _done(points, session):
+        tell_id(point, console)
+    if unsent:
+        show.say_error(unsent)
+    return interrupted
+
+
+def _report(points: Requests, session: Session, console: "Console") -> "WrittenReport | None":
+    """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
+    written: WrittenReport | None = None
+    if points.sweep is not None and not session.preemption.asked:
+        try:
+            written = module("report").report.write(points.sweep.folder)
+        except (UserError, OSError) as error:
+            show.say_error(f"The report of the sweep was not written: {error}")
+    if points.many and session.results:
+        session.screen.say("")
+        if written is None:
+            console.print(show.sweep_table(_done(points, session)))
+        else:
+            module("report").show_written(written, console)
     return written
+
+
+def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
+    """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
+    folder = written.sweep.folder
+    try:
+        if sent := module("report").send(written, session.tracker(folder.parents[1])):
+            session.uploads.add(sent, CLOSE_SECONDS)
+    except OSError as error:
+        show.say_error(f"The report of the sweep was not written: {error}")
+    return session.settle()
 
 
 def _kept_line(points: Requests) -> str:
@@ -281,6 +309,13 @@ def tell(point: RunResult, many: bool, console: "Console") -> None:
             show.say_error(f"{ending.error} See {point.folder}.")
         elif not many:
             console.print(show.result_table(point))
+
+
+def tell_id(point: RunResult, console: "Console") -> None:
+    """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
+    known = point.result.tracked.mlflow_run_id is not None
+    if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
+        show.say(console, f"MLflow      {show.tracked(run_id)}")
 
 
 def _show_log(log: str | None, error: str, console: "Console") -> None:

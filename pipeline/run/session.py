@@ -1,6 +1,7 @@
 """The session that the runs of a command share, a run as it was requested, and results of runs that never start."""
 
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pipeline.plan.plan import AUTO, Plan
 from pipeline.record import results
 from pipeline.record.log import read_json, write_json
 from pipeline.record.results import Baseline, Choices, Ending, Layout, Result
+from pipeline.run.uploads import Uploads
 from pipeline.run.views import Ahead, RunResult, Screen, Tracking
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ Key = tuple[int, int]
 # For a checkpoint after Ctrl-C.
 PERSON_SECONDS = 5.0
 # For the tracker to send what is left, without getting on; `python -m pipeline sync` sends the rest.
-CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
+CLOSE_SECONDS = 12.0
+# At most for runs that a signal has ended, and after a second one.
+HURRIED_SECONDS, AT_ONCE_SECONDS = 3.0, 0.2
 # Signals by which a person, or a terminal, leaves a run whose processes outlive the command.
 LEAVING = (signal.SIGINT, signal.SIGHUP)
 
@@ -128,6 +132,8 @@ class Session:
     left: Path | None = None
     # How far the sweep of the run under way is.
     ahead: Ahead | None = None
+    # What a tracker sends of the runs that have ended.
+    uploads: Uploads = field(default_factory=Uploads)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
 
@@ -153,6 +159,30 @@ class Session:
         if self._tracker is None:
             self._tracker = self.track(self.environ, output / "tracker.log")
         return self._tracker
+
+    def settle(self, hurried: bool = False) -> tuple[str | None, Interrupted | None]:
+        """Waits until MLflow holds all runs that have ended: (what it lacks and what to type, the signal that came).
+
+        For a few seconds at most if `hurried`, or once a scheduler requests the machine.
+        """
+        if self._tracker is None:
+            return None, None
+
+        def limit() -> float:
+            if self.at_once:
+                return AT_ONCE_SECONDS
+            return HURRIED_SECONDS if hurried or self.preemption.asked else math.inf
+
+        self.busy = True
+        try:
+            return self.uploads.settle(self._tracker, self.screen.say, limit)
+        finally:
+            self.busy = False
+
+    def note_uploads(self) -> None:
+        """Notes which of the runs that have ended MLflow holds by now."""
+        if self._tracker is not None:
+            self.uploads.note(self._tracker)
 
     def serve(self, config: Config) -> int | None:
         """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
@@ -206,6 +236,7 @@ class Session:
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
+        self.settle(hurried=True)
         if self._tracker is not None:
             self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS, lambda: not self.at_once)
         for cluster in self._clusters.values():

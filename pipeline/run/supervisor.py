@@ -24,13 +24,13 @@ from pipeline.record import commands, events, results
 from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
 from pipeline.record.log import from_plain
-from pipeline.record.results import Baseline, Ending, Result
+from pipeline.record.results import Baseline, Ending, Result, Tracked
 from pipeline.run import model_size, takeover
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Replay
 from pipeline.run.memory_check import without_room
 from pipeline.run.planner import batch_rule, fewer, relaid
-from pipeline.run.results import RunTracking, preempted, refused_of, result_of
+from pipeline.run.results import preempted, refused_of, result_of
 from pipeline.run.run import Run, unwritten
 from pipeline.run.run_folders import EVENTS
 from pipeline.run.session import RunPreempted, RunRequest, Session
@@ -89,7 +89,7 @@ class Supervisor:
         self._progress.recall(self._earlier_events(), time.monotonic())
 
     def train(self) -> Result:
-        """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
+        """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""
         with self._offered:
             self.emit(self._first_event())
             if self.plan.backend != JAX:
@@ -354,29 +354,21 @@ class Supervisor:
         self._keep_for_others()
         folder, session, reused = self.run.folder, self._session, self._reused
         result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
-        hurried = interrupted is not None or ending.status == "PREEMPTED"
-        tracked = tracker and RunTracking(
-            tracker,
-            folder,
-            self._config.tracking.drain_timeout,
-            session.screen.say,
-            lambda: hurried or session.preemption.asked is not None,
-            session.at_once,
-        )
-        result = self.run.write(tracked.named(result) if tracked else result)
+        if tracker:
+            result = dataclasses.replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
+        result = self.run.write(result)
         self.emit(events.Result(results.to_values(result), time=time.time()))
         self.emit(Ended(str(ending.status), ending.error, time=time.time()))
         takeover.forget(folder)
         if ending.status == "FINISHED":
             # A run that did not finish reads it again when it is resumed.
             shutil.rmtree(folder / "cache", ignore_errors=True)
-        if tracked:
-            result = self.run.write(tracked.sent(result))
-            interrupted = interrupted or tracked.interrupted
         try:
             self.run.close()
         except OSError as problem:
             result = unwritten(result, problem)
+        if tracker:
+            session.uploads.add(folder, self._config.tracking.drain_timeout)
         if interrupted:
             session.ended_early.append(RunResult(result, str(folder)))
             raise interrupted

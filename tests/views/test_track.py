@@ -31,14 +31,11 @@ with warnings.catch_warnings():
 import pipeline
 from pipeline.analyze import history
 from pipeline.commands.sync import main
-from pipeline.launch.signals import Interrupted
 from pipeline.record import kept
 from pipeline.record.events import Ended, Resumed, Run, Warned
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog, from_plain, to_line
-from pipeline.record.results import Result
 from pipeline.record.tracking import TrackingStore, recall
-from pipeline.run.results import RunTracking
 from pipeline.views.mlflow import Tracker, pages, stores
 from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.changes import LogState, changes
@@ -885,25 +882,6 @@ def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_p
         assert tracker.run_id(writer.folder, 1.0)
         assert tracker.drain(writer.folder, 1.0) == (True, None)
     assert only_run(local(tmp_path).uri, writer.key).info.status == "FINISHED"
-
-
-def test_ctrl_c_while_mlflow_is_waited_for_leaves_a_result_that_says_what_to_type(tmp_path: Path) -> None:
-    class Slow:
-        def run_id(self, folder, timeout, waits=None):
-            return None
-
-        def drain(self, folder, timeout, waits):
-            if timeout > 1:
-                raise Interrupted(signal.SIGINT)
-            return False, "It is slow."
-
-    said: list[str] = []
-    tracked = RunTracking(Slow(), tmp_path, 60.0, said.append, lambda: False)  # type: ignore[arg-type]
-    result = tracked.sent(tracked.named(Result()))
-    assert tracked.interrupted
-    assert result.tracked.mlflow_run_id is None
-    assert f"`python -m pipeline sync {tmp_path}`" in (result.tracked.tracking_note or "")
-    assert "(It is slow.)" in (tracked.sent(result).tracked.tracking_note or "")
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

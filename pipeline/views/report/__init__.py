@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
+from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import Ending, to_values
@@ -43,8 +44,13 @@ class WrittenReport:
     html: Path
     csv: Path
     figures: tuple[Path, ...]
-    left_out: tuple[MissingFigure, ...]
+    drawn: tuple[Drawn | MissingFigure, ...]
     command: str
+
+    @property
+    def left_out(self) -> tuple[MissingFigure, ...]:
+        """The figures that there was nothing to draw for."""
+        return tuple(figure for figure in self.drawn if isinstance(figure, MissingFigure))
 
     @property
     def lines(self) -> list[str]:
@@ -73,19 +79,31 @@ def write(folder: Path) -> WrittenReport:
     decided = verdict.decide(
         [point.run for point in sweep.points], [point.configuration for point in sweep.points], sweep.knee_share
     )
-    drawn = draw(sweep)
+    drawn = tuple(draw(sweep))
     beside = sweep.folder / FOLDER
     beside.mkdir(exist_ok=True)
     for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
         old.unlink()
     figures = [path for figure in drawn if isinstance(figure, Drawn) for path in _kept(figure, beside)]
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
-    write_whole(html, page.page(sweep, decided, drawn))
-    write_whole(table, points_csv(sweep))
-    left_out = tuple(figure for figure in drawn if isinstance(figure, MissingFigure))
-    return WrittenReport(
-        sweep, decided, html, table, tuple(figures), left_out, sweep_facts.next_command(sweep, decided)
+    command = sweep_facts.next_command(sweep, decided)
+    written = WrittenReport(sweep, decided, html, table, tuple(figures), drawn, command)
+    _write_pages(written)
+    return written
+
+
+def with_ids(written: WrittenReport) -> WrittenReport:
+    """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
+    results_now = [results.read(point.run.folder) or point.result for point in written.sweep.points]
+    if [result.tracked for result in results_now] == [point.result.tracked for point in written.sweep.points]:
+        return written
+    points = tuple(
+        replace(point, run=replace(point.run, result=result))
+        for point, result in zip(written.sweep.points, results_now, strict=True)
     )
+    written = replace(written, sweep=replace(written.sweep, points=points))
+    _write_pages(written)
+    return written
 
 
 def track(folder: Path, written: WrittenReport, tracker: Tracking, store: TrackingStore) -> None:
@@ -147,6 +165,11 @@ def points_csv(sweep: ReportedSweep) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _write_pages(written: WrittenReport) -> None:
+    write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
+    write_whole(written.csv, points_csv(written.sweep))
 
 
 def _became(point: ReportedRun) -> RunResult:

@@ -8,7 +8,7 @@ from pipeline.views.terminal.console import console_on, error_text, say, say_err
 from pipeline.views.terminal.live import Board, Progress, Terminal
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
-from pipeline.views.terminal.result import result_rows, result_table, resumed_line
+from pipeline.views.terminal.result import result_rows, result_table, resumed_line, tracked
 from pipeline.views.terminal.sweep_table import sweep_notes, sweep_rows, sweep_table
 from pipeline.views.terminal.verdict_text import compared_lines
 
@@ -31,4 +31,5 @@ __all__ = [
     "sweep_notes",
     "sweep_rows",
     "sweep_table",
+    "tracked",
 ]

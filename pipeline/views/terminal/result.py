@@ -74,7 +74,7 @@ def result_rows(point: RunResult) -> list[tuple[str, str]]:
         ("folder", folder if finished else ""),
         ("model", _joined(folder, clean(training.saved))),
         ("sample", _joined(folder, clean(training.sample))),
-        ("MLflow", _tracked(clean(result.tracked.mlflow_run_id))),
+        ("MLflow", tracked(clean(result.tracked.mlflow_run_id))),
         ("tracking", clean(result.tracked.tracking_note)),
     ]
     return [(status, _what(result)), *((label, text) for label, text in rows if text)]
@@ -310,7 +310,8 @@ def _joined(folder: str, path: str) -> str:
     return f"{folder}/{path}" if folder and path else path
 
 
-def _tracked(run_id: str) -> str:
+def tracked(run_id: str) -> str:
+    """A run's id in MLflow, and how to look at it; empty without one."""
     typed = "make ui" if shipped.is_checkout_here() else "python -m pipeline ui"
     return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
 
