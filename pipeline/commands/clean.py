@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.errors import UserError
+from pipeline.launch import standby
 from pipeline.record import log, results, sweeps
 from pipeline.record.results import Result
 from pipeline.run.run_folders import LOCK, PLAN, Lock
@@ -36,7 +37,7 @@ VERB = Verb(
     "",
     "Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.\n"
     "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
-    "A sweep goes as a whole. Active and unfinished runs stay.",
+    "A sweep goes as a whole. Active and unfinished runs stay. Unused fork servers of launch.keep end too.",
     (
         Key("keep_best", "5", "runs of each model and data set that stay, however old"),
         Key("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
@@ -72,7 +73,7 @@ def _clean(typed: Words) -> int:
         what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
         show.say(console, f"{what}: {_about(folder, now)}")
     stays = Counter(reason for reason in why.values() if reason)
-    for line in _sum_up(going, stays, dry, failed):
+    for line in [*_sum_up(going, stays, dry, failed), *_servers(dry, now)]:
         show.say(console, line)
     return 1 if failed else 0
 
@@ -115,6 +116,16 @@ def _about(folder: Stored, now: float) -> str:
         f"{duration(age) if age < A_DAY else plural(int(age / A_DAY), 'day')} old",
         f"{times(max(speedups))} at best" if speedups else "",
     )
+
+
+def _servers(dry: bool, now: float) -> Iterator[str]:
+    """Ends the fork servers of launch.keep that no command uses; yields a line about each."""
+    for server in standby.servers():
+        until = f"ends by itself in {duration(max(0.0, server.ends - now))}"
+        does = "is in use" if server.is_used else f"{until}; dry=false ends it now" if dry else "was ended"
+        if not (dry or server.is_used):
+            server.end()
+        yield f"The fork server {server.pid} of launch.keep {does}."
 
 
 def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int) -> list[str]:

@@ -306,7 +306,8 @@ class ClusterConfig:
 @dataclass
 class LaunchConfig:
     """Timeouts of processes in seconds: to join, give a sign of life, make progress, stop, and leave with a checkpoint;
-    restarts, and the fewest workers that a training goes on with; how long processes go on without a driver."""
+    restarts, and the fewest workers that a training goes on with; how long processes go on without a driver, and a
+    fork server without a command."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0
@@ -319,6 +320,7 @@ class LaunchConfig:
     # None: some minutes, or a week where it is to be detached.
     orphan_timeout: float | None = None
     detach: bool = False
+    keep: str | None = None
 
 
 @dataclass

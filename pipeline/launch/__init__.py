@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.config.shipped import load_offer
 from pipeline.errors import UserError
 from pipeline.plan.machine import Machine
@@ -174,10 +174,12 @@ def outlives(name: str, detach: bool) -> bool:
     return name in OUTLIVING and (detach or name != "local")
 
 
-def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool = False) -> Cluster:
+def cluster_of(
+    config: ClusterConfig, environ: Mapping[str, str], detach: bool = False, keep: str | None = None
+) -> Cluster:
     """The cluster that a config names. Raises `UserError` where there is none, `LaunchError` where it is broken.
 
-    `detach`: its processes are to outlive this command.
+    `detach`: its processes are to outlive this command. `keep`: its fork server is, for so long.
     """
     ours = CLUSTERS | ({"local": DETACHED} if detach else {})
     factory = load_offer("clusters", config.name, "cluster", ours, "cluster=local")
@@ -187,9 +189,18 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
             f"cluster={config.name}",
             "launch.detach=false",
         )
+    if keep is not None and (config.name != "local" or detach or config.start_method is not StartMethod.forkserver):
+        others = (
+            f"cluster={config.name} cluster.start_method={config.start_method.value} launch.detach={detach}".lower()
+        )
+        raise LaunchError(
+            "cluster=local cluster.start_method=forkserver launch.detach=false, for launch.keep",
+            others,
+            "launch.keep=null",
+        )
     if config.name in CLUSTERS:
         _check_hosts(config)
-        cluster: Cluster = factory(config, environ)
+        cluster: Cluster = factory(config, environ, *([] if keep is None else [keep]))
         return cluster
     built = _Offered(config.name, lambda *arguments: factory(*arguments))(config, environ)
     for part in NEEDED:

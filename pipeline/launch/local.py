@@ -1,7 +1,8 @@
 """Processes on this machine, forked from a server that holds TensorFlow, talking over pipes.
 
 The server imports TensorFlow and Keras once and uses neither, so that a process forked from it starts in a tenth of
-a second. It lives as long as the cluster: a multirun keeps it for all its points.
+a second. It lives as long as the cluster: a multirun keeps it for all its points. With `launch.keep` the next command
+gets it too.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
 from pipeline.launch.signals import CONDUCTOR, STACKS
+from pipeline.launch.standby import PRELOAD, Standby, seconds_of
 from pipeline.launch.this_machine import FREE_SECONDS, reserve
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
@@ -33,7 +35,6 @@ LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 0.2
 # What is raised where the fork server, or a process that it has just forked, is gone.
 GONE = (EOFError, ConnectionError, ProcessLookupError)
-PRELOAD = ["pipeline.launch.preload"]
 # Backends whose processes are not forked from the server, which has Keras on TensorFlow.
 STARTED_ANEW = ("jax",)
 # For those, glibc asks for large pages. XLA asks for a step's temporary memory as one block and frees it after the
@@ -49,8 +50,9 @@ ENVIRONMENT = threading.Lock()
 class LocalCluster(Cluster):
     """This machine."""
 
-    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str], keep: str | None = None) -> None:
         self._config, self._environ = config, environ
+        self._standby = None if keep is None else Standby(seconds_of(keep))
         self._machine: Machine | None = None
         # Of each thread that lays out a plan.
         self._kept = threading.local()
@@ -74,7 +76,7 @@ class LocalCluster(Cluster):
         """Starts the server's imports, so that they run beside what the driver does next."""
         if self._config.start_method.value == "forkserver":
             with _quiet_environment():
-                forkserver.ensure_running()
+                forkserver.ensure_running() if self._standby is None else self._standby.ensure()
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Free ports, or the configured ones, for the processes of a plan of several."""
@@ -99,8 +101,10 @@ class LocalCluster(Cluster):
         return LocalJob(self._context, plan, group, folder, range(len(plan.processes)) if ranks is None else ranks)
 
     def close(self, code: int) -> None:
-        """Ends the server, which ends by itself once its pipe closes, and waits until it has."""
+        """Ends the server, which does once its pipe closes, and waits until it has; or leaves it on standby."""
         self._release()
+        if self._standby is not None:
+            self._standby.close()
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
     def _release(self) -> None:

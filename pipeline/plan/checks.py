@@ -17,7 +17,7 @@ from pipeline.config.schema import (
     check_password,
 )
 from pipeline.errors import UserError
-from pipeline.plan.backends import check_collective, typed
+from pipeline.plan.backends import JAX, check_collective, typed
 from pipeline.plan.plan import AUTO, TENSORFLOW
 
 # Keras's names of losses, metrics and optimizers, so that another is refused before Keras is imported. A test holds
@@ -290,6 +290,12 @@ def _check_survival(config: Config) -> None:
             f"launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process",
             "true",
             "strategy=multi_worker, or launch.elastic=false",
+        )
+    if config.launch.keep is not None and config.backend == JAX:
+        raise UserError(
+            "launch.keep=null under backend=jax, whose processes import what they need themselves",
+            config.launch.keep,
+            "launch.keep=null",
         )
     if checkpoint.best_is is not None and checkpoint.keep_best is None:
         raise UserError(

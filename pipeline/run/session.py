@@ -141,7 +141,8 @@ class Session:
         """The cluster that `config` names, the same one each time."""
         name = cluster_key(config)
         if name not in self._clusters:
-            self._clusters[name] = cluster_of(config.cluster, self.environ, config.launch.detach)
+            launch = config.launch
+            self._clusters[name] = cluster_of(config.cluster, self.environ, launch.detach, launch.keep)
         return self._clusters[name]
 
     def here(self, config: Config) -> Cluster:
@@ -245,7 +246,7 @@ class Session:
 
 def cluster_key(config: Config) -> str:
     """A text that is the same for configs of the same cluster."""
-    return f"{config.cluster} {config.launch.detach}"
+    return f"{config.cluster} {config.launch.detach} {config.launch.keep}"
 
 
 def _baseline_file(baseline: Plan, output: Path) -> Path:

@@ -1,0 +1,116 @@
+"""A fork server that stays for the next command: who gets it, who does not, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from pipeline.errors import UserError
+from pipeline.launch import standby
+
+# A command of one process, which says whose child that is; its server imports nothing slow.
+COMMAND = """
+import multiprocessing as mp, os, sys
+from pipeline.launch import standby
+standby.PRELOAD = []
+def child(sender):
+    sender.send((os.getppid(), os.environ.get("OWN"), os.getcwd()))
+if __name__ == "__main__":
+    server = standby.Standby(standby.seconds_of(sys.argv[1]))
+    server.ensure()
+    context = mp.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(sender,))
+    process.start()
+    print(*receiver.recv())
+    process.join()
+    assert process.exitcode == 0
+    server.close()
+"""
+
+
+class Commands:
+    """Commands of one user in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "command.py").write_text(COMMAND)
+
+    def run(self, keep: str = "60s", **environ: str) -> int:
+        """The parent of a command's process, which had its variables."""
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.folder), "OWN": "", **environ}
+        typed = [sys.executable, "command.py", keep]
+        ran = subprocess.run(typed, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        parent, *told = ran.stdout.split(" ")
+        assert told == [env["OWN"], f"{self.folder}\n"]
+        return int(parent)
+
+
+@pytest.fixture
+def commands(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    # Short, as a socket's path has to be.
+    folder = tmp_path_factory.getbasetemp() / f"k{time.monotonic_ns() % 10**6}"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield Commands(folder)
+    for server in standby.servers():
+        server.end()
+
+
+def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_was_killed_or_is_stopped(commands):
+    first = commands.run()
+    assert commands.run() == first
+    (server,) = standby.servers()
+    assert (server.pid, server.is_used) == (first, False)
+    assert time.time() < server.ends < time.time() + 61
+    # Another environment has one of its own.
+    other = commands.run(OWN="another")
+    assert other != first
+    assert commands.run(SHLVL="7") == first
+    assert {server.pid for server in standby.servers()} == {first, other}
+    os.kill(first, signal.SIGKILL)
+    second = commands.run()
+    assert second != first
+    os.kill(second, signal.SIGSTOP)
+    assert commands.run() not in (first, second)
+
+
+def test_it_ends_by_itself_once_no_command_has_used_it_so_long_and_leaves_no_socket(commands):
+    commands.run("1s")
+    until = time.monotonic() + 60
+    while [*standby.servers()] and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not [*standby.servers()]
+    assert not [*commands.folder.rglob("*.s")]
+
+
+def test_it_has_a_session_of_its_own_and_holds_no_terminal_open(commands):
+    pid = commands.run()
+    assert os.getsid(pid) == pid
+    assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
+
+
+def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = standby.folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o750)
+    with pytest.raises(UserError, match="only you can open"):
+        standby.folder()
+    folder.rmdir()
+    folder.symlink_to("/tmp")
+    with pytest.raises(UserError, match="only you can open"):
+        standby.folder()
+
+
+@pytest.mark.parametrize("keep", ["", "10", "0m", "-1s", "1d", "10 m"])
+def test_a_time_that_is_none_is_refused(keep):
+    with pytest.raises(UserError, match=r"Try launch\.keep=10m"):
+        standby.seconds_of(keep)
