@@ -140,6 +140,8 @@ class Training:
     state_bytes: int | None = None
     seconds_startup: float | None = None
     seconds_training: float | None = None
+    # The command's own: without processes of the run.
+    seconds_driver: float | None = None
     saved: str | None = None
     # The file that a language model wrote.
     sample: str | None = None

@@ -39,7 +39,7 @@ def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
     check_collective(config.strategy.collective)
     views.offered(config.views)
     if config.mode is Mode.run:
-        _expect_needed(config)
+        _expect_needed(config, session)
         _expect_store(config)
     cluster = session.cluster(config)
     plan = planned_on(config, cluster, config.mode is Mode.run, begin)
@@ -73,14 +73,15 @@ def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = N
     return dataclasses.replace(with_rate_scale(other, scale), checkpoint=plan.checkpoint)
 
 
-def _expect_needed(config: Config) -> None:
+def _expect_needed(config: Config, session: Session) -> None:
     """Refuses a run without its data, or without a folder for its checkpoints, if this machine trains.
 
     Other machines are checked by their own processes. Raises `UserError`.
     """
     if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
         return
-    if "path" in config.data.build:
+    data = repr(config.data.build)
+    if "path" in config.data.build and data not in session.data:
         # Only for such data: it brings along NumPy, which a plan of others does without.
         from pipeline.data.errors import DataError
         from pipeline.data.needed import expect_data
@@ -89,6 +90,7 @@ def _expect_needed(config: Config) -> None:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
         except DataError as error:
             raise UserError(str(error)) from error
+        session.data.add(data)
     if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
         _expect_folder("checkpoint.folder", config.checkpoint.folder, Path(config.checkpoint.folder))
 

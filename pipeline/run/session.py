@@ -112,6 +112,8 @@ class Session:
     options: tuple[str, ...] = ()
     results: dict[Key, RunResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
+    # What data are built by, where this machine has them.
+    data: set[str] = field(default_factory=set)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file for its size.

@@ -1,6 +1,7 @@
 """Takes a requested run from its config to its result: validate it, plan it, then train, estimate or predict."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ def run(request: RunRequest, session: Session) -> RunResult:
 
     Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED if it cannot be planned.
     """
+    began = time.monotonic()
     try:
         planned = request.planned or plan_run(request.config, session)
         if request.config.mode is not Mode.run:
@@ -68,7 +70,8 @@ def run(request: RunRequest, session: Session) -> RunResult:
     show_shards(planned.plan, request, session)
     plan = _with_folder(planned.plan, request, earlier)
     request = dataclasses.replace(request, planned=dataclasses.replace(planned, plan=plan))
-    return request.ended(Supervisor(request, earlier or Run(request.folder), session, baseline).train())
+    supervisor = Supervisor(request, earlier or Run(request.folder), session, baseline, began=began)
+    return request.ended(supervisor.train())
 
 
 def _without_training(request: RunRequest, planned: Planned, session: Session) -> RunResult:

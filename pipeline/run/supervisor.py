@@ -49,7 +49,7 @@ class Supervisor:
     """Takes a run that was planned from its first process to its result.
 
     `reused` is its baseline, if that was measured before. A driver that takes over goes on with what `left` it, and
-    hears `replay` first.
+    hears `replay` first. `began` is when the command turned to the run.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Supervisor:
         reused: Baseline | None = None,
         left: Handover | None = None,
         replay: Replay | None = None,
+        began: float | None = None,
     ) -> None:
         assert request.planned is not None, "it was planned"
         self.request, self.run, self.plan = request, run, request.planned.plan
@@ -68,6 +69,8 @@ class Supervisor:
         # The baseline, unless it was measured before.
         self._baseline = None if reused is not None else self._one_device
         self._measured, self._groups = Measurements(), list[Group]()
+        # When the command turned to it, and the seconds since in which it had processes.
+        self._began, self._seconds_processes = began, 0.0
         # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
         self._now, self._failed = self.plan, None if left is None else left.attempt.failed
         self._resume: Resume | None = None if run.is_new else "last"
@@ -261,7 +264,7 @@ class Supervisor:
         plan, measured = self._now, self._measured
         if self._groups and self._replay is not None:
             self._replay.drop()
-        self._groups = []
+        self._groups, entered = [], time.monotonic()
         try:
             began = self._clock()
             point, one = self._start(plan, "point"), None
@@ -300,6 +303,7 @@ class Supervisor:
             self._count_training()
             for group in self._groups:
                 group.stop()
+            self._seconds_processes += time.monotonic() - entered
 
     def _clock(self) -> float:
         return time.monotonic() if self._replay is None else self._replay.clock()
@@ -354,6 +358,9 @@ class Supervisor:
         self._keep_for_others()
         folder, session, reused = self.run.folder, self._session, self._reused
         result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
+        if self._began is not None:
+            own = time.monotonic() - self._began - self._seconds_processes
+            result = dataclasses.replace(result, training=dataclasses.replace(result.training, seconds_driver=own))
         if tracker:
             result = dataclasses.replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
         result = self.run.write(result)

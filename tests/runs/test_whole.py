@@ -20,7 +20,7 @@ KEYS = set(
     """status strategy hardware model data workers processes replicas replica_batch global_batch scaling
     examples_per_second examples_per_second_low examples_per_second_high step_ms_p50 step_ms_p95 step_ms_p99
     baseline_examples_per_second speedup efficiency rehearsal oversubscribed epochs loss metrics val_loss val_metrics
-    seconds_startup seconds_training mlflow_run_id versions error""".split()
+    seconds_startup seconds_training seconds_driver mlflow_run_id versions error""".split()
 )
 
 
