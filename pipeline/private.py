@@ -37,7 +37,14 @@ from tensorflow.python.data.util import structure
 
 # Strategies whose devices, or whose place of variables, their public constructors do not let one choose.
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
-from tensorflow.python.distribute import parameter_server_strategy, parameter_server_strategy_v2, ps_values
+
+# One process of each host adds to the others': a group of devices that no strategy has.
+from tensorflow.python.distribute import (
+    cross_device_utils,
+    parameter_server_strategy,
+    parameter_server_strategy_v2,
+    ps_values,
+)
 
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call, strategy_supports_no_merge_call
@@ -78,6 +85,7 @@ __all__ = [
     "collective",
     "context",
     "coordination_config_pb2",
+    "cross_device_utils",
     "custom_gradients",
     "dataset_ops",
     "gen_random_ops",
@@ -115,6 +123,7 @@ ATTRIBUTES = {
     "context": ("context",),
     "context.Context": ("configure_coordination_service",),
     "coordination_config_pb2": ("CoordinatedJob",),
+    "cross_device_utils": ("CollectiveKeys", "CollectiveReplicaLauncher"),
     "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
     "gen_random_ops": (

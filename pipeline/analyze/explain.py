@@ -187,7 +187,8 @@ def _advice(bound: str | None, gain: float, share: float, lost: float, straggler
     if bound is None:
         return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
     cache = "" if plan.data.cache == "memory" else "data.cache=memory or "
-    may_be_fewer = plan.training.gradient_bits == 32 and plan.collective not in (HOROVOD, SHARED_MEMORY)
+    in_memory = plan.collective == SHARED_MEMORY and plan.hosts_that_train == 1
+    may_be_fewer = plan.training.gradient_bits == 32 and plan.collective != HOROVOD and not in_memory
     fewer_bits = "train.gradient_bits=16, " if may_be_fewer else ""
     larger = "a larger train.replica_batch" if plan.training.scaling == "weak" else "a larger train.global_batch"
     what, instead = {

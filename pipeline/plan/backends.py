@@ -105,8 +105,10 @@ def check_collective(config: Config) -> None:
         )
 
 
-def check_laid_out(config: Config, kind: str, per_process: int, hosts: int) -> None:
-    """Refuses devices that a collective does not add over: so many of a kind in each process. Raises `UserError`."""
+def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, hosts: int) -> None:
+    """Refuses devices that a collective does not add over: so many of a kind in each process, of so many on each host.
+    Raises `UserError`.
+    """
     collective = config.strategy.collective
     if collective == HOROVOD and per_process > 1:
         raise UserError(
@@ -114,8 +116,12 @@ def check_laid_out(config: Config, kind: str, per_process: int, hosts: int) -> N
             per_process,
             "strategy.devices_per_process=1, or strategy.collective=auto",
         )
-    if collective == SHARED_MEMORY and hosts > 1:
-        raise UserError("one host under strategy.collective=shared_memory", hosts, "strategy.collective=auto")
+    if collective == SHARED_MEMORY and per_process == on_host and on_host * hosts > 1:
+        raise UserError(
+            "several processes on each host under strategy.collective=shared_memory",
+            "one with every worker of its host",
+            f"{'strategy.devices_per_process=1, or ' if on_host > 1 else ''}strategy.collective=auto",
+        )
     if collective in OVER_PROCESSES and kind == "gpu":
         why = (
             "`make horovod` builds for them alone"
@@ -144,12 +150,14 @@ def compared_every(config: Config, workers: int) -> int | None:
 
 def notes_on_sums(plan: Plan) -> list[str]:
     """Returns why processes of a host that compute on CPUs share no memory, where that was left to the plan."""
-    count, hosts = len(plan.leaders), plan.hardware.hosts
+    count = len(plan.leaders)
     left = plan.strategy.collective == AUTO and plan.collective == TENSORFLOW and plan.backend == TENSORFLOW
-    if not left or plan.hardware.kind != "cpu" or count <= hosts:
+    if not left or plan.hardware.kind != "cpu" or count <= plan.hosts_that_train:
         return []
-    why = f"are on {hosts} hosts" if hosts > 1 else "are to communicate by its rings"
-    return [f"{count} processes add gradients by TensorFlow, since they {why} (strategy.collective=auto)."]
+    return [
+        f"{count} processes add gradients by TensorFlow, since they are to communicate by its rings "
+        f"(strategy.collective=auto)."
+    ]
 
 
 def _check_layout(config: Config) -> None:

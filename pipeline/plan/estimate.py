@@ -250,16 +250,7 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
             sums.small,
         )
     if plan.collective == SHARED_MEMORY:
-        # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
-        processes = len(plan.leaders)
-        per_process = count // processes
-        each = (
-            2 * (per_process - 1) * sums.dense
-            + 2 * (processes - 1) * sums.dense // processes
-            + (count - per_process) * sums.rows
-        )
-        how = f"gradients added through memory that {processes} processes share"
-        return Exchanged(how, processes * each, 0, 0, (Traffic("each process", each, each),), sums.small)
+        return _shared(plan, sums)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
     between = hosts * sent if hosts > 1 else 0
@@ -267,6 +258,31 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
     return Exchanged(
         how, count * sent, between, sent if between else 0, (Traffic("each device", sent, sent),), sums.small
     )
+
+
+def _shared(plan: Plan, sums: _Sums) -> Exchanged:
+    hosts, processes = plan.hosts_that_train, len(plan.leaders) // plan.hosts_that_train
+    on_host = plan.workers // hosts
+    per_process = on_host // processes
+    # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
+    each = (
+        2 * (per_process - 1) * sums.dense
+        + 2 * (processes - 1) * sums.dense // processes
+        + (on_host - per_process) * sums.rows
+    )
+    how = f"gradients added through memory that {processes} processes share"
+    if hosts == 1:
+        return Exchanged(how, processes * each, 0, 0, (Traffic("each process", each, each),), sums.small)
+    # The first of each host adds in a ring, and the others read what that comes to.
+    ring = 2 * (hosts - 1) * sums.dense // hosts + (hosts - 1) * on_host * sums.rows
+    whole = sums.dense + plan.workers * sums.rows
+    traffic = (
+        Traffic("the first process of each host", each + ring + (processes - 1) * whole, each + ring),
+        Traffic("each other process", each, each + whole),
+    )
+    total = hosts * (processes * each + ring + (processes - 1) * whole)
+    how = f"{how} on each of {hosts} hosts, and between these in a ring"
+    return Exchanged(how, total, hosts * ring, ring, traffic, sums.small)
 
 
 def _central(plan: Plan, sums: _Sums) -> Exchanged:

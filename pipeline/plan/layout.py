@@ -258,7 +258,7 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
     per_replica = _per_replica(config, kind, devices_per_host)
     workers = workers_of(config, kind, max(1, devices_per_host // per_replica), tasks)
     per_process, workers_per_host = layout_of(config, workers, tasks)
-    check_laid_out(config, kind, per_process, hosts)
+    check_laid_out(config, kind, per_process, workers_per_host, hosts)
     servers = servers_of(config, workers, machine.tasks.count("ps"))
     check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
     local = machine.hosts == 1 or hosts == 1

@@ -257,14 +257,13 @@ class Plan:
 
     @property
     def collective(self) -> str:
-        """The collective; by itself shared memory where processes of one host compute on CPUs."""
+        """The collective; by itself shared memory where several processes of a host compute on CPUs."""
         named, strategy = self.strategy.collective, self.strategy
         if named != AUTO:
             return named
         shares = (
             self.hardware.kind == "cpu"
-            and self.hardware.hosts == 1
-            and len(self.leaders) > 1
+            and len(self.leaders) > self.hosts_that_train
             and self.backend == TENSORFLOW
             # Who names the way that TensorFlow's take, asks for these.
             and strategy.build.get("communication", "auto") == "auto"
@@ -277,6 +276,11 @@ class Plan:
         return (
             (0,) if self.strategy.asynchronous else tuple(process.rank for process in self.processes if process.devices)
         )
+
+    @property
+    def hosts_that_train(self) -> int:
+        """The number of hosts on which leaders are."""
+        return len({self.processes[rank].host for rank in self.leaders})
 
     @property
     def data_servers(self) -> tuple[str, ...]:

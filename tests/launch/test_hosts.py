@@ -1,6 +1,8 @@
 """`cluster=hosts`: agents that ssh starts on network namespaces, which stand for hosts."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +114,35 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     assert all((ran.run_folders[0] / f"point-{rank}.log").exists() for rank in (0, 1))
     processes = json.loads((ran.run_folders[0] / "plan.json").read_text())["processes"]
     assert [process["address"].rpartition(":")[0] for process in processes] == [a, b]
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+def test_two_hosts_of_two_processes_each_train_to_the_losses_of_one_whichever_process_is_killed(
+    pipeline, two, tmp_path
+):
+    four = ("strategy=multi_worker", "workers=4", "strategy.devices_per_process=1", *SMALL, *LONG, "train.steps=600")
+    alone = pipeline(*four, "output_dir=alone")
+    assert alone.code == 0, alone.err
+    under = Under(tmp_path, *four, *two.options(), "hardware.devices_per_host=2", "launch.max_restarts=2")
+    # The one that adds to the other host's, and one that is handed its host's sums.
+    for count, rank in enumerate((2, 1), 1):
+        step = under.step()
+        under.until(lambda step=step: under.step() >= step + 100)
+        pids = [line["pid"] for line in under.lines() if line["event"] == "started" and line["rank"] == rank]
+        os.kill(pids[-1], signal.SIGKILL)
+        under.until(lambda count=count: len(under.restarted()) == count, 60)
+        assert f"worker {rank} on {two.addresses[rank // 2]}" in under.restarted()[-1]
+    ran = under.ended()
+    assert ran.code == 0, ran.err
+    assert "multi_worker by shared_memory" in ran.out
+    result = json.loads((tmp_path / ran.run_folders[0] / "result.json").read_text())
+    one = json.loads(next((tmp_path / "alone").rglob("result.json")).read_text())
+    assert result["collective"] == one["collective"] == "shared_memory"
+    assert not [note for note in result["notes"] if "in place of shared memory" in note]
+    for key in ("loss", "val_loss"):
+        # Added in another order: inside hosts first.
+        assert result[key] == pytest.approx(one[key], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -1,41 +1,47 @@
-"""What replicas of two processes add through shared memory, as JSON: `python adding.py DEVICES RANK PORT PORT`."""
+"""What replicas of processes add through shared memory, as JSON: `python adding.py DEVICES HOSTS RANK PORT ...`."""
 
+import hashlib
 import json
 import sys
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.strategies import multi_worker
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.host_ring import HostRing
 from pipeline.worker.tensorflow.shared_memory import SharedMemoryCollective, join
 
 TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
 
 
-def main(devices, rank, *ports):
-    local, rank = int(devices), int(rank)
+def main(devices, hosts, rank, *ports):
+    local, hosts, rank = int(devices), int(hosts), int(rank)
     tf.config.set_visible_devices([], "GPU")
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * local)
     strategy = multi_worker(
         tuple(f"CPU:{number}" for number in range(local)), tuple(f"127.0.0.1:{port}" for port in ports), rank
     )
-    own = over(strategy)
+    own, count = over(strategy), len(ports)
+    host, on_host = rank * hosts // count, count // hosts
 
     def told(text):
-        return agreement.texts(strategy, own, text, rank, 2, local)
+        return agreement.texts(strategy, own, text, rank, count, local)
 
-    collective = SharedMemoryCollective(2 * local, local, join(rank, 2, told, 1e-4))
-    print(json.dumps([many(strategy, collective), alone(strategy, collective)]))
+    memory = join(rank, range(host * on_host, (host + 1) * on_host), told, 1e-4)
+    ring = HostRing(strategy, host, hosts) if hosts > 1 and rank % on_host == 0 else None
+    collective = SharedMemoryCollective(count * local, local, memory, hosts, ring)
+    print(json.dumps([many(strategy, collective, hosts), alone(strategy, collective)]))
     # Nobody ends before all are done.
     agreement.over_replicas(strategy, own)([tf.zeros([])])
 
 
-def replica(collective, step):
+def replica(collective, step, size):
     """What a replica adds: types and sizes of which some change from step to step, on the way back, and rows."""
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
-    here = [tf.cast(tf.fill([3, step + 1], number + 1), dtype) for dtype in TYPES] + [tf.cast(number, tf.float32)]
+    here = [tf.cast(tf.fill([3, size], number + 1), dtype) for dtype in TYPES] + [tf.cast(number, tf.float32)]
     with tf.GradientTape() as tape:
         value = tf.cast(number + 1, tf.float32) * tf.cast(step, tf.float32)
         tape.watch(value)
@@ -50,13 +56,14 @@ def replica(collective, step):
     return tf.stack([*first, tf.cast(gradient, tf.float64), tf.cast(weighed, tf.float64)])
 
 
-def many(strategy, collective):
+def many(strategy, collective, hosts):
     """What each replica has after each of three steps in one compiled loop."""
 
     @tf.function(autograph=False)
     def steps():
         def one(step, values):
-            made = strategy.run(replica, args=(collective, step))
+            # TensorFlow's ring takes one size in a loop.
+            made = strategy.run(replica, args=(collective, step, step + 1 if hosts == 1 else 2))
             return step + 1, values.write(step, tf.stack(strategy.experimental_local_results(made)))
 
         return tf.while_loop(lambda step, _: step < 3, one, (0, tf.TensorArray(tf.float64, 3)))[1].stack()
@@ -65,9 +72,19 @@ def many(strategy, collective):
 
 
 def alone(strategy, collective):
-    """What is added outside of a graph."""
-    made = strategy.run(lambda: collective.sum([tf.constant([1.5, 2.5])])[0])
-    return strategy.experimental_local_results(made)[0].numpy().tolist()
+    """What is added outside of a graph, and a hash of sums and rows of several rounds whose order decides last bits."""
+
+    def added():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        drawn = tf.random.stateless_normal([300_003], [7, number])
+        rows = tf.IndexedSlices(drawn[: 30_000 * (number + 1)], tf.range(30_000 * (number + 1)), [300_003])
+        first, large, slices = collective.sum([tf.constant([1.5, 2.5]), drawn, rows])
+        return first, large, slices.values, slices.indices
+
+    made = [strategy.experimental_local_results(one)[0].numpy() for one in strategy.run(added)]
+    again = [strategy.experimental_local_results(one)[0].numpy() for one in strategy.run(added)]
+    assert all(map(np.array_equal, made, again))
+    return made[0].tolist(), [hashlib.sha256(one.tobytes()).hexdigest() for one in made[1:]]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from threading import Timer
 
 import ml_dtypes
 import numpy as np
@@ -48,7 +49,7 @@ def _work(folder, rank, count, work, before, looks_seconds):
     before(rank)
     told = telling(folder, rank, count)
     try:
-        made = work(join(rank, count, told, looks_seconds), rank, told)
+        made = work(join(rank, range(count), told, looks_seconds), rank, told)
     except Exception as error:
         made = f"{type(error).__name__}: {error}"
     (folder / f"made{rank}").write_bytes(pickle.dumps(made))
@@ -136,17 +137,31 @@ def mismatched():
     return [*together(2, sizes), *together(2, order)]
 
 
-def killed():
-    """(error, seconds until it comes) in processes of which one is killed while the others wait for it."""
+def at_meeting(memory, number, number_of_signal):
+    """Sends this process a signal as it is about to meet the others for that time, in whatever it adds then."""
+    meet = memory._meet
+
+    def met(*given):
+        if memory._met + 1 == number:
+            os.kill(os.getpid(), number_of_signal)
+        return meet(*given)
+
+    memory._meet = met
+
+
+def killed(meeting):
+    """(error, seconds until it comes) in processes of which one is killed as it is to meet the others for that time.
+
+    The second is the first of a sum of many rounds.
+    """
 
     def work(memory, rank, told):
         memory.sum(np.ones(4))
         if rank == 1:
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            at_meeting(memory, meeting, signal.SIGKILL)
         started = time.monotonic()
         try:
-            memory.sum(np.ones(4))
+            memory.sum(np.ones(10**6))
         except PeerLostError as error:
             return str(error), time.monotonic() - started
         return None
@@ -155,18 +170,17 @@ def killed():
 
 
 def stopped():
-    """(seconds, processor seconds, sum) of one whose peer is stopped for a second; and how one ends that waits."""
+    """(seconds, processor seconds, sum) of processes of which one is stopped for a second in the middle of a sum."""
 
     def work(memory, rank, told):
         pids = [int(said) for said in told(str(os.getpid()))]
         if rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        started, busy = time.monotonic(), time.process_time()
+            at_meeting(memory, 4, signal.SIGSTOP)
         if rank == 2:
-            time.sleep(1)
-            os.kill(pids[1], signal.SIGCONT)
-        (total,) = memory.sum(np.ones(4))
-        return time.monotonic() - started, time.process_time() - busy, float(total[0])
+            Timer(1, os.kill, (pids[1], signal.SIGCONT)).start()
+        started, busy = time.monotonic(), time.process_time()
+        (total,) = memory.sum(np.ones(10**6))
+        return time.monotonic() - started, time.process_time() - busy, float(total.sum())
 
     return together(3, work, looks_seconds=1e-4)
 

@@ -39,7 +39,11 @@ def test_what_horovod_cannot_add_is_refused(given, words):
         ({"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strategy=multi_worker"),
         ({"strategy": "parameter_server"}, "step by themselves and add nothing"),
         ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
-        ({"hardware": "2x1cpu"}, "Expected one host under strategy.collective=shared_memory, received 2. Try str"),
+        (
+            {"hardware": "2x1cpu"},
+            "Expected several processes on each host under strategy.collective=shared_memory, rec",
+        ),
+        ({"strategy__devices_per_process": 2}, "one with every worker of its host. Try strategy.devices_per_process=1"),
     ],
 )
 def test_what_shared_memory_cannot_add_is_refused(given, words):
@@ -47,6 +51,9 @@ def test_what_shared_memory_cannot_add_is_refused(given, words):
     with pytest.raises(UserError) as refused:
         make(config(**keys | given), machine(8, 8))
     assert words in str(refused.value)
+
+
+TWO_HOSTS = {"hardware": "2x1cpu", "hardware__devices_per_host": 2}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,8 @@ def test_what_shared_memory_cannot_add_is_refused(given, words):
             "tensorflow",
             1,
         ),
-        ({"hardware": "2x1cpu", "hardware__devices_per_host": 2, "strategy__devices_per_process": 1}, "tensorflow", 2),
+        (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1),
+        (TWO_HOSTS, "tensorflow", 1),
         ({"hardware": "4gpu"}, "tensorflow", 0),
         ({"workers": 1}, "tensorflow", 0),
         ({"strategy": "mirrored"}, "tensorflow", 0),
@@ -69,7 +77,7 @@ def test_what_shared_memory_cannot_add_is_refused(given, words):
         ({"backend": "jax"}, "tensorflow", 0),
     ],
 )
-def test_by_itself_a_plan_has_processes_of_one_host_share_memory_on_cpus_and_says_so(given, adds, notes):
+def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_so(given, adds, notes):
     plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
     assert plan.collective == adds
     assert len(plan.notes) == notes

@@ -64,6 +64,9 @@ def test_activations_follow_the_replica_batch_and_not_the_global_one():
     assert shared.device.activations == pytest.approx(16 * CNN_KEEPS + 2 * CNN, rel=0.1)
 
 
+TWO_BY_TWO = "strategy=multi_worker workers=4 hardware=2x2cpu"
+
+
 @pytest.mark.parametrize(
     ("overrides", "gpus", "total", "between"),
     [
@@ -78,6 +81,8 @@ def test_activations_follow_the_replica_batch_and_not_the_global_one():
         ("strategy=multi_worker workers=4 hardware=4cpu train.gradient_bits=16", 0, 3 * CNN, 0),
         ("strategy=multi_worker workers=4 hardware=4cpu strategy.devices_per_process=2", 0, 6 * CNN, 0),
         ("strategy=multi_worker workers=4 hardware=4cpu strategy.collective=tensorflow", 0, 6 * CNN, 0),
+        # In each host; of each in a ring; from its first process to the other.
+        (f"{TWO_BY_TWO} strategy.devices_per_process=1", 0, 4 * CNN + 2 * CNN + 2 * CNN, 2 * CNN),
         # One device of each host sends to the next host.
         ("strategy=multi_worker hardware=2x4gpu", 4, 14 * CNN, 2 * 14 * CNN // 8),
         # Two devices read the variables, one sum travels each way between them, one to the host.
@@ -96,8 +101,11 @@ def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpu
 
 
 def participants(plan: Plan, who: str) -> int:
-    if who == "each process":
-        return len(plan.leaders)
+    if "process" in who:
+        firsts = plan.hosts_that_train
+        return {"each process": len(plan.leaders), "the first process of each host": firsts}.get(
+            who, len(plan.leaders) - firsts
+        )
     return plan.workers if who in ("each device", "each worker") else plan.workers - 1 if "other" in who else 1
 
 

@@ -66,6 +66,20 @@ def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank, collective)
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("rank", "role"), [(2, "that adds to other hosts'"), (3, "that is handed its host's sums")])
+def test_a_process_of_one_of_two_hosts_is_named(tmp_path, rank, role, number):
+    two_hosts = ("workers=4", "hardware=2x2cpu", "strategy.devices_per_process=1")
+    ran = harmed(tmp_path, rank, number, *two_hosts, "strategy.collective=shared_memory")
+    assert ran.code == 1
+    what = "was killed by SIGKILL" if number == signal.SIGKILL else "gave no sign of life"
+    assert f"worker {rank} {what}" in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.seconds < 60
+    assert not left_behind(tmp_path)
+
+
 def test_a_stopped_process_is_named(tmp_path):
     ran = harmed(tmp_path, 1, signal.SIGSTOP)
     assert ran.code == 1

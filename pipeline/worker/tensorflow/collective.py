@@ -185,6 +185,8 @@ FULL_ENOUGH = 4
 Arrays = TypeVar("Arrays")
 # What each replica of this process has.
 _Local: TypeAlias = list[tf.Tensor]
+# Returns the sums over all for each replica of this process.
+Add: TypeAlias = Callable[[_Local], _Local]
 
 
 def added(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
@@ -254,45 +256,52 @@ def _gathered(
     Called for all replicas of this process together, since those of a loop in each could not meet.
     """
     numbers, longest = _local(strategy, number), _local(strategy, longest)[0]
-    return [_pieces(strategy, numbers, _local(strategy, rows), longest) for rows in (values, indices)]
+    add, count = partial(_reduced, strategy), strategy.num_replicas_in_sync
+    return [
+        _distributed(strategy, in_pieces(add, count, numbers, _local(strategy, rows), longest))
+        for rows in (values, indices)
+    ]
 
 
-def _pieces(
-    strategy: tf.distribute.Strategy, numbers: _Local, rows: _Local, longest: tf.Tensor
-) -> tf.distribute.DistributedValues:
-    """[replicas, rows, ...]: the rows of all replicas, from those [rows, ...] of the replicas here."""
-    replicas, shape = strategy.num_replicas_in_sync, rows[0].shape[1:]
+def _reduced(strategy: tf.distribute.Strategy, local: _Local) -> _Local:
+    together = _distributed(strategy, local)
+    return _local(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together))
+
+
+def in_pieces(add: Add, count: int, numbers: _Local, rows: _Local, longest: tf.Tensor) -> _Local:
+    """[count, rows, ...] for each that is here: the rows of all who add, from those [rows, ...] of who is here, whose
+    numbers among all are `numbers`. None has more than `longest`.
+    """
+    shape = rows[0].shape[1:]
     row_bytes = math.prod(shape) * rows[0].dtype.size
     sizes = sorted({max(1, size // row_bytes) for size in PIECE_BYTES}, reverse=True)
-    gathered = [tf.zeros([replicas, 0, *shape], local.dtype) for local in rows]
+    gathered = [tf.zeros([count, 0, *shape], local.dtype) for local in rows]
     done = tf.zeros([], tf.int64)
     for size, smaller in itertools.zip_longest(sizes, sizes[1:], fillvalue=0):
         # A larger piece for the rest too, where many of the next size would be needed in its place.
         until = longest - FULL_ENOUGH * smaller
         done, gathered = tf.while_loop(
             lambda done, _, until=until: done < until,
-            partial(_piece, strategy, numbers, rows, size),
+            partial(_piece, add, count, numbers, rows, size),
             (done, gathered),
-            shape_invariants=(tf.TensorShape([]), [tf.TensorShape([replicas, None, *shape])] * len(rows)),
+            shape_invariants=(tf.TensorShape([]), [tf.TensorShape([count, None, *shape])] * len(rows)),
             parallel_iterations=1,
         )
-    return _distributed(strategy, gathered)
+    return gathered
 
 
 def _piece(
-    strategy: tf.distribute.Strategy, numbers: _Local, rows: _Local, size: int, done: tf.Tensor, gathered: _Local
+    add: Add, count: int, numbers: _Local, rows: _Local, size: int, done: tf.Tensor, gathered: _Local
 ) -> tuple[tf.Tensor, _Local]:
-    """Returns `gathered` and the next rows of each replica, sent as a sum; a replica that has no more sends zeros."""
+    """Returns `gathered` and the next rows of each who adds, sent as a sum; one that has no more sends zeros."""
     sent = []
     for number, all_rows in zip(numbers, rows, strict=True):
         local = all_rows[done : done + size]
         local = tf.pad(local, [[0, size - tf.shape(local)[0]]] + [[0, 0]] * (local.shape.rank - 1))
         local = tf.ensure_shape(local, [size, *all_rows.shape[1:]])
-        position = tf.one_hot(number, strategy.num_replicas_in_sync, dtype=local.dtype)
+        position = tf.one_hot(number, count, dtype=local.dtype)
         sent.append(tf.reshape(position, [-1] + [1] * local.shape.rank) * local)
-    together = _distributed(strategy, sent)
-    summed = _local(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together))
-    return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, summed, strict=True)]
+    return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, add(sent), strict=True)]
 
 
 def _local(strategy: tf.distribute.Strategy, value: tf.Tensor) -> _Local:

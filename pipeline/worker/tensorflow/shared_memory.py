@@ -1,8 +1,11 @@
-"""Adds over the processes of one host through memory that they share, which has no name by which another could open it.
+"""Adds over processes through memory that those of one host share, which has no name by which another could open it.
 
 Each process copies what it adds into a slot of its own and tells the others. Each then adds up the slots in the order
 of ranks, so that all have the same sums. What is larger than a slot travels in rounds, through two buffers in turn:
 before a process writes into one again, it has heard from all that they are done with it.
+
+Of several hosts, the first process of each adds its host's sums to those of others by TensorFlow's ring, and hands on
+what that comes to.
 
 Processes tell each other by sockets. Whoever has received a message sees what was written before it was sent, on any
 processor; and where a process dies, the kernel closes its sockets, which ends the wait of the others.
@@ -28,6 +31,7 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import Addend, PeerLostError, TensorFlowCollective, of_no_variables, over
+from pipeline.worker.tensorflow.host_ring import HostRing
 
 # Of a process, in each of the two buffers: small enough for a processor's cache, large enough for few rounds.
 SLOT_BYTES = 1 << 20
@@ -48,22 +52,29 @@ NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
     """Returns what a plan's processes add by, all of which call it: TensorFlow where they cannot share memory."""
     number, count, local = plan.leaders.index(process.rank), len(plan.leaders), len(process.replicas)
-    own = over(strategy)
+    hosts = [plan.processes[rank].host for rank in plan.leaders]
+    first, own = hosts.index(process.host), over(strategy)
 
     def told(text: str) -> list[str]:
         return agreement.texts(strategy, own, text, number, count, local)
 
     try:
-        memory = join(number, count, told, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS)
+        looks_seconds = 0 if plan.hardware.oversubscribed else LOOKS_SECONDS
+        memory = join(number, range(first, first + hosts.count(process.host)), told, looks_seconds)
     except ConnectionRefusedError as error:
         return TensorFlowCollective(plan.workers, f"TensorFlow adds, in place of shared memory: {error}.")
-    return SharedMemoryCollective(plan.workers, local, memory)
+    of_hosts = list(dict.fromkeys(hosts))
+    is_first = number == first and len(of_hosts) > 1
+    ring = HostRing(strategy, of_hosts.index(process.host), len(of_hosts)) if is_first else None
+    return SharedMemoryCollective(plan.workers, local, memory, len(of_hosts), ring)
 
 
-def join(number: int, count: int, tell_all: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
-    """Returns the memory that processes of a host share; all call it. Raises `ConnectionRefusedError` in all if one
-    cannot.
+def join(number: int, on_host: range, tell_all: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
+    """Returns the memory that the processes `on_host` share, of which this is `number`. All of all hosts call it.
+
+    Raises `ConnectionRefusedError` in all if one cannot.
     """
+    first, count = on_host.start, len(on_host)
     name, problem = f"pipeline-{secrets.token_hex(16)}", ""
     with contextlib.ExitStack() as opened:
         peers: dict[int, socket.socket] = {}
@@ -72,27 +83,27 @@ def join(number: int, count: int, tell_all: Callable[[str], list[str]], looks_se
             listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             listener.bind(f"\0{name}")
             listener.listen(count)
-            file = _file(count) if number == 0 else -1
+            file = _file(count) if number == first else -1
         except (OSError, AttributeError) as error:
             problem = str(error)
         names = tell_all("" if problem else name)
         try:
             # To all of lower ranks.
-            for rank in range(number if all(names) else 0):
+            for rank in range(first, number if all(names) else first):
                 peers[rank] = _reached(names[rank], number)
         except OSError as error:
-            problem = f"rank {len(peers)} is not reached: {error}"
+            problem = f"rank {first + len(peers)} is not reached: {error}"
         if problems := [f"rank {rank} says: {text}" for rank, text in enumerate(tell_all(problem)) if text]:
             raise ConnectionRefusedError(problems[0])
         while len(peers) < count - 1:
             peer, _ = listener.accept()
             if _is_own(peer):
                 peers[int(peer.recv(MOST_BYTES))] = peer
-        if number == 0:
+        if number == first:
             for peer in peers.values():
                 socket.send_fds(peer, [b"memory"], [file])
         else:
-            _, (file,), _, _ = socket.recv_fds(peers[0], MOST_BYTES, 1)
+            _, (file,), _, _ = socket.recv_fds(peers[first], MOST_BYTES, 1)
     shared = mmap.mmap(file, 2 * count * SLOT_BYTES)
     os.close(file)
     return Memory(shared, number, dict(sorted(peers.items())), looks_seconds)
@@ -122,10 +133,14 @@ def _is_own(peer: socket.socket) -> bool:
 
 
 class SharedMemoryCollective:
-    """Adds over the processes of one host, with so many replicas in each."""
+    """Adds over the processes of so many hosts, with `local` replicas in each. The first of each of several hosts has
+    the ring of these.
+    """
 
-    def __init__(self, replicas: int, local: int, memory: "Memory") -> None:
-        self.replicas, self._local, self._memory = replicas, local, memory
+    def __init__(
+        self, replicas: int, local: int, memory: "Memory", hosts: int = 1, ring: HostRing | None = None
+    ) -> None:
+        self.replicas, self._local, self._memory, self._hosts, self._ring = replicas, local, memory, hosts, ring
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums, those of dense arrays in one message, and as their gradients the sums of the gradients."""
@@ -137,11 +152,13 @@ class SharedMemoryCollective:
         return [summed[place] for place in range(len(arrays))]
 
     def sent_bytes(self, size: int) -> int:
-        """Returns what its process adds first, and a share of what that reads of the others': 2 (p - 1) / p of the
-        bytes.
+        """Returns what its process adds first, and shares of what its host's p processes read of each other, 2 (p - 1)
+        / p of the bytes, of what its host sends in a ring of h, 2 (h - 1) / h, and of what that hands on.
         """
-        processes = self.replicas // self._local
-        return 2 * (self._local - 1) * size // self._local + 2 * (processes - 1) * size // self.replicas
+        on_host = self.replicas // self._hosts
+        processes = on_host // self._local
+        between = (2 * (self._hosts - 1) * size // self._hosts + (processes - 1) * size) if self._hosts > 1 else 0
+        return 2 * (self._local - 1) * size // self._local + (2 * (processes - 1) * size + between) // on_host
 
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -182,8 +199,8 @@ class SharedMemoryCollective:
             places = [[place for place, one in enumerate(local) if one.dtype == dtype] for dtype in types]
             packed = [tf.concat([tf.reshape(local[place], [-1]) for place in of_type], 0) for of_type in places]
             summed = dict[int, tf.Tensor]()
-            for of_type, total, like in zip(places, self._call(self._memory.sum, packed), packed, strict=True):
-                parts = tf.split(tf.ensure_shape(total, like.shape), [tf.size(local[place]) for place in of_type])
+            for of_type, total in zip(places, self._call(self._memory.sum, HostRing.sum, packed), strict=True):
+                parts = tf.split(total, [tf.size(local[place]) for place in of_type])
                 summed |= zip(of_type, parts, strict=True)
             return [
                 tf.ensure_shape(tf.reshape(summed[place], tf.shape(one)), one.shape) for place, one in enumerate(local)
@@ -191,22 +208,39 @@ class SharedMemoryCollective:
 
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
-            local = [tf.concat(one, 0) for one in by_replica]
-            of_all = self._call(self._memory.gather, local)
-            return [tf.ensure_shape(rows, [None, *one.shape[1:]]) for rows, one in zip(of_all, local, strict=True)]
+            rows = [tf.concat(one, 0) for one in by_replica]
+            return self._call(self._memory.gather, HostRing.gather, rows)
 
-    def _call(self, join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls `join` in the order of the program, which all processes share, as it has an effect."""
-        results = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
-        # Outside a graph it has no list around a single one.
-        return results if isinstance(results, list) else [results]
+    def _call(
+        self,
+        join: Callable[..., list[np.ndarray]],
+        over_hosts: Callable[[HostRing, Sequence[tf.Tensor]], list[tf.Tensor]],
+        arrays: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Joins arrays of this host's processes, then those of all hosts."""
+        joined = _called(join, arrays)
+        if self._hosts > 1:
+            # To hand on is to gather what the others add nothing to.
+            own = [array[:0] for array in joined] if self._ring is None else over_hosts(self._ring, joined)
+            joined = _called(self._memory.gather, own)
+        return joined
+
+
+def _called(join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls `join` in the order of the program, which all processes share, as it has an effect."""
+    results = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
+    # Outside a graph it has no list around a single one.
+    results = results if isinstance(results, list) else [results]
+    return [tf.ensure_shape(one, [None, *like.shape[1:]]) for one, like in zip(results, arrays, strict=True)]
 
 
 class Memory:
     """The memory that the processes of a host share. `peers` are sockets to the others, by their ranks among all."""
 
     def __init__(self, shared: mmap.mmap, rank: int, peers: Mapping[int, socket.socket], looks_seconds: float) -> None:
-        self._rank, self._peers, self._count = rank, dict(peers), len(peers) + 1
+        self._number, self._peers, self._count = rank, dict(peers), len(peers) + 1
+        # Among those of the host.
+        self._rank = sum(peer < rank for peer in peers)
         self._looks_seconds = looks_seconds
         # [buffer, process, byte]
         self._slots = np.frombuffer(shared, np.uint8).reshape(2, self._count, -1)
@@ -279,7 +313,7 @@ class Memory:
         """Waits for all processes to do the same; returns what they bring, by their ranks. Raises `PeerLostError`."""
         self._met += 1
         head = f"number {self._met}, {description}"
-        brought = {self._rank: own}
+        brought = {self._number: own}
         try:
             for peer in self._peers.values():
                 peer.send(head.encode() + END + own)
@@ -289,14 +323,14 @@ class Memory:
                 if heard and head_there != head.encode():
                     raise TrainingError(
                         "processes that add the same in the same order",
-                        f"{head} on rank {self._rank}, and {head_there.decode()} on rank {rank}",
+                        f"{head} on rank {self._number}, and {head_there.decode()} on rank {rank}",
                         "strategy.collective=tensorflow",
                     )
                 if not heard:
                     raise PeerLostError(f"rank {rank} has gone")
         except OSError as error:
             raise PeerLostError(f"a process of this host has gone ({error})") from error
-        return [brought[rank] for rank in range(self._count)]
+        return [brought[rank] for rank in sorted(brought)]
 
     def _hear(self, peer: socket.socket) -> bytes:
         """The next message of a process; none where it has gone."""
