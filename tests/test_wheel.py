@@ -69,15 +69,16 @@ def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_p
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before)
 
 
-def test_it_plans_and_finds_its_own_functions(installed, tmp_path):
-    shown = run(installed, tmp_path, "mode=plan", "strategy=multi_worker", "hardware=2cpu", "model=resnet20")
-    assert "resnet20 on mnist5k, multi_worker by shared_memory on 2cpu: 2 CPU workers" in shown.stdout
-    assert shown.stderr == ""
-
-
-def test_it_prepares_data_with_the_conf_inside_the_wheel(installed, tmp_path):
-    shown = run(installed, tmp_path, "prepare", "data=digits", "out=d", "processes=1")
-    assert "train      1,438 examples, 1 shard" in shown.stdout
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("mode=plan strategy=multi_worker hardware=2cpu model=resnet20", "resnet20 on mnist5k, multi_worker by shared"),
+        ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
+    ],
+)
+def test_it_plans_and_prepares_with_its_own_functions_and_choices(installed, tmp_path, typed, words):
+    shown = run(installed, tmp_path, *typed.split())
+    assert words in shown.stdout
     assert shown.stderr == ""
 
 

@@ -409,22 +409,24 @@ def test_hardware_that_is_a_layout_alone_needs_no_file(pipeline, name, hosts, de
     assert "multi_worker on 4gpu" in swept.out
 
 
-def test_a_file_counts_before_a_layout_of_its_name(pipeline, tmp_path):
-    (tmp_path / "conf/hardware").mkdir(parents=True)
-    (tmp_path / "conf/hardware/3gpu.yaml").write_text("name: 3gpu\nhosts: 3\ndevices_per_host: 1\nkind: gpu\n")
-    ran: Ran = pipeline("--config-dir=conf", "mode=plan", "strategy=multi_worker", "model=mlp", "hardware=3gpu")
+@pytest.mark.parametrize(
+    ("choice", "text", "words"),
+    [
+        ("hardware/3gpu", "name: 3gpu\nhosts: 3\ndevices_per_host: 1\nkind: gpu\n", "on 3 hosts"),
+        ("experiment/far", "# @package _global_\ndefaults:\n  - override /hardware: 4x8gpu\n",
+         "multi_worker on 4x8gpu: 32 GPU workers"),
+    ],
+)  # fmt: skip
+def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(
+    pipeline, tmp_path, choice, text, words
+):
+    file = tmp_path / f"conf/{choice}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    asked = ("mode=plan", "strategy=multi_worker", "model=mlp", choice.replace("/", "="))
+    ran: Ran = pipeline("--config-dir=conf", *asked)
     assert ran.code == 0, ran.err
-    assert "on 3 hosts" in ran.out
-
-
-def test_a_ready_sweep_of_ones_own_may_name_a_layout(pipeline, tmp_path):
-    (tmp_path / "conf/experiment").mkdir(parents=True)
-    (tmp_path / "conf/experiment/far.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /strategy: multi_worker\n  - override /hardware: 4x8gpu\n"
-    )
-    ran: Ran = pipeline("--config-dir=conf", "mode=plan", "model=mlp", "experiment=far")
-    assert ran.code == 0, ran.err
-    assert "multi_worker on 4x8gpu: 32 GPU workers" in ran.out
+    assert words in ran.out
 
 
 @pytest.mark.parametrize("name", ["0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu"])

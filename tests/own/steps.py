@@ -1,9 +1,5 @@
 """Models whose steps are their own, written as Keras's guides write them, and data for them."""
 
-import os
-import signal
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -511,17 +507,3 @@ def by_keras(**compiled):
     model = ByKeras(inputs, layers.Dense(3, activation="softmax", kernel_regularizer="l2")(inputs))
     model.compile("adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"], **compiled)
     return model
-
-
-class Killing(keras.callbacks.Callback):
-    """Kills its own process outright after so many batches, the first time."""
-
-    def __init__(self, mark, after):
-        super().__init__()
-        self.mark, self.left = mark, after
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left and not Path(self.mark).exists():
-            Path(self.mark).touch()
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -16,38 +16,23 @@ def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("collective", "given", "words"),
     [
-        ({"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy=multi_wor"),
-        ({"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_worker"),
-        ({"strategy": "parameter_server"}, "step by themselves and add nothing"),
-        ({"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod, which has"),
-        ({"strategy__devices_per_process": 2, "workers": 4}, "received 2. Try strategy.devices_per_process=1"),
-        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+        ("horovod", {"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy"),
+        ("horovod", {"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_w"),
+        ("horovod", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+        ("horovod", {"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod"),
+        ("horovod", {"strategy__devices_per_process": 2, "workers": 4}, "Try strategy.devices_per_process=1"),
+        ("horovod", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+        ("shared_memory", {"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strat"),
+        ("shared_memory", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+        ("shared_memory", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+        ("shared_memory", {"hardware": "2x1cpu"}, "several processes on each host under strategy.collective=shared_"),
+        ("shared_memory", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1"),
     ],
 )
-def test_what_horovod_cannot_add_is_refused(given, words):
-    with pytest.raises(UserError) as refused:
-        make(by_horovod(**given), machine(8, 8))
-    assert words in str(refused.value)
-    assert "Expected " in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strategy=multi_worker"),
-        ({"strategy": "parameter_server"}, "step by themselves and add nothing"),
-        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
-        (
-            {"hardware": "2x1cpu"},
-            "Expected several processes on each host under strategy.collective=shared_memory, rec",
-        ),
-        ({"strategy__devices_per_process": 2}, "one with every worker of its host. Try strategy.devices_per_process=1"),
-    ],
-)
-def test_what_shared_memory_cannot_add_is_refused(given, words):
-    keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": "shared_memory"}
+def test_what_a_collective_cannot_add_is_refused(collective, given, words):
+    keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": collective}
     with pytest.raises(UserError) as refused:
         make(config(**keys | given), machine(8, 8))
     assert words in str(refused.value)

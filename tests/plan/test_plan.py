@@ -202,28 +202,29 @@ def test_cores_have_the_numbers_that_the_machine_gives_them():
     assert [each.cores for each in plan.processes] == [(3, 5), (7, 9)]
 
 
-def test_threads_of_a_device_can_be_set_and_may_oversubscribe():
-    plan = make(config("multi_worker", "2cpu", hardware__threads_per_device=4), machine(4))
-    assert plan.hardware.oversubscribed
-    assert [each.cores for each in plan.processes] == [(), ()]
-    assert "2 CPU devices of 4 threads share 4 cores" in plan.notes[0]
+SHARED = "4 CPU devices of 1 thread share 2 cores: the speedup says nothing about 4 separate devices."
+TWO_HOSTS = "This machine stands for 2 hosts: a rehearsal."
 
 
-def test_more_workers_than_cores_are_allowed_and_said():
-    plan = make(config("mirrored", "auto", 4), machine(2))
-    assert plan.workers == 4
-    assert plan.hardware.oversubscribed
-    assert not plan.hardware.rehearsal
-    assert plan.notes == (
-        "4 CPU devices of 1 thread share 2 cores: the speedup says nothing about 4 separate devices.",
-    )
-    assert plan.processes[0].cores == ()
-
-
-def test_one_worker_on_one_core_is_not_oversubscribed():
-    plan = make(config("mirrored", "1cpu"), machine(1))
-    assert not plan.hardware.oversubscribed
-    assert plan.notes == ()
+@pytest.mark.parametrize(
+    ("made", "cores", "shares", "rehearses", "places", "notes"),
+    [
+        (config("multi_worker", "2cpu", hardware__threads_per_device=4), 4, True, False, [(), ()],
+         ["2 CPU devices of 4 threads share 4 cores: the speedup says nothing about 2 separate devices."]),
+        (config("mirrored", "auto", 4), 2, True, False, [()], [SHARED]),
+        (config("mirrored", "1cpu"), 1, False, False, [(0,)], []),
+        (config("multi_worker", "2x1cpu"), 8, False, True, [(0, 1, 2, 3), (4, 5, 6, 7)], [TWO_HOSTS]),
+        (config("multi_worker", "2x1cpu", hardware__threads_per_device=2), 2, True, True, [(), ()],
+         [TWO_HOSTS, "2 CPU devices of 2 threads share 2 cores: the speedup says nothing about 2 separate devices."]),
+    ],
+)  # fmt: skip
+def test_devices_that_share_cores_and_hosts_that_stand_for_others_are_said(
+    made, cores, shares, rehearses, places, notes
+):
+    plan = with_ports(make(made, machine(cores)))
+    assert (plan.hardware.oversubscribed, plan.hardware.rehearsal) == (shares, rehearses)
+    assert [each.cores for each in plan.processes] == places
+    assert sorted(plan.notes) == sorted(notes)
 
 
 def test_auto_takes_the_gpus_and_without_any_the_cores():
@@ -264,20 +265,6 @@ def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
         assert len(one.devices) == len(other.devices)
 
 
-def test_one_machine_that_stands_for_two_is_a_rehearsal():
-    plan = with_ports(make(config("multi_worker", "2x1cpu"), machine(8)))
-    assert plan.hardware.hosts == 2
-    assert plan.hardware.rehearsal
-    assert plan.notes == ("This machine stands for 2 hosts: a rehearsal.",)
-    assert [each.cores for each in plan.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-
-
-def test_a_rehearsal_on_too_few_cores_is_both():
-    plan = with_ports(make(config("multi_worker", "2x1cpu", hardware__threads_per_device=2), machine(2)))
-    assert plan.hardware.oversubscribed
-    assert plan.hardware.rehearsal
-
-
 def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
     plan = cluster(8, 4, hardware="2x4gpu", strategy__devices_per_process=2)
     assert [each.devices for each in plan.processes] == [("GPU:0", "GPU:1"), ("GPU:2", "GPU:3")] * 2
@@ -304,19 +291,30 @@ def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_proce
 
 
 @pytest.mark.parametrize(
-    ("strategy", "hardware", "workers", "words"),
+    ("made", "words"),
     [
-        ("one_device", "2cpu", 2, "Expected workers=1, since one_device trains on one device, received workers=2."),
-        ("mirrored", "2x4gpu", None, "Try strategy=multi_worker, or workers=4 for one host."),
-        ("mirrored", "4gpu", 5, "Expected no more workers than devices, received workers=5"),
-        ("multi_worker", "2x4gpu", 9, "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
-        ("multi_worker", "2x4gpu", 7, "Expected workers that divide evenly over 2 hosts, received workers=7."),
-        ("multi_worker", "2x4gpu", 3, "divide evenly over 2 hosts, received workers=3. Try workers=2."),
+        (("one_device", "2cpu", 2), "Expected workers=1, since one_device trains on one device, received workers=2."),
+        (("mirrored", "2x4gpu"), "Try strategy=multi_worker, or workers=4 for one host."),
+        (("mirrored", "4gpu", 5), "Expected no more workers than devices, received workers=5"),
+        (("multi_worker", "2x4gpu", 9), "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
+        (("multi_worker", "2x4gpu", 7), "Expected workers that divide evenly over 2 hosts, received workers=7."),
+        (("multi_worker", "2x4gpu", 3), "divide evenly over 2 hosts, received workers=3. Try workers=2."),
+        (("mirrored", {"strategy__parameter_servers": 2}), "Try strategy.parameter_servers=null"),
+        (("mirrored", {"strategy__min_shard_bytes": 2}), "Try strategy.min_shard_bytes=null"),
+        (("mirrored", {"strategy__devices_per_process": 4}), "Expected strategy.devices_per_process=2, since mirrored"),
+        (("parameter_server", {"strategy__parameter_servers": 0}), "strategy.parameter_servers to be 1 or more"),
+        (("parameter_server", {"strategy__parameter_servers": 10**9}), "Try strategy.parameter_servers=null."),
+        (("parameter_server", {"strategy__min_shard_bytes": 0}), "Expected strategy.min_shard_bytes to be 1 or more"),
+        (("parameter_server", {"strategy__devices_per_process": 2}), "Try strategy.devices_per_process=1."),
+        (("parameter_server", {"train__deterministic": True}), "workers train asynchronously, received true. Try work"),
+        (("parameter_server", {"launch__max_restarts": -1}), "Expected launch.max_restarts to be 0 or more"),
     ],
-)  # fmt: skip
-def test_workers_that_the_layout_cannot_hold_are_refused(strategy, hardware, workers, words):
+)
+def test_workers_and_keys_that_a_strategy_or_a_layout_cannot_have_are_refused(made, words):
+    strategy, *layout = made
+    asked = config(strategy, "2cpu", **layout[0]) if isinstance(layout[0], dict) else config(strategy, *layout)
     with pytest.raises(UserError) as refused:
-        make(config(strategy, hardware, workers), machine(8, 8))
+        make(asked, machine(8, 8))
     assert words in str(refused.value)
 
 
@@ -324,12 +322,6 @@ def test_mirrored_takes_one_host_s_share_of_two():
     plan = make(config("mirrored", "2x4gpu", 4), machine(8, 8))
     assert plan.hardware.hosts == 1
     assert plan.processes[0].devices == ("GPU:0", "GPU:1", "GPU:2", "GPU:3")
-
-
-def test_mirrored_is_one_process_whatever_is_asked():
-    with pytest.raises(UserError, match=r"Expected strategy.devices_per_process=4, since mirrored is one process"):
-        make(config("mirrored", "4cpu", strategy__devices_per_process=2), machine(8))
-    assert make(config("mirrored", "4cpu", strategy__devices_per_process=4), machine(8)).workers == 4
 
 
 @pytest.mark.parametrize(
@@ -745,29 +737,6 @@ def test_racing_workers_on_hosts_share_the_servers_out():
     plan = with_ports(make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8)))
     assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
     assert plan.hardware.hosts == 2
-
-
-@pytest.mark.parametrize(
-    ("strategy", "keys", "words"),
-    [
-        ("mirrored", {"strategy__parameter_servers": 2}, "Try strategy.parameter_servers=null"),
-        ("mirrored", {"strategy__min_shard_bytes": 2}, "Try strategy.min_shard_bytes=null"),
-        ("parameter_server", {"strategy__parameter_servers": 0}, "Expected strategy.parameter_servers to be 1 or more"),
-        ("parameter_server", {"strategy__parameter_servers": 10**9}, "Try strategy.parameter_servers=null."),
-        ("parameter_server", {"strategy__min_shard_bytes": 0}, "Expected strategy.min_shard_bytes to be 1 or more"),
-        ("parameter_server", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1."),
-        (
-            "parameter_server",
-            {"train__deterministic": True},
-            "workers train asynchronously, received true. Try workers=1",
-        ),
-        ("parameter_server", {"launch__max_restarts": -1}, "Expected launch.max_restarts to be 0 or more"),
-    ],
-)
-def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
-    with pytest.raises(UserError) as refused:
-        make(config(strategy, "2cpu", **keys), machine(8))
-    assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])

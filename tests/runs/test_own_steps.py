@@ -37,7 +37,7 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     (sane,) = whole.folder.glob("outputs/sane/runs/*")
     killed: Ran = pipeline(
         *SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1",
-        f"train.callbacks=[{{_target_: steps.Killing, mark: {tmp_path / 'killed'}, after: 8}}]",
+        f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}}}]",
     )  # fmt: skip
     assert killed.code == 0, killed.err
     (folder,) = killed.folder.glob("outputs/runs/*")

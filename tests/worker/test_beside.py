@@ -64,7 +64,7 @@ def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, k
     asked = (*QUICK, "resume=never", *TRAINED, *model, *steps, f"strategy={strategy}", "workers=2")
     whole: Ran = pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]")
     assert whole.code == 0, whole.err
-    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: whole.Dies, mark: {mark}}}]")
+    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: dying.Dies, at: 11, marker: {mark}}}]")
     assert died.code == 0, died.err
     assert mark.exists()
     for ours, theirs in zip(*map(weights, died.run_folders), strict=True):

@@ -191,7 +191,7 @@ def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
     assert uninterrupted.code == 0, uninterrupted.err
     mark = tmp_path / "died"
     died = pipeline(
-        *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: whole.Dies, mark: {mark}}}]"
+        *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: dying.Dies, at: 11, marker: {mark}}}]"
     )
     assert died.code == 0, died.err
     assert mark.exists()
