@@ -1,4 +1,7 @@
-"""The distribution strategies: one function each, from device names to a `tf.distribute.Strategy`."""
+"""The distribution strategies: one function each, from device names to a `tf.distribute.Strategy`.
+
+The files of `conf/strategy/` say what each does and when to pick it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -44,9 +47,9 @@ def model_parallel(
 ) -> tf.distribute.Strategy:
     """No strategy for one copy, a `MirroredStrategy` over the first of the `devices` of each of several.
 
-    What is on the others, by a `layout` or one that is derived, and in how many `micro_batches` a batch goes through
-    them, is up to who builds the model. Sums are made on the
-    device that a variable is on, and copied back from there.
+    The others share each copy: what is on them, by a `layout` or one that is derived, and in how many `micro_batches` a
+    batch goes through them, is up to who builds the model. Sums are made on the device that a variable is on, and
+    copied back from there.
     """
     if len(devices) == 1:
         return tf.distribute.get_strategy()
