@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,3 @@ def _answers(hosts: Hosts, number: int, address: str, seconds: float = 20.0) -> 
 def ip(*arguments: str) -> None:
     """Runs `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-def pids_of(lines: Sequence[str]) -> list[int]:
-    """The processes whose command line has all of some words."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if all(word in " ".join(process.cmdline()) for word in lines):
-                found.append(process.pid)
-    return found

@@ -82,11 +82,6 @@ def data(kind):
     return KINDS[kind](*numbers()), None
 
 
-def two_arrays():
-    """x and y where two parts are expected."""
-    return numbers()
-
-
 def in_shards(shard, shards, kind):
     """A shard of which another process has another shape, or which is the only one with a class, or empty."""
     x, y = numbers()
