@@ -16,7 +16,7 @@ from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, shipped
 from pipeline.record import codec
-from pipeline.views.terminal import estimate_lines
+from pipeline.views.terminal.plan_text import estimate_lines
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout

@@ -45,7 +45,8 @@ from pipeline.record.events import (
 )  # fmt: skip
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.run.views import RunResult
-from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
+from pipeline.views.terminal import Progress, console_on, error_text, result_table, sweep_table
+from pipeline.views.terminal.plan_text import plan_lines
 from pipeline.views.terminal.run_state import RunState
 from pipeline.views.terminal.words import time_of_day
 

@@ -6,10 +6,8 @@ something is drawn, so that importing this package costs next to nothing.
 
 from pipeline.views.terminal.console import console_on, error_text, say, say_error
 from pipeline.views.terminal.live import Board, Progress, Terminal
-from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
-from pipeline.views.terminal.prediction_text import predicted_lines
-from pipeline.views.terminal.result import result_rows, result_table, resumed_line, tracked
-from pipeline.views.terminal.sweep_table import sweep_notes, sweep_rows, sweep_table
+from pipeline.views.terminal.result import result_table, tracked
+from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.verdict_text import compared_lines
 
 __all__ = [
@@ -19,17 +17,9 @@ __all__ = [
     "compared_lines",
     "console_on",
     "error_text",
-    "estimate_lines",
-    "plan_lines",
-    "predicted_lines",
-    "result_rows",
     "result_table",
-    "resumed_line",
     "say",
     "say_error",
-    "shard_lines",
-    "sweep_notes",
-    "sweep_rows",
     "sweep_table",
     "tracked",
 ]

@@ -302,11 +302,7 @@ def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
         return [first, *others]
     by_size = sorted(others, key=lambda other: other.total)
     ends = ((by_size[-1], "the fullest"), (by_size[0], "the emptiest"))
-    return [first, *(_renamed(end, f"{which} of {len(others):,} servers") for end, which in ends)]
-
-
-def _renamed(memory: HostMemory, place: str) -> HostMemory:
-    return dataclasses.replace(memory, place=place)
+    return [first, *(dataclasses.replace(end, place=f"{which} of {len(others):,} servers") for end, which in ends)]
 
 
 def _of(estimate: Estimate, place: str) -> HostMemory:
