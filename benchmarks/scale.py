@@ -66,14 +66,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=65_536, help="that are planned")
     smallest = ["--seconds=1", "--heartbeat=4", "--workers=1024", "--processes", "16"]
     arguments = record.parse(parser, smoke=smallest)
-    config = _config(arguments.heartbeat)
+    config = config_of(arguments.heartbeat)
     # What both ends show each other of this code is read once.
     alike()
     runs = []
     for processes in arguments.processes:
         runs.append(_in_processes(processes, config, arguments.seconds))
         print(_said(runs[-1]), flush=True)
-    planning = _planning_seconds(config, arguments.workers)
+    planning = planning_seconds(config, arguments.workers)
     print(f"{arguments.workers:,} workers are planned in {planning:.2f} s")
     rows = {
         "runs": [asdict(run) for run in runs],
@@ -93,7 +93,7 @@ def _said(run: Driven) -> str:
     )
 
 
-def _config(heartbeat: float) -> Config:
+def config_of(heartbeat: float) -> Config:
     configs.register()
     chosen = (
         "strategy=multi_worker", "strategy.devices_per_process=1", "model=mlp", "data=digits", "tracking=none",
@@ -210,7 +210,7 @@ class _Meter:
             self.dead.value, self.died = self.rank, now
 
 
-def _planning_seconds(config: Config, workers: int) -> float:
+def planning_seconds(config: Config, workers: int) -> float:
     """Seconds of a core to plan so many workers, each a process, on hosts with names and cores of their own."""
     hosts = _hosts(workers)
     cores = tuple(range(workers // hosts))

@@ -250,6 +250,19 @@ def scale(rows: Rows, part: str) -> list[str]:
     return [*lines, "", f"A plan for {plan['workers']:,} workers, each a process, takes {plan['seconds']:.1f} s."]
 
 
+def growth(rows: Rows, part: str) -> list[str]:
+    """What grows with the size of what is done, at the smallest and the largest size, and by which exponent."""
+    lines = ["| what is done | sizes | at the smallest | at the largest | exponent |", "|---|---|---|---|---|"]
+    for row in rows.values():
+        (first, *_, last), values = row["sizes"], row["values"]
+        low, high = (
+            f"{value:.2g} {row['unit']}" if value < 1 else f"{value:.1f} {row['unit']}"
+            for value in (values[0], values[-1])
+        )
+        lines.append(f"| {row['about']} | {first:,} to {last:,} {row['of']} | {low} | {high} | {row['exponent']:.2f} |")
+    return lines
+
+
 def transcripts(rows: Rows, part: str) -> list[str]:
     """What a terminal said, as a block of code, and how long that took."""
     said = rows[part]
@@ -304,5 +317,6 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "gpu": gpu,
     "explain": explain,
     "scale": scale,
+    "growth": growth,
     "transcripts": transcripts,
 }

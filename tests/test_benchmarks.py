@@ -205,6 +205,13 @@ ONE_OF_EACH = {
             "A plan for 65,536 workers, each a process, takes 1.0 s.",
         ],
     ),
+    "growth": (
+        {
+            "planning": {"about": "Plans.", "of": "workers", "unit": "s", "sizes": [2, 16, 65_536],
+                         "values": [0.00012, 0.0002, 1.26], "exponent": 0.934},
+        },
+        ["| Plans. | 2 to 65,536 workers | 0.00012 s | 1.3 s | 0.93 |"],
+    ),
     "gpu": (
         {
             "device": {"kind": "NVIDIA H200", "jax": "0.10.2"},
