@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import dialect, folders, manifest
+from pipeline.data import dialect, folders, manifest, saved_arrays
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.split import check_split
 
@@ -68,6 +68,23 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
     else:
         _expect_files(reader, location)
         _expect_understood(reader, location, arguments)
+
+
+def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
+    """Returns how many examples a reader of ours trains on, where its files say so at once; None of others.
+
+    Raises `DataError` for files that are found broken on the way.
+    """
+    path = arguments.get("path")
+    if not isinstance(path, str) or "://" in path:
+        return None
+    if target == "pipeline.data.tfrecord":
+        return manifest.load(path, lambda file: Path(file).read_text()).examples(manifest.TRAIN)
+    if target == "pipeline.data.numpy":
+        return saved_arrays.training_examples(
+            path, arguments.get("validation_fraction", 0.2), arguments.get("split_seed", 0)
+        )
+    return None
 
 
 def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.data import narrow
+from pipeline.data import narrow, saved_arrays
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
-from pipeline.data.split import split
-
-Array: TypeAlias = NDArray[Any]
-Part: TypeAlias = tuple[Array, Array]
-
-Made = TypeVar("Made")
-
-# The names of a part's two arrays: after these.
-TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
-# Whole numbers that would be more classes than this, and than there are examples, are none.
-_FEW_CLASSES = 1_000
-# What NumPy and zipfile raise for files that are broken or none of theirs; NotImplementedError is zipfile's, for a way
-# of compressing that it does not know.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
+from pipeline.data.saved_arrays import Array, Part
 
 
 def numpy(
@@ -47,12 +29,12 @@ def numpy(
     """
     location = expect_path("numpy", path, "an .npz file or a folder of .npy files", "FILE.npz")
     where = Path(location)
-    x, y = _part(where, TRAIN)
-    if _name_of(where, VALIDATION) is not None:
-        held_out = _part(where, VALIDATION)
+    x, y = saved_arrays.part(where, saved_arrays.TRAIN)
+    if saved_arrays.name_of(where, saved_arrays.VALIDATION) is not None:
+        held_out = saved_arrays.part(where, saved_arrays.VALIDATION)
         _check_alike(where, (x, y), held_out)
     else:
-        train, validation = split(y if _are_classes(y) else np.zeros(len(y)), validation_fraction, split_seed)
+        train, validation = saved_arrays.rows(y, validation_fraction, split_seed)
         (x, y), held_out = (x[train], y[train]), (x[validation], y[validation])
     inputs = _inputs(where, [x, held_out[0]], keep_dtype)
     labels, names = _labels(where, [y, held_out[1]])
@@ -78,35 +60,6 @@ def _named(part: Part, names: tuple[str, ...], flaws: tuple[str, ...]) -> Exampl
 
     spec = tuple(Leaf(array.shape[1:], array.dtype.name) for array in part)
     return Examples(raw=part, spec=spec, num_classes=len(names), class_names=names, look=look, flaws=flaws)
-
-
-def _part(where: Path, endings: tuple[str, ...]) -> Part:
-    """The two arrays of a part, as they were saved."""
-    ending = _name_of(where, endings)
-    if ending is None:
-        raise DataError(
-            f"arrays x_train and y_train, or x and y, in {where}",
-            ", ".join(_names(where)) or "none",
-            f"numpy.savez('{where.stem}.npz', x=..., y=...)",
-        )
-    x, y = (_read(where, f"{name}{ending}") for name in ("x", "y"))
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(
-            f"one label for each example in {where}",
-            f"x{ending} of shape {list(x.shape)} and y{ending} of {list(y.shape)}",
-            "saving both anew",
-        )
-    if len(x) == 0:
-        raise DataError(f"examples in {where}", f"an x{ending} without any", "another data.path")
-    # Classes of [examples, 1] are those of [examples].
-    return x, y[:, 0] if y.dtype.kind in "iubUS" and y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _are_classes(y: Array) -> bool:
-    """True if labels are text, true or false, or whole numbers that are no more than classes could be."""
-    if y.ndim != 1 or y.dtype.kind not in "iubUS":
-        return False
-    return y.dtype.kind not in "iu" or bool(y.min() >= 0 and y.max() < max(len(y), _FEW_CLASSES))
 
 
 def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
@@ -155,56 +108,3 @@ def _check_alike(where: Path, train: Part, held_out: Part) -> None:
                 f"{theirs.dtype} to validate",
                 "saving both anew",
             )
-
-
-def _name_of(where: Path, endings: tuple[str, ...]) -> str | None:
-    """Returns the ending of the names of a part's arrays, where both are there."""
-    names = _names(where)
-    return next((ending for ending in endings if f"x{ending}" in names and f"y{ending}" in names), None)
-
-
-def _names(where: Path) -> list[str]:
-    """The names of the arrays that there are."""
-    if where.is_dir():
-        return sorted(path.stem for path in where.glob("*.npy"))
-    if not where.is_file():
-        raise DataError(f"{where} to be an .npz file, or a folder of .npy files", "no such file", "another data.path")
-    return _opened(where, lambda arrays: sorted(arrays))
-
-
-def _read(where: Path, name: str) -> Array:
-    """An array, as it was saved."""
-    if not where.is_dir():
-        return _opened(where, lambda arrays: arrays[name])
-    path = where / f"{name}.npy"
-    try:
-        # Mapped first: a file that is shorter than it says is found before memory is taken for it.
-        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-    except _UNREADABLE as error:
-        raise _broken(path, error) from error
-
-
-def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
-    """Returns what `use` makes of the arrays of an .npz file."""
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("no .npz, or cut off")
-            file.seek(0)
-            return use(np.load(file, allow_pickle=False))
-    except _UNREADABLE as error:
-        raise _broken(path, error) from error
-
-
-def _broken(path: Path, error: Exception) -> DataError:
-    if "Object arrays" in str(error) or "Python objects" in str(error):
-        return DataError(
-            f"{path} to hold arrays of numbers or text",
-            "Python's objects, which are not loaded",
-            "saving y.astype(str), or x.astype('float32'), in their place",
-        )
-    return DataError(
-        f"{path} to hold arrays that NumPy saved",
-        f"a file that cannot be read ({error})",
-        "saving it anew, arrays of numbers alone",
-    )

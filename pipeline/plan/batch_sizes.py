@@ -7,6 +7,7 @@ from pipeline.config.schema import Config, Scaling
 from pipeline.errors import UserError
 from pipeline.plan.backends import JAX, MODEL_PARALLEL
 from pipeline.plan.checks import MOST
+from pipeline.plan.plan import Plan
 
 DEFAULT_BATCH = 64
 
@@ -121,6 +122,23 @@ def check_micro_batches(config: Config, replica_batch: int) -> None:
     if count > replica_batch:
         raise UserError(
             f"{key} to be at most the examples of a replica's batch ({replica_batch})", count, f"{key}={replica_batch}"
+        )
+
+
+def expect_batch(examples: int, plan: Plan) -> None:
+    """Refuses training data that have nothing, or not enough for one step. Raises `UserError`."""
+    global_batch, workers = plan.training.global_batch, plan.workers
+    if examples == 0:
+        raise UserError("Expected training data with examples, received none.")
+    if examples < global_batch and plan.data.on_error != "skip":
+        each = examples // workers
+        strong = plan.training.scaling == "strong"
+        batch = f"train.global_batch={each * workers}" if strong else f"train.replica_batch={each}"
+        fitting = batch if each else "more data"
+        raise UserError(
+            f"training data for at least one global batch of {global_batch}",
+            f"{examples} examples",
+            f"{fitting}, or data.on_error=skip, which trains on a smaller one",
         )
 
 

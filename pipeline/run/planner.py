@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import check_installed
+from pipeline.plan.batch_sizes import expect_batch
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import links
@@ -24,6 +25,7 @@ from pipeline.worker.engine import check_engine
 
 # The function that reads what `python -m pipeline prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
+SYNTHETIC = "pipeline.data.synthetic"
 # How the address of a local store begins, before its file.
 SQLITE = "sqlite:///"
 
@@ -43,6 +45,8 @@ def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
         _expect_store(config)
     cluster = session.cluster(config)
     plan = planned_on(config, cluster, config.mode is Mode.run, begin)
+    if config.mode is Mode.run and (examples := _training_examples(config, session)) is not None:
+        expect_batch(examples, plan)
     baseline = None
     if plan.measurement.baseline != "none" and plan.measurement.steps != 0:
         baseline = planning.baseline_of(plan, machine_of(config, cluster, begin))
@@ -81,18 +85,25 @@ def _expect_needed(config: Config, session: Session) -> None:
     if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
         return
     data = repr(config.data.build)
-    if "path" in config.data.build and data not in session.data:
+    if "path" in config.data.build and data not in session.examples:
         # Only for such data: it brings along NumPy, which a plan of others does without.
         from pipeline.data.errors import DataError
-        from pipeline.data.needed import expect_data
+        from pipeline.data.needed import expect_data, training_examples
 
         try:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
+            session.examples[data] = training_examples(str(config.data.build[targets.KEY]), config.data.build)
         except DataError as error:
             raise UserError(str(error)) from error
-        session.data.add(data)
     if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
         _expect_folder("checkpoint.folder", config.checkpoint.folder, Path(config.checkpoint.folder))
+
+
+def _training_examples(config: Config, session: Session) -> int | None:
+    """How many examples train, where that is known without the processes."""
+    build = config.data.build
+    examples = build.get("train_examples") if build[targets.KEY] == SYNTHETIC else session.examples.get(repr(build))
+    return examples if type(examples) is int else None
 
 
 def _expect_store(config: Config) -> None:

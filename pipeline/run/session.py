@@ -112,8 +112,8 @@ class Session:
     options: tuple[str, ...] = ()
     results: dict[Key, RunResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
-    # What data are built by, where this machine has them.
-    data: set[str] = field(default_factory=set)
+    # How many examples train of data that this machine has, by what they are built by; None: not known beforehand.
+    examples: dict[str, int | None] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file for its size.

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+import shards
 import tensorflow as tf
 from PIL import Image
 
 from pipeline.data import DataError, csv, images, numpy, pictures, tfds
 from pipeline.data.examples import Broken, Examples
 from pipeline.data.records import frames
+from pipeline.data.saved_arrays import training_examples
 
 Array = np.ndarray[Any, Any]
 
@@ -555,6 +557,55 @@ def test_files_of_arrays_that_are_broken_or_not_there_are_named(tmp_path: Path) 
         DataError, match=r"Expected data\.path to be an \.npz file.* received none\. Try data\.path=FILE"
     ):
         numpy(None)
+
+
+COUNTED = {
+    "classes": {"x": np.ones((100, 2)), "y": np.arange(100)[:, None] % 7},
+    "quantities": {"x": np.ones((100, 2)), "y": np.arange(100) / 3},
+    "text": {"x": np.ones((100, 2)), "y": np.array(["a", "b", "c", "c"] * 25)},
+    "held out": arrays(30, "_train") | arrays(9, "_val"),
+}
+
+
+@pytest.mark.parametrize("saved", COUNTED.values(), ids=COUNTED)
+@pytest.mark.parametrize("name", ["data.npz", "folder"])
+def test_examples_are_counted_as_they_are_trained_on(tmp_path: Path, name: str, saved: dict[str, Array]) -> None:
+    path = save(tmp_path / name, saved)
+    train, _ = numpy(path, validation_fraction=0.3)
+    assert training_examples(path, validation_fraction=0.3) == (
+        train.count if isinstance(train, Examples) else len(train[1])
+    )
+
+
+def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(asked: Any, tmp_path: Path) -> None:
+    whole = Path(save(tmp_path / "whole.npz", arrays(100))).read_bytes()
+    flipped = bytearray(whole)
+    flipped[600] ^= 1
+    write(tmp_path / "flipped.npz", bytes(flipped))
+    write(tmp_path / "cut.npz", whole[:-300])
+    shards.write(tmp_path / "prepared", [40, 43])
+    batch = (
+        "Expected training data for at least one global batch of {}, received {} examples. Try {}, or data.on_error="
+    )
+    few = "train.replica_batch=90"
+    for arguments, words in (
+        (["data=numpy", "data.path=flipped.npz"], "Expected flipped.npz to hold arrays that NumPy saved, received"),
+        (["data=numpy", "data.path=cut.npz"], "Expected cut.npz to hold arrays that NumPy saved, received"),
+        (["data=numpy", "data.path=whole.npz", few], batch.format(180, 80, "train.replica_batch=40")),
+        (
+            ["data=tfrecord", "data.path=prepared", "train.global_batch=90"],
+            batch.format(90, 83, "train.global_batch=82"),
+        ),
+        (["data=synthetic", "data.build.train_examples=1", few], batch.format(180, 1, "more data")),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        ran = asked(*arguments, "strategy=mirrored", "workers=2", "tracking=none")
+        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+        assert words in ran.err
+        assert sorted(tmp_path.rglob("*")) == before
+    # Left out with what is broken, they train on a smaller batch.
+    ran = asked("data=numpy", "data.path=whole.npz", few, "data.on_error=skip", "mode=plan", "tracking=none")
+    assert ran.code == 0
 
 
 # ---- csv

@@ -87,19 +87,6 @@ def without(part: Any, lost: Sequence[Broken]) -> Any:
     return rows(part, whole_rows(_rows(part), lost))
 
 
-def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> None:
-    """Refuses training data that have nothing, or not enough for one step."""
-    if examples == 0:
-        raise TrainingError("Expected training data with examples, received none.")
-    if examples < global_batch and not skip:
-        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else "more data"
-        raise TrainingError(
-            f"training data for at least one global batch of {global_batch}",
-            f"{examples} examples",
-            f"{fitting}, or data.on_error=skip, which trains on a smaller one",
-        )
-
-
 def num_classes(part: object) -> int | None:
     """Returns the number of classes that a part knows of or integer labels name; None where labels do not tell."""
     if isinstance(part, Examples):

@@ -9,13 +9,13 @@ import keras
 import numpy as np
 
 from pipeline.data.examples import rows
+from pipeline.plan.batch_sizes import expect_batch
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.findings import Check
 from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.data.broken import expect_batch
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.jax import build, layouts, size
 from pipeline.worker.jax.data import DeviceData, ProcessData
@@ -61,7 +61,7 @@ class JaxEngine:
     ) -> tuple[JaxLoop, events.Built]:
         """Makes the model, lays it over the mesh, and joins it to a loop that begins where `resume` says."""
         plan, own = self._plan, self._data
-        expect_batch(sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip")
+        expect_batch(sum(train_counts), plan)
         own.finish()
         model = build.model(plan, own, self.notes.add)
         if plan.training.remat:

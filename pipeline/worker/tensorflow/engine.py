@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.plan.batch_sizes import left_out
+from pipeline.plan.batch_sizes import expect_batch, left_out
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.events import Beat, Warned
@@ -22,7 +22,6 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.data import batches, inspection
 from pipeline.worker.data.batches import Data
-from pipeline.worker.data.broken import expect_batch
 from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
@@ -97,7 +96,7 @@ class TensorFlowEngine:
     def build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> tuple[Loop, events.Built]:
         """Makes the model under the strategy, and the loop that trains it from where `resume` says."""
         plan, train = self._plan, self._data.parts["train"]
-        expect_batch(sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip")
+        expect_batch(sum(train_counts), plan)
         if plan.strategy.static_batches:
             left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)
