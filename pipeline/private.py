@@ -46,6 +46,9 @@ from tensorflow.python.distribute import (
     ps_values,
 )
 
+# What launches the collectives of a replica, whose keys a loop asks the host for.
+from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
+
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call, strategy_supports_no_merge_call
 
@@ -76,6 +79,7 @@ from tensorflow.python.ops import (
 __all__ = [
     "ATTRIBUTES",
     "ArrayDataAdapter",
+    "CollectiveReplicaLauncher",
     "SeedGenerator",
     "ag_ctx",
     "array_slicing",
@@ -113,6 +117,7 @@ __all__ = [
 
 # What is used of these, and of public classes, under names that are not promised either.
 ATTRIBUTES = {
+    "CollectiveReplicaLauncher": ("_next_instance_key",),
     "ag_ctx": ("ControlStatusCtx", "Status"),
     "array_slicing": ("TensorflowSparseWrapper", "can_slice_array", "convert_to_sliceable", "train_validation_split"),
     "autograph_util": ("py_func_from_autograph",),

@@ -17,7 +17,7 @@ import tensorflow as tf
 from pipeline.data.examples import Examples
 from pipeline.private import cache_op, shuffle_op
 from pipeline.worker.data import reading as reads
-from pipeline.worker.data.reading import Batch, Batches, Part, Reading, Spec, Step
+from pipeline.worker.data.reading import Batch, Part, Reading, Spec, Step
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 
 DEFAULT = Reading()
@@ -39,9 +39,9 @@ class Data:
     seed: int
     reading: Reading = DEFAULT
 
-    def iterator(self, position: Position = BEGINNING) -> Batches:
+    def stream(self, position: Position = BEGINNING) -> tf.data.Dataset:
         """Each step's batches for this process's replicas, from the position on, without end."""
-        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
+        return stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading)
 
 
 def count(part: Part) -> int:
@@ -128,10 +128,10 @@ def _options(part: Part) -> tf.data.Options:
     return options
 
 
-def again(step: Step, of_type: Spec) -> Batches:
-    """Returns an iterator of `step` again and again, typed as the stream's: compiled functions take it untraced."""
+def again(step: Step, of_type: Spec) -> tf.data.Dataset:
+    """Returns `step` again and again, typed as the stream: compiled functions take its iterator untraced."""
     one = tf.data.Dataset.from_tensors(step).repeat()
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), of_type))
+    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), of_type)
 
 
 def spec(part: Part) -> Batch:

@@ -18,7 +18,7 @@ from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.data.batches import again
 from pipeline.worker.data.reading import Batch, Batches, Step
 from pipeline.worker.loop import Call
-from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow import feed, step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loop import Loop
@@ -116,13 +116,13 @@ class Ablation:
     def _there(self) -> Batches:
         """A batch that is there, again and again."""
         if self._ready is None:
-            self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
+            self._ready = feed.iterator(self._loop.strategy, again(self._batch(), self._loop.step_spec))
         return self._ready
 
     def _batch(self) -> Step:
         """(examples, a batch for each replica here) of a step that has a whole global batch."""
         whole = self._loop.train_data.layout.global_batch
-        while float((step_batch := next(self._loop.reader()))[0]) < whole:
+        while float((step_batch := feed.next_step(self._loop.strategy, self._loop.reader()))[0]) < whole:
             # Only the last of an epoch is short.
             pass
         return step_batch

@@ -15,11 +15,11 @@ from pipeline.worker import rates
 from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
-from pipeline.worker.data.reading import Batches
+from pipeline.worker.data.reading import Batches, Spec
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
-from pipeline.worker.tensorflow import agreement
+from pipeline.worker.tensorflow import agreement, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
@@ -103,14 +103,23 @@ class Loop(TrainingLoop):
     def reader(self) -> Batches:
         """The batches of training, from the next step's on."""
         if self._training is None:
-            self._training = self.train_data.iterator(self._position)
+            stream = self.train_data.stream(self._position)
+            self._training, self._step_spec = feed.iterator(self.strategy, stream), stream.element_spec
         return self._training
+
+    @property
+    def step_spec(self) -> Spec:
+        """What type and shape a step's (examples, batches) have before they are laid on devices."""
+        self.reader()
+        return self._step_spec
 
     def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
         """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
-        started = time.perf_counter()
-        losses, sizes, waits = (train or self._train)(batches, tf.constant(count))
-        return Call(losses.numpy(), sizes.numpy(), time.perf_counter() - started, waits.numpy())
+        began, started = time.time(), time.perf_counter()
+        losses, sizes, times = (train or self._train)(batches, tf.constant(count))
+        losses, sizes, seconds = losses.numpy(), sizes.numpy(), time.perf_counter() - started
+        waits = feed.waits(times.numpy(), began, began + seconds) if feed.is_ahead(batches) else times.numpy()
+        return Call(losses, sizes, seconds, waits)
 
     def compiled_anew(self) -> steps.Steps:
         """Its compiled function once more, for a model that is called otherwise by now."""
@@ -126,7 +135,7 @@ class Loop(TrainingLoop):
         if not self._held_out:
             return {}
         if self._validation is None:
-            self._validation = [data.iterator() for data, _ in self._held_out]
+            self._validation = [feed.iterator(self.strategy, data.stream()) for data, _ in self._held_out]
         self.reset_metrics()
         totals, done = self.totals(), 0
         for (data, validate), iterator in zip(self._held_out, self._validation, strict=True):
@@ -147,10 +156,9 @@ class Loop(TrainingLoop):
         def batch(spec: tf.TensorSpec) -> tf.Tensor:
             return tf.zeros([examples, *spec.shape[1:]] if spec.shape.rank else [], spec.dtype)
 
-        spec = self.reader().element_spec  # type: ignore[attr-defined]
-        batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, spec))
+        batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, self.step_spec)).repeat()
         anew: tf.types.experimental.PolymorphicFunction = self._compile()
-        return anew.get_concrete_function(iter(batches), tf.constant(1)).graph
+        return anew.get_concrete_function(feed.iterator(self.strategy, batches), tf.constant(1)).graph
 
     def facts(self) -> Facts:
         """Returns the bytes that a replica sends in a step for its gradients, with all rows of embeddings."""

@@ -16,6 +16,7 @@ from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part, Step
 from pipeline.worker.data.source import Rows, Source
 from pipeline.worker.loop import Call
+from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
 
@@ -95,7 +96,7 @@ class _Together:
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples of the global batches, seconds) of so many steps' batches."""
-        self._batches = self._batches or self._data.iterator()
+        self._batches = self._batches or iter(self._data.stream())
         began = time.perf_counter()
         examples = float(self._read(self._batches, tf.constant(steps)))
         return examples, time.perf_counter() - began
@@ -103,7 +104,8 @@ class _Together:
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps on one batch."""
         if self._cached is None:
-            self._cached = batches.again(_first(self._data), _stream(self._data).element_spec)
+            one = batches.again(_first(self._data), self._loop.step_spec)
+            self._cached = feed.iterator(self._loop.strategy, one)
         return _sum([self._loop.on(self._cached, steps)])
 
 

@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,7 @@ from pipeline.private import SeedGenerator, is_op_determinism_enabled
 from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
@@ -30,7 +31,8 @@ from pipeline.worker.tensorflow.loss_scaling.updates import accumulated_among_re
 SEED_STRIDE = 2_654_435_769
 
 # (iterator over (examples, a batch for each local replica), steps)
-#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps])
+#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps]);
+#     of batches that are laid on devices ahead, when each came in place of the last
 Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 # (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
@@ -197,23 +199,30 @@ def many(
     """A compiled loop over steps, which are traced `around` what that keeps in place."""
 
     def steps(iterator: Batches, count: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        ahead = feed.is_ahead(iterator)
+
         def one(
-            index: tf.Tensor, values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray
+            index: tf.Tensor, values: tf.TensorArray, sizes: tf.TensorArray, times: tf.TensorArray
         ) -> tuple[Carried, ...]:
-            # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
-            # small step on CPU devices, for copying ahead what is in the same memory.
-            (examples, batches), waited = awaited(lambda: next(iterator), after=values)
-            own = strategy.experimental_distribute_values_from_function(
-                lambda context: batches[context.replica_id_in_sync_group % len(batches)]
-            )
+            if ahead:
+                element: Any = next(iterator)
+                time, examples, own = element
+            else:
+                (examples, batches), time = awaited(lambda: next(iterator), after=values)
+                own = strategy.experimental_distribute_values_from_function(
+                    lambda context: batches[context.replica_id_in_sync_group % len(batches)]
+                )
             with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync), around():
                 summed = strategy.run(replica_step, args=(examples, own))
-            first = strategy.experimental_local_results(summed)[0]
-            return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)
+            first, size, time = (strategy.experimental_local_results(value)[0] for value in (summed, examples, time))
+            return index + 1, values.write(index, first), sizes.write(index, size), times.write(index, time)
 
-        arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(3)]
-        _, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, *arrays))
-        return tuple(array.stack() for array in arrays)
+        with feed.without_host(strategy) if ahead else contextlib.nullcontext():
+            arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(2)]
+            arrays.append(tf.TensorArray(tf.float64 if ahead else tf.float32, size=count))
+            last = tf.identity(count) if ahead else count
+            _, *arrays = tf.while_loop(lambda index, *_: index < last, one, (0, *arrays))
+            return tuple(array.stack() for array in arrays)
 
     # Keras's own fit converts nothing with AutoGraph either, which would take as long as all the rest of tracing.
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]

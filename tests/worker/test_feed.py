@@ -1,0 +1,108 @@
+"""Batches that are laid on devices ahead of the steps train to the same, and leave the host out of the loop."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from conftest import OWN, QUICK, ROOT
+
+from pipeline.worker.tensorflow import feed
+
+# Of replicas; 0: one, without a strategy.
+NUMBERS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def came():
+    """What `own/fed.py` came to, by the number of replicas."""
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, OWN)))}
+    command = [sys.executable, str(OWN / "fed.py")]
+    running = {
+        number: subprocess.Popen([*command, str(number)], env=given, stdout=-1, stderr=-1, text=True)
+        for number in NUMBERS
+    }
+    came = {}
+    for number, process in running.items():
+        out, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        came[number] = json.loads(out.splitlines()[-1])
+    return came
+
+
+@pytest.mark.parametrize("replicas", NUMBERS)
+def test_it_trains_and_validates_to_the_last_bit_as_with_batches_that_are_asked_for(came, replicas):
+    plain, ahead = came[replicas]["plain"], came[replicas]["ahead"]
+    for name in ("losses", "sizes", "held_out"):
+        assert ahead[name] == plain[name]
+    assert ahead["sizes"] == [32, 32, 32, 11] * 2 + [32]
+    assert all(wait >= 0 for wait in ahead["waits"])
+
+
+def test_two_replicas_that_are_fed_ahead_equal_one_device(came):
+    np.testing.assert_allclose(came[2]["ahead"]["losses"], came[1]["plain"]["losses"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", NUMBERS)
+def test_what_was_read_ahead_and_not_trained_is_read_again_after_a_resume(came, replicas):
+    assert came[replicas]["resumed"] == came[replicas]["ahead"]["losses"][3:]
+
+
+@pytest.mark.parametrize("replicas", NUMBERS)
+def test_one_batch_is_trained_on_again_and_again_by_the_same_compiled_loop(came, replicas):
+    whole, parts, *sizes, traced = came[replicas]["again"]
+    assert (parts, sizes, traced) == (max(1, replicas), [whole] * 2, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_host_has_no_part_in_the_steps_of_a_call(came, replicas):
+    assert came[replicas]["ahead on host"] == []
+    # What is asserted is seen where it is so.
+    assert any("IteratorGetNext" in name for name in came[replicas]["plain on host"])
+
+
+@dataclass
+class Case:
+    came: list[float]
+    ended: float
+    waits: list[float]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
+        # Each step takes 1, and each batch comes 2 after the one before.
+        Case([1, 3, 5, 7], 8, [1, 1, 1, 1]),
+        # One batch of four is late; the others were there.
+        Case([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
+        # The last came as the call ended: a step takes no time.
+        Case([0, 2], 2, [0, 2]),
+        Case([], 1, []),
+    ],
+)
+def test_waits_are_what_batches_came_late_by(case):
+    np.testing.assert_allclose(feed.waits(np.array(case.came), 0.0, case.ended), case.waits, atol=1e-9)
+
+
+def test_only_devices_with_memory_of_their_own_are_fed_ahead():
+    name = "/job:worker/replica:0/task:1/device:{}:0"
+    assert feed.feeds_ahead([name.format("GPU")])
+    assert not feed.feeds_ahead([name.format("CPU")])
+    assert not feed.feeds_ahead([name.format("TPU")])
+    assert not feed.feeds_ahead([])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("data.service=1",)])
+def test_processes_that_are_fed_ahead_train_to_the_same(pipeline, tmp_path, more):
+    settings = ("strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK)
+    for own in ((), ("strategy.build._target_=fed.multi_worker",)):
+        ran = pipeline(*settings, *more, *own)
+        assert ran.code == 0, ran.err
+    plain, ahead = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("outputs/runs/*/result.json")))
+    for name in ("loss", "metrics", "val_loss", "val_metrics"):
+        assert ahead[name] == plain[name]
