@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import module
 from pipeline.config import config as configs
@@ -41,7 +41,6 @@ from pipeline.worker.model_error import is_own
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.views.report import WrittenReport
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -250,9 +249,9 @@ def _conclude(points: Requests, session: Session, console: "Console") -> signals
     return interrupted
 
 
-def _report(points: Requests, session: Session, console: "Console") -> "WrittenReport | None":
+def _report(points: Requests, session: Session, console: "Console") -> Any:
     """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
-    written: WrittenReport | None = None
+    written: Any = None
     if points.sweep is not None and not session.preemption.asked:
         try:
             written = module("report").report.write(points.sweep.folder)
@@ -267,7 +266,7 @@ def _report(points: Requests, session: Session, console: "Console") -> "WrittenR
     return written
 
 
-def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
+def _send(written: Any, session: Session) -> tuple[str | None, signals.Interrupted | None]:
     """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
     folder = written.sweep.folder
     try:
