@@ -141,8 +141,17 @@ class Composer:
     def choices(self) -> dict[str, list[str]]:
         """Returns the choices of each group: ours, a person's own, and those that installed packages offer."""
         for name in shipped.LAYOUTS:
-            _lay_out(name)
+            self._lay_out(name)
         return {group: self._listed(group) for group in self._listed("", ObjectType.GROUP) if group != "hydra"}
+
+    def _lay_out(self, name: str) -> bool:
+        """Makes hardware known to Hydra by a layout's name, as 2x8gpu; False for others, and where a file has it."""
+        match = LAYOUT.match(name)
+        if match is None or name in self._listed("hardware"):
+            return False
+        node = dataclasses.asdict(HardwareConfig(name, int(match[1] or 1), int(match[2]))) | {"kind": match[3]}
+        ConfigStore.instance().store(group="hardware", name=name, node=node)
+        return True
 
     def _listed(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Returns the choices, or the groups, of a group."""
@@ -261,7 +270,7 @@ class Composer:
         with _refused(self._schema, typed):
             for override in typed:
                 if override.key_or_group == "hardware":
-                    _lay_out(str(override.value()))
+                    self._lay_out(str(override.value()))
             composed = self._shared(typed, overrides) if of_sweep else None
             if composed is None:
                 composed = self._by_hydra(overrides, mode)
@@ -281,7 +290,7 @@ class Composer:
         except MissingConfigException as error:
             # One that an experiment names.
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
-            if group != "hardware" or not _lay_out(name):
+            if group != "hardware" or not self._lay_out(name):
                 raise
             return self._loader.load_configuration(self._name, list(overrides), mode)
 
@@ -388,13 +397,3 @@ def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise refusal(error, schema, typed) from error
-
-
-def _lay_out(name: str) -> bool:
-    """Makes hardware of a layout's name, such as 2x8gpu, known to Hydra, where a file comes first; False for others."""
-    match = LAYOUT.match(name)
-    if match is not None:
-        hosts, devices, kind = match.groups()
-        node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
-        ConfigStore.instance().store(group="hardware", name=name, node=node)
-    return match is not None
