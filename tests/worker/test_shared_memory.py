@@ -32,7 +32,6 @@ def found():
         "killed:5",
         "stopped",
         "unable",
-        "left",
         "another_user",
     )
 
@@ -81,16 +80,13 @@ def test_processes_that_cannot_share_memory_all_say_why(found, case, reason):
     assert reason in found[case][0]
 
 
-def test_what_is_shared_is_no_file_of_dev_shm_and_has_no_name(found):
-    assert found["left"] == [[[], 0, ["/memfd:pipeline (deleted)"]]] * 2
-
-
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a mount takes root and unshare")
-def test_a_dev_shm_without_room_is_no_hindrance_and_nothing_is_left_there_by_a_killed_process():
+def test_what_is_shared_has_no_name_and_needs_no_room_in_dev_shm_where_a_killed_process_leaves_nothing():
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && "$@" && test -z "$(ls -A /dev/shm)"'
-    made = came("sums:2", "killed:5", before=("unshare", "-m", "sh", "-c", mount, "sh"))
+    made = came("sums:2", "killed:5", "left", before=("unshare", "-m", "sh", "-c", mount, "sh"))
     assert made["sums:2"] == [[], []]
     assert made["killed:5"][1] is None
+    assert made["left"] == [[[], 0, ["/memfd:pipeline (deleted)"]]] * 2
 
 
 def ports(count):
