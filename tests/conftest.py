@@ -188,7 +188,12 @@ def asked(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
 
     def run(*arguments: str, timeout: float = 60.0, module: str = "pipeline", **environ: str) -> Ran:
         began = time.monotonic()
-        ended = asking().ask(arguments, tmp_path, environment(**environ), module, timeout)
+        try:
+            ended = asking().ask(arguments, tmp_path, environment(**environ), module, timeout)
+        except TimeoutError:
+            # Its answer may come yet, and the next one would be taken for that of the next command.
+            asking.cache_clear()
+            raise
         return Ran(*ended, time.monotonic() - began, tmp_path)
 
     yield run
