@@ -244,7 +244,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "collective", "devices", "sample", "other_work", *ENDED_EARLY):
+    for name in ("check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work", *ENDED_EARLY):
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
