@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,17 +98,19 @@ def test_it_has_a_session_of_its_own_and_holds_no_terminal_open(commands):
     assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
 
 
-def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    folder = standby.folder()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o750)
-    with pytest.raises(UserError, match="only you can open"):
-        standby.folder()
-    folder.rmdir()
-    folder.symlink_to("/tmp")
-    with pytest.raises(UserError, match="only you can open"):
-        standby.folder()
+def test_a_folder_that_others_can_open_is_refused(monkeypatch):
+    # A socket's path is short, and a test's own folder is not.
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+        folder = standby.folder()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o750)
+        with pytest.raises(UserError, match="only you can open"):
+            standby.folder()
+        folder.rmdir()
+        folder.symlink_to("/tmp")
+        with pytest.raises(UserError, match="only you can open"):
+            standby.folder()
 
 
 @pytest.mark.parametrize("keep", ["", "10", "0m", "-1s", "1d", "10 m"])
