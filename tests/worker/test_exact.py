@@ -36,7 +36,9 @@ def sweep(pipeline, points: int, *arguments: str) -> dict[str, list[Path]]:
     assert ran.code == 0, ran.out + ran.err
     finished = [result for result in ran.results if result["status"] == "FINISHED"]
     assert len(finished) == points, ran.out
-    assert [result["notes"] for result in finished if not result["oversubscribed"] and result["notes"]] == []
+    # A machine that stands still for ten seconds has TensorFlow part its processes, which begin again.
+    notes = [note for result in finished if not result["oversubscribed"] for note in result["notes"]]
+    assert [note for note in notes if "All processes are started again" not in note] == []
     groups: dict[str, list[Path]] = {}
     for folder in ran.run_folders:
         plan = json.loads((folder / "plan.json").read_text())
