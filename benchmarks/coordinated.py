@@ -3,10 +3,9 @@
 https://www.tensorflow.org/tutorials/distribute/parameter_server_training, with several steps in a closure.
 """
 
-import time
 from typing import Any
 
-from rivals import SHUFFLE_WINDOW, Spec, Stretch
+from rivals import SHUFFLE_WINDOW, Spec, Stretch, timed
 
 
 def prepare(spec: Spec, rank: int) -> Stretch:
@@ -90,11 +89,4 @@ def _coordinate(spec: Spec, cluster: Any) -> Stretch:
         if scheduled:
             scheduled[-1].fetch()
 
-    def stretch(warmup: int, steps: int) -> tuple[float, float]:
-        train(warmup)
-        began = time.perf_counter()
-        train(steps)
-        whole = -(-steps // spec.steps_per_call) * spec.steps_per_call
-        return float(whole * spec.global_batch), time.perf_counter() - began
-
-    return stretch
+    return timed(train, spec)

@@ -232,6 +232,12 @@ def _loop(spec: Spec, strategy: Any, model: Any, x: Any, y: Any) -> Stretch:
             for _ in range(-(-steps // spec.steps_per_call)):
                 several(iterator, tf.constant(spec.steps_per_call)).numpy()
 
+    return timed(train, spec)
+
+
+def timed(train: Callable[[int], None], spec: Spec) -> Stretch:
+    """Returns what times so many steps in whole calls, after some to warm up."""
+
     def stretch(warmup: int, steps: int) -> tuple[float, float]:
         train(warmup)
         began = time.perf_counter()

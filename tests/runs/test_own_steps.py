@@ -35,14 +35,15 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never")
     assert whole.code == 0, whole.err
     (sane,) = whole.folder.glob("outputs/sane/runs/*")
+    first = tmp_path / "outputs/runs/*/checkpoints/step-000000000[36]-*.json"
     killed: Ran = pipeline(
         *SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1",
-        f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}}}]",
+        f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}, once_there: '{first}'}}]",
     )  # fmt: skip
     assert killed.code == 0, killed.err
     (folder,) = killed.folder.glob("outputs/runs/*")
-    # Five steps are an epoch; on a busy machine the later ones may not have been written yet.
-    assert [event["step"] for event in told(folder, "restored")] in ([0], [3], [6])
+    # Five steps are an epoch; the later one may not have been written yet.
+    assert [event["step"] for event in told(folder, "restored")] in ([3], [6])
     assert weights(folder) == weights(sane)
     assert len(weights(folder)) == 1
     last, undisturbed = (told(where, "epoch")[-1] for where in (folder, sane))

@@ -30,15 +30,26 @@ def losses(folder: Path) -> list[float]:
     return [loss for event in lines if event["event"] == "steps" and event["rank"] == 0 for loss in event["losses"]]
 
 
+def is_bare(result: dict[str, Any]) -> bool:
+    return result["status"] == "FINISHED" and not result["oversubscribed"]
+
+
+def stood_still(folder: Path) -> bool:
+    """True if TensorFlow parted the processes, as where a machine stands still for ten seconds: they begin again."""
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    errors = [event["error"].lower() for event in lines if event["event"] == "failed"]
+    return bool(errors) and all("heartbeat" in error for error in errors)
+
+
 def sweep(pipeline, points: int, *arguments: str) -> dict[str, list[Path]]:
     """Runs a sweep with one device in it; returns the folders of its runs by what else was swept."""
     ran: Ran = pipeline("-m", *QUICK, *STEPS, f"--config-dir={own.CONF}", *arguments, timeout=900)
     assert ran.code == 0, ran.out + ran.err
     finished = [result for result in ran.results if result["status"] == "FINISHED"]
     assert len(finished) == points, ran.out
-    # A machine that stands still for ten seconds has TensorFlow part its processes, which begin again.
-    notes = [note for result in finished if not result["oversubscribed"] for note in result["notes"]]
-    assert [note for note in notes if "All processes are started again" not in note] == []
+    told = [folder for folder in ran.run_folders if not stood_still(folder)]
+    results = [json.loads((folder / "result.json").read_text()) for folder in told]
+    assert [result["notes"] for result in results if is_bare(result) and result["notes"]] == []
     groups: dict[str, list[Path]] = {}
     for folder in ran.run_folders:
         plan = json.loads((folder / "plan.json").read_text())
