@@ -21,6 +21,8 @@ from pipeline.worker.tensorflow import loopback
 
 # Of the driver's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8
+# Without a heartbeat for so long, TensorFlow parts processes unless it is told otherwise.
+TF_HEARTBEAT_SECONDS = 10.0
 
 
 class Addresses(TypedDict, total=False):
@@ -89,7 +91,7 @@ def set_policy(plan: Plan) -> None:
 def make_strategy(plan: Plan, process: Process, emit: Emit) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
     _stay_on_loopback(plan, process, emit)
-    _outlast_cuts(plan)
+    _outlast_stalls(plan)
     return targets.call(
         plan.strategy.build,
         "strategy.build",
@@ -139,18 +141,24 @@ def addresses_by_role(plan: Plan) -> Addresses:
     }
 
 
-def _outlast_cuts(plan: Plan) -> None:
-    """Lets processes on several hosts go on after a cut of their link that the driver is patient with.
+def _outlast_stalls(plan: Plan) -> None:
+    """Lets processes go on after a cut of their link, or a machine that stood still, that the driver is patient with.
 
-    Left to itself TensorFlow ends them after some seconds. It takes what is configured before the strategy is made.
+    Left to itself TensorFlow ends them after `TF_HEARTBEAT_SECONDS`, which stays where the driver's patience is less:
+    the driver ends them then. TensorFlow takes what is configured before the strategy is made.
     """
     addresses = [process.address for process in plan.processes if process.devices]
-    if plan.hardware.hosts < 2 or plan.strategy.asynchronous or len(addresses) < 2:
+    patience = HEARTBEAT_SHARE * plan.launch.heartbeat_timeout
+    if (
+        plan.strategy.asynchronous
+        or len(addresses) < 2
+        or (plan.hardware.hosts < 2 and patience < TF_HEARTBEAT_SECONDS)
+    ):
         return
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
-        heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SHARE * plan.launch.heartbeat_timeout),
+        heartbeat_timeout_in_ms=int(1000 * patience),
         coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
     )
 
