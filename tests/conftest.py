@@ -24,6 +24,8 @@ import pytest
 from warm.asking import Asking
 from warm.starting import Command, Warm
 
+from pipeline.record.results import MOST_EFFICIENCY
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 OWN = Path(__file__).resolve().parent / "own"
@@ -70,6 +72,12 @@ def sampled(cases: Sequence[T], count: int) -> list[T]:
     # Another choice for other cases, so that not all first ones come together.
     chosen = random.Random(f"{os.environ['TEST_SEED']} {cases}").sample(range(len(cases)), count)
     return [cases[place] for place in sorted(chosen)]
+
+
+def efficiency_of(result: dict[str, Any]) -> Any:
+    """The efficiency that a result is to have: none where a busy machine slowed its baseline."""
+    share = result["speedup"] / result["replicas"]
+    return None if share > MOST_EFFICIENCY else pytest.approx(share)
 
 
 @dataclass(frozen=True)

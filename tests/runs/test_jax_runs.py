@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import keras
 import numpy as np
 import pytest
+from conftest import efficiency_of
 
 pytestmark = [
     pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax"),
@@ -111,7 +112,7 @@ def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_d
     (whole,) = (measured.folder / "whole" / "runs").iterdir()
     result = json.loads((whole / "result.json").read_text())
     assert result["speedup"] > 0
-    assert result["efficiency"] == pytest.approx(result["speedup"] / 2)
+    assert result["efficiency"] == efficiency_of(result)
     (there,) = {folder for folder in (tmp_path / "outputs" / "runs").iterdir() if len(losses(folder)) == 16}
     np.testing.assert_allclose(losses(there), losses(whole), rtol=0, atol=1e-5)
     notes = " ".join(json.loads((there / "result.json").read_text())["notes"])
