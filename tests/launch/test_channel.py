@@ -192,7 +192,7 @@ def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_on
     began = time.monotonic()
     agent.close()
     until(lambda: here.away > 0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 2.5
 
 
 def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_which_is_not_let_in_again(hubs):
@@ -360,14 +360,14 @@ def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hub
             for byte in b"\x16\x03\x01\x02" + bytes(200):
                 connected.sendall(bytes([byte]))
                 time.sleep(0.05)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
     # Encrypted, and then silent.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with context.wrap_socket(socket.create_connection(where)) as encrypted:
         began = time.monotonic()
         assert encrypted.recv(1) == b""
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
 
 
 def test_many_agents_that_dial_at_once_are_all_let_in(hubs):
