@@ -1,14 +1,19 @@
 """Everything taken from JAX beyond its public API, and what it is for."""
 
-# Where processes listen for each other's sums on CPUs, which has no public setting and would be any interface.
-from jax._src import distributed, xla_bridge
+# Where processes listen for each other's sums on CPUs, which has no public setting and would be any interface; and what
+# keeps compiled programs, of which it keeps the first process's alone.
+from jax._src import compilation_cache, compiler, distributed, xla_bridge
+from jax._src.lru_cache import LRUCache
 from jaxlib import _jax
 
-__all__ = ["ATTRIBUTES", "_jax", "distributed", "xla_bridge"]
+__all__ = ["ATTRIBUTES", "LRUCache", "_jax", "compilation_cache", "compiler", "distributed", "xla_bridge"]
 
 # What is used of these.
 ATTRIBUTES = {
+    "LRUCache": ("put",),
     "_jax": ("make_gloo_tcp_collectives",),
+    "compilation_cache": ("put_executable_and_time",),
+    "compiler": ("_cache_write",),
     "distributed": ("global_state",),
     "xla_bridge": ("make_cpu_client", "register_backend_factory"),
 }

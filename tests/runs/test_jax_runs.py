@@ -56,6 +56,19 @@ def trained(jax, name, *arguments):
     return found, json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+def test_a_run_that_is_made_again_compiles_nothing(strategy, jax):
+    typed = (*MLP, *UNMEASURED, "train.steps=5", f"strategy={strategy}", "workers=2", "resume=never")
+    folder = jax(*typed).folder / "outputs"
+    # Every process writes what it compiles, in place of what may be there.
+    kept = {path.name: path.stat().st_mtime_ns for path in (folder / "compiled").glob("*/*")}
+    assert kept
+    jax(*typed)
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "compiled").glob("*/*")} == kept
+    first, again = (losses(run) for run in sorted((folder / "runs").iterdir()))
+    assert first == again
+
+
 def test_every_strategy_trains_as_one_device_does(jax):
     one, _ = trained(jax, "one", *MLP, "strategy=one_device")
     for name, *given in (

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -127,6 +128,25 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, 
 def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
     expected = batches.order(examples, seed, tf.constant(epoch, tf.int64)).numpy()
     np.testing.assert_array_equal(order(examples, seed, epoch), expected)
+
+
+def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(tmp_path):
+    code = (
+        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import programs\n"
+        "programs.keep(Path(sys.argv[1])); print(jax.jit(lambda x: x * 3)(2.0))"
+    )
+
+    def compiled():
+        ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+        assert ran.stdout == "6.0\n"
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
+
+    programs = compiled()
+    assert programs
+    assert compiled() == programs
+    (path, (size, _)) = programs.popitem()
+    path.write_bytes(path.read_bytes()[: size // 2])
+    assert compiled()[path][0] == size
 
 
 def test_prepared_files_are_read_without_tensorflow_also_without_what_is_broken(tmp_path):
