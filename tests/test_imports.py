@@ -153,3 +153,15 @@ def test_every_package_that_is_imported_is_declared():
     given = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in theirs}
     assert len(theirs) > 20
     assert {name: str(found[name]) for name in theirs if not given[name] & declared} == {}
+
+
+def test_a_command_looks_for_no_garbage_among_what_it_has_imported():
+    code = (
+        "import atexit, gc, runpy, sys\nlooks = []\ngc.callbacks.append(lambda phase, info: looks.append(phase))\n"
+        "atexit.register(lambda: print('LOOKS', len(looks), gc.get_freeze_count()))\n"
+        "sys.argv = ['pipeline', 'strategy=mirored']\nrunpy.run_module('pipeline', run_name='__main__')"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    looks, frozen = map(int, shown.stdout.rpartition("LOOKS")[2].split())
+    assert shown.returncode == 2
+    assert (looks < 20, frozen > 50_000) == (True, True), (looks, frozen)

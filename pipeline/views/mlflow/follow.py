@@ -61,6 +61,8 @@ def main() -> None:
             time.sleep(LOOK_SECONDS)
     _set_niceness(first_niceness)
     follower.end(driver, round(1000 * time.time()))
+    # The driver waits for this process's end, which would look for garbage in all of MLflow once more.
+    gc.freeze()
 
 
 @dataclass
