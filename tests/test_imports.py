@@ -164,4 +164,4 @@ def test_a_command_looks_for_no_garbage_among_what_it_has_imported():
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     looks, frozen = map(int, shown.stdout.rpartition("LOOKS")[2].split())
     assert shown.returncode == 2
-    assert (looks < 20, frozen > 50_000) == (True, True), (looks, frozen)
+    assert (looks < 100, frozen > 50_000) == (True, True), (looks, frozen)

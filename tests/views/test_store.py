@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import sqlalchemy
 from conftest import ROOT, Ran, finish, left_behind, start
 from test_track import (  # the fixture that sets MLflow up applies here too
     Handler,
@@ -36,6 +37,7 @@ from test_track import (  # the fixture that sets MLflow up applies here too
 from pipeline.record.log import read
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import stores as store_modules
 from pipeline.views.mlflow.changes import LogState, changes
 from pipeline.views.mlflow.fields import MetricValue
 from pipeline.views.mlflow.tracker import remember
@@ -60,6 +62,27 @@ def told(log: Path) -> Counter[Value]:
 
 def key_of(log: Path) -> str:
     return str(next(read(log))[0].key)
+
+
+def test_a_new_store_is_made_without_a_wait_for_the_disk_at_each_change_and_used_with_one(tmp_path: Path) -> None:
+    levels: list[int] = []
+
+    def closed(connection: Any, record: object) -> None:
+        levels.append(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    sqlalchemy.event.listen(sqlalchemy.Pool, "close", closed)
+    try:
+        store_modules.open_client(f"sqlite:///{tmp_path}/outputs/mlflow.db", None)
+        assert levels
+        assert set(levels) == {0}
+        levels.clear()
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+        with engine.connect() as connection:
+            assert connection.execute(sqlalchemy.text("SELECT name FROM sqlite_master")).fetchone()
+        engine.dispose()
+        assert levels == [2]
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Pool, "close", closed)
 
 
 @pytest.mark.slow
