@@ -67,6 +67,7 @@ KINDS = {
     "dates": lambda x, y: (x, y.astype("datetime64[s]")),
     "one number": lambda x, y: (x, 3),
     "four": lambda x, y: (x, y, np.ones(64), 3),
+    "weights of nothing": lambda x, y: (x, None, np.ones(64)),
     "none": lambda x, y: (x[:0], y[:0]),
     "generator": lambda x, y: ((row, label) for row, label in zip(x, y, strict=True)),
     "batched": lambda x, y: a_set((x, y)).batch(8),

@@ -167,6 +167,14 @@ def test_data_that_tensorflow_makes_are_refused_and_class_weights_weigh_examples
     assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]
 
 
+def test_none_is_weights_or_labels_that_are_not_there_and_refused_in_any_other_place():
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
+    assert len(data._known((x, y, None), "train")) == 2
+    for part in ((x, None, y), ({"a": x, "b": None}, y), (x, {"a": y, "b": None}), ((x, None), y)):
+        with pytest.raises(DataError, match=r"received None\. Try leaving it out"):
+            data._known(part, "train")
+
+
 def test_numbers_that_jax_would_wrap_or_make_infinite_are_refused():
     for array in (np.array([1, 3_000_000_000]), np.array([2**40], np.uint64), np.array([-1e300, np.nan])):
         with pytest.raises(DataError, match="Try backend=tensorflow"):

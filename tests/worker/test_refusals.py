@@ -51,6 +51,7 @@ SAID = {
 # What a run alone is given so.
 OF_A_RUN = {
     "four": "Expected training data as (x, y) or (x, y, sample_weight), received 4 of them. Try",
+    "weights of nothing": "Expected training data as (x, y) or (x, y, sample_weight), received y of None. Try zeros as",
     "none": "Expected training data with examples, received none.",
     "generator": "Expected training data that can be read again in each epoch, received a generator, which ends once",
     "batched": "received one of batches, x of [None, 6] and y of [None]. Try to leave out .batch, or dataset.unbatch",

@@ -79,18 +79,15 @@ def part(value: object, name: str) -> Part | None:
             "arrays, or tf.data.Dataset.from_generator",
         )
     arrays_or_lists = _trimmed(value if isinstance(value, list | tuple) else (value,))
-    if not 1 <= len(arrays_or_lists) <= len(NAMES) or arrays_or_lists[0] is None:
+    absent = [path for path, values in zip(NAMES, arrays_or_lists, strict=False) if values is None]
+    if not 1 <= len(arrays_or_lists) <= len(NAMES) or absent:
         raise DataError(
             f"{name} data as (x, y) or (x, y, sample_weight)",
-            "none"
-            if not arrays_or_lists
-            else "an x of None"
-            if arrays_or_lists[0] is None
-            else f"{len(arrays_or_lists)} of them",
-            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
+            "none" if not arrays_or_lists else f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them",
+            "zeros as y" if absent == ["y"] else "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
         )
     arrays = tuple(
-        None if values is None else _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
+        _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
         for path, values in zip(NAMES, arrays_or_lists, strict=False)
     )
     _check_lengths(arrays, name)

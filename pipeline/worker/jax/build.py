@@ -40,9 +40,7 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
         targets.value(plan.training.loss, "train.loss"),
         targets.value(plan.training.metrics, "train.metrics"),
     )
-    sample = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train
-    )
+    sample = keras.tree.map_structure(lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train)
     with compiling.in_words(model_built, sample):
         labels.check(model_built, sample)
         model_built._symbolic_build(data_batch=sample)

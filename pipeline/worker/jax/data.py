@@ -157,7 +157,7 @@ def _known(part: Any, name: str) -> Any:
     converted: Arrays = tuple(
         keras.tree.map_structure(_array, one) if not _is_list(one) else _array(one) for one in arrays
     )
-    lengths = {len(leaf) for leaf in leaves(converted) if leaf is not None}
+    lengths = {len(leaf) for leaf in leaves(converted)}
     if len(lengths) > 1:
         raise DataError(
             f"as many examples in each array of the {PARTS[name]} data",
@@ -176,7 +176,9 @@ def _is_list(values: object) -> bool:
 
 def _array(values: Any) -> Any:
     if values is None:
-        return None
+        raise DataError(
+            "an array in every place of the data under backend=jax", "None", "leaving it out, or zeros in its place"
+        )
     array = np.asarray(values)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise DataError(

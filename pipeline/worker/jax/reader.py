@@ -107,9 +107,9 @@ class Reader:
         sharding = NamedSharding(self._mesh, PartitionSpec(None, cut) if room else PartitionSpec(cut))
         batch = rows(self._data.arrays, np.concatenate(chosen))
 
-        def placed(leaf: np.ndarray | None) -> Any:
-            if leaf is None or room is None:
-                return None if leaf is None else over(leaf, sharding)
+        def placed(leaf: np.ndarray) -> Any:
+            if room is None:
+                return over(leaf, sharding)
             # What is behind the last is never read.
             padded = np.empty((room, size, *leaf.shape[1:]), leaf.dtype)
             padded[: len(chosen)] = leaf.reshape(len(chosen), size, *leaf.shape[1:])
@@ -121,12 +121,8 @@ class Reader:
 def of_batch(data: DeviceData) -> Any:
     """The shapes of a whole batch on the devices."""
     return keras.tree.map_structure(
-        lambda leaf: (
-            None
-            if leaf is None
-            else jax.ShapeDtypeStruct(
-                (data.layout.global_batch, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)
-            )
+        lambda leaf: jax.ShapeDtypeStruct(
+            (data.layout.global_batch, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)
         ),
         data.arrays,
     )

@@ -34,7 +34,7 @@ def of(loop: JaxLoop, plan: Plan, forgetful: bool = False) -> Size:
         layout = loop.cut if parts == parts_of_replica else layouts.derived(model, parts)
         cut |= {path: (*cut.get(path, ()), parts) for path in layout}
     listed, apart = variables.listed(model, (model.optimizer,), cut)
-    leaves = [leaf for leaf in jax.tree.leaves(arrays) if leaf is not None]
+    leaves = jax.tree.leaves(arrays)
     per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
     moment, operations = _step(loop)
     again: tuple[Moment, ...] | None = None
