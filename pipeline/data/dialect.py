@@ -167,7 +167,7 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
             return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
 
     try:
-        return _opened(path, records)
+        return opened(path, records)
     except UnicodeError as error:
         offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
         raise DataError(
@@ -181,7 +181,7 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
         raise DataError(f"{path} to be a table", error, "another data.path") from error
 
 
-def _opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
+def opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
     """Returns what `use` makes of a file's bytes."""
     try:
         with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
@@ -220,7 +220,7 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
 
 def _encoding(path: str) -> str:
     """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
-    head = _opened(path, lambda file: file.read(4))
+    head = opened(path, lambda file: file.read(4))
     for name, others in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
         if others == b"\0\0":
             return name

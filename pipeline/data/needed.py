@@ -7,6 +7,7 @@ TensorFlow.
 import difflib
 import glob
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,12 +88,53 @@ def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
     return None
 
 
+def may_be_few(target: str, arguments: Mapping[str, Any], least: int) -> bool:
+    """True if there are so few images or rows of tables that fewer than `least` may train; False of other data."""
+    path = str(arguments["path"])
+    if target not in ("pipeline.data.images", "pipeline.data.csv") or "://" in path:
+        return False
+    # Of each class that has two, at least half of this share trains: see `split`.
+    enough = math.ceil(2 * least / (1 - float(arguments.get("validation_fraction", 0.2))))
+    return (_images(path, arguments, enough) if target.endswith("images") else _rows(path, enough)) < enough
+
+
+def _images(path: str, arguments: Mapping[str, Any], enough: int) -> int:
+    """Returns how many images train or are held out, or `enough`."""
+    files = folders.files_below(_arranged(path, arguments).train, PICTURES)
+    return sum(1 for _ in itertools.islice(files, enough))
+
+
+def _rows(path: str, enough: int) -> int:
+    """Returns no fewer than the rows of tables that train or are held out, or `enough`; 0 for one that is broken."""
+    count = 0
+    for file in folders.divided(path, table_files(path))[0]:
+        if file.lower().endswith(".parquet"):
+            from pyarrow import ArrowException, parquet
+
+            try:
+                count += parquet.read_metadata(file).num_rows
+            except (OSError, ArrowException):
+                # Its reader says what is wrong.
+                return 0
+        else:
+            count += dialect.opened(file, lambda lines: sum(1 for _ in itertools.islice(lines, enough)))
+        if count >= enough:
+            break
+    return count
+
+
+def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:
+    """Returns where the images of each part are. Raises `DataError` for folders that say neither parts nor classes."""
+    classes = arguments.get("classes") or ()
+    chosen = [classes] if isinstance(classes, str) else classes
+    validation_path = arguments.get("validation_path")
+    return folders.arranged(Path(path).absolute(), PICTURES, list(map(str, chosen)), validation_path)[0]
+
+
 def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:
     """Refuses images in neither parts nor classes, and tables whose first rows do not say how to read."""
     if reader == "images":
-        classes = arguments.get("classes") or ()
-        chosen = [classes] if isinstance(classes, str) else classes
-        folders.arranged(Path(path).absolute(), PICTURES, list(map(str, chosen)), arguments.get("validation_path"))
+        _arranged(path, arguments)
     if reader == "csv":
         written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
         for file in itertools.islice(table_files(path), FIRST_FILES):

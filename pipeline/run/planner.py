@@ -45,7 +45,7 @@ def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
         _expect_store(config)
     cluster = session.cluster(config)
     plan = planned_on(config, cluster, config.mode is Mode.run, begin)
-    if config.mode is Mode.run and (examples := _training_examples(config, session)) is not None:
+    if config.mode is Mode.run and (examples := _training_examples(config, session, plan)) is not None:
         expect_batch(examples, plan)
     baseline = None
     if plan.measurement.baseline != "none" and plan.measurement.steps != 0:
@@ -82,7 +82,7 @@ def _expect_needed(config: Config, session: Session) -> None:
 
     Other machines are checked by their own processes. Raises `UserError`.
     """
-    if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
+    if not _trains_here(config):
         return
     data = repr(config.data.build)
     if "path" in config.data.build and data not in session.examples:
@@ -99,11 +99,24 @@ def _expect_needed(config: Config, session: Session) -> None:
         _expect_folder("checkpoint.folder", config.checkpoint.folder, Path(config.checkpoint.folder))
 
 
-def _training_examples(config: Config, session: Session) -> int | None:
-    """How many examples train, where that is known without the processes."""
-    build = config.data.build
+def _trains_here(config: Config) -> bool:
+    """True if this machine trains, whose files are then those of the data."""
+    return config.cluster.name == "local" or (config.cluster.name == "env" and not config.strategy.asynchronous)
+
+
+def _training_examples(config: Config, session: Session, plan: Plan) -> int | None:
+    """How many examples train, where that is known without the processes, and little data are not clearly enough."""
+    build, least = config.data.build, plan.training.global_batch
     examples = build.get("train_examples") if build[targets.KEY] == SYNTHETIC else session.examples.get(repr(build))
-    return examples if type(examples) is int else None
+    if "path" not in build or not _trains_here(config) or examples is not None:
+        return examples if type(examples) is int else None
+    few = repr((build, least))
+    if few not in session.examples:
+        from pipeline.data.needed import may_be_few
+
+        is_few = may_be_few(str(build[targets.KEY]), build, least)
+        session.examples[few] = targets.call(build, "data.build")[0].count if is_few else None
+    return session.examples[few]
 
 
 def _expect_store(config: Config) -> None:

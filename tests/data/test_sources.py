@@ -584,6 +584,10 @@ def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(a
     write(tmp_path / "flipped.npz", bytes(flipped))
     write(tmp_path / "cut.npz", whole[:-300])
     shards.write(tmp_path / "prepared", [40, 43])
+    for number in range(8):
+        write(tmp_path / "pets" / "ab"[number % 2] / f"{number}.png", encoded(picture(number)))
+    write(tmp_path / "t.csv", TABLE.encode())
+    pd.DataFrame({"x": np.arange(50) / 3, "y": [0.5, 1.5] * 25}).to_parquet(tmp_path / "t.parquet")
     batch = (
         "Expected training data for at least one global batch of {}, received {} examples. Try {}, or data.on_error="
     )
@@ -597,6 +601,9 @@ def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(a
             batch.format(90, 83, "train.global_batch=82"),
         ),
         (["data=synthetic", "data.build.train_examples=1", few], batch.format(180, 1, "more data")),
+        (["data=images", "data.path=pets", few], batch.format(180, 6, "train.replica_batch=3")),
+        (["data=csv", "data.path=t.csv", few], batch.format(180, 16, "train.replica_batch=8")),
+        (["data=csv", "data.path=t.parquet", few], batch.format(180, 40, "train.replica_batch=20")),
     ):
         before = sorted(tmp_path.rglob("*"))
         ran = asked(*arguments, "strategy=mirrored", "workers=2", "tracking=none")

@@ -16,6 +16,7 @@ from pipeline.views.terminal import Terminal, console_on
 def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[str]()
     monkeypatch.setattr(needed, "expect_data", lambda target, arguments: looked.append(arguments["path"]))
+    monkeypatch.setattr(needed, "may_be_few", lambda target, arguments, least: False)
     screen = Terminal(console_on(io.StringIO()), lambda: 0.0)
     session = Session((os.getcwd(),), {}, screen, Tracker)
     for path in ("here", "here", "there"):
