@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, on_wire, terms
+from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, on_wire, terms, without_wire
 
 # Of a prediction's interval. A person sees those of an hour together: even where these have nothing in common,
 # fewer than 17 of 20 hold in one hour of eight with intervals of 90%, in one of sixty with those of 95%.
@@ -142,9 +142,10 @@ def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
     weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
     rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in of_runs]) * (weights / seconds)[:, None]
-    target = weights * (1 - np.asarray([on_wire(run.case, shape) for run in runs]) / seconds)
-    coefficients, rest = _non_negative(rows, target)
-    return Fit(names, coefficients, rows, target, rest, shape, pooled)
+    rest = [without_wire(run.seconds, on_wire(run.case, shape), run.case.buckets) for run in runs]
+    target = weights * np.asarray(rest) / seconds
+    coefficients, chi_square = _non_negative(rows, target)
+    return Fit(names, coefficients, rows, target, chi_square, shape, pooled)
 
 
 def _moderated(spread: float, pooled: float) -> float:

@@ -28,6 +28,7 @@ from pipeline.analyze.step_model import (
     on_wire,
     one_run,
     terms,
+    with_wire,
 )
 from pipeline.errors import UserError
 from pipeline.plan.plan import Plan
@@ -114,9 +115,10 @@ def predict(
             "ones that leave it open",
             "more of them, with other workers and train.replica_batch",
         )
-    if wire:
-        parts["communication"] = parts.get("communication", 0.0) + wire
-    total, unsure = fitted + wire, LINK_SPREAD * wire
+    total = with_wire(fitted, wire, case.buckets)
+    if total > fitted:
+        parts["communication"] = parts.get("communication", 0.0) + total - fitted
+    unsure = LINK_SPREAD * (total - fitted)
     low, high = total - math.hypot(fitted - low, unsure), total + math.hypot(high - fitted, unsure)
     return total, low, high, {name: value / total for name, value in parts.items() if value}, notes
 

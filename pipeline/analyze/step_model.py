@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.analyze import comparable
 from pipeline.analyze.history import TimedRun
 from pipeline.config.parts import Part, flat
+from pipeline.plan.buckets import bucket_of
 from pipeline.plan.plan import Plan
 
 # Of the median polish, which soon changes nothing more.
@@ -41,6 +42,8 @@ class Case:
     exchange: str
     kind: str
     link_gbps: float | None
+    # In which gradients leave for other hosts while backpropagation makes others.
+    buckets: int = 1
 
     @property
     def examples(self) -> int:
@@ -90,11 +93,12 @@ def case_of(plan: Plan, parameters: int) -> Case:
     on_host: Counter[int] = Counter()
     for process in training:
         on_host[process.host] += len(process.replicas)
+    gradient_bytes = parameters * plan.training.gradient_bits // 8
     return Case(
         workers=plan.workers,
         replica_batch=plan.training.replica_batch,
         parameters=parameters,
-        gradient_bytes=parameters * plan.training.gradient_bits // 8,
+        gradient_bytes=gradient_bytes,
         hosts=plan.hardware.hosts,
         fullest=max(on_host.values()),
         together=max(len(process.replicas) for process in training),
@@ -102,6 +106,7 @@ def case_of(plan: Plan, parameters: int) -> Case:
         exchange=plan.strategy.exchange or "",
         kind=plan.hardware.kind,
         link_gbps=plan.hardware.link_gbps,
+        buckets=max(1, gradient_bytes // max(1, bucket_of(gradient_bytes, plan.bucket_bytes))),
     )
 
 
@@ -229,6 +234,29 @@ def on_wire(case: Case, shape: Shape) -> float:
     if not shape.by_wire or case.hosts == 1 or not case.link_gbps:
         return 0.0
     return exchanged(case)[1] * SECONDS_OF_GBIT / case.link_gbps
+
+
+def with_wire(rest: float, wire: float, buckets: int) -> float:
+    """Seconds of a step whose bits take so long on the wire between hosts, and that takes `rest` without that.
+
+    Backpropagation is two thirds of `rest` and makes bucket after bucket. The first can leave once it is made, and the
+    last only at the end, so that the step ends when both are done:
+
+        max(rest + wire / buckets, rest (1 + 2 / buckets) / 3 + wire)
+
+    >>> with_wire(3.0, 2.0, buckets=1), with_wire(3.0, 2.0, buckets=4), with_wire(0.3, 2.0, buckets=4)
+    (5.0, 3.5, 2.15)
+    """
+    return max(rest + wire / buckets, rest * (1 + 2 / buckets) / 3 + wire)
+
+
+def without_wire(seconds: float, wire: float, buckets: int) -> float:
+    """The `rest` of a step of so many seconds.
+
+    >>> without_wire(5.0, 2.0, buckets=1), without_wire(3.5, 2.0, buckets=4), round(without_wire(2.15, 2.0, 4), 9)
+    (3.0, 3.0, 0.3)
+    """
+    return min(seconds - wire / buckets, (seconds - wire) * 3 / (1 + 2 / buckets))
 
 
 def exchanged(case: Case) -> tuple[float, float]:

@@ -35,6 +35,7 @@ EXAMPLES = {
     "train.learning_rate": "0.001", "train.steps": "1000", "train.replica_batch": "64", "train.global_batch": "128",
     "cluster.base_port": "23456", "hardware.memory_gib": "16", "hardware.link_gbps": "100",
     "strategy.min_shard_bytes": "1000000", "data.num_classes": "10", "measure.steps": "20",
+    "strategy.bucket_bytes": "1000000",
     "checkpoint.every_steps": "500", "data.train_examples": "1000", "data.validation_examples": "1000",
 }  # fmt: skip
 # Where the functions are that a key takes.

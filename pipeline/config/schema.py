@@ -150,6 +150,7 @@ class StrategyConfig:
     on_tpu: bool = False
     exchange: Exchange | None = None
     collective: str = "auto"
+    bucket_bytes: int | None = None
     build: Object = field(default_factory=dict)
 
 

@@ -28,6 +28,7 @@ ONLY_ON_JAX: dict[str, tuple[object, str]] = {
     "data.profile": (False, "whose examples are arrays in memory"),
     "data.cache": (Cache.none, "whose examples are arrays in memory"),
     "strategy.collective": (AUTO, "where XLA adds up what replicas computed"),
+    "strategy.bucket_bytes": (None, "where XLA adds up what replicas computed"),
     "train.gradient_bits": (32, "where XLA exchanges gradients as they are"),
     "train.batch_statistics": ("global", "whose statistics are those of the global batch"),
     "train.compare_weights_every": (None, "whose processes step as one program"),
@@ -97,6 +98,12 @@ def check_collective(config: Config) -> None:
             f"strategy={strategy.name}",
             "strategy=multi_worker, or strategy.collective=auto",
         )
+    if strategy.bucket_bytes is not None and (collective not in OURS or not strategy.spans_processes):
+        raise UserError(
+            "strategy.bucket_bytes where TensorFlow adds up over hosts",
+            f"it with strategy={strategy.name} and strategy.collective={collective}",
+            "strategy.bucket_bytes=null, or strategy=multi_worker strategy.collective=auto",
+        )
     if collective == HOROVOD and config.train.gradient_bits == 16:
         raise UserError(
             "train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16",
@@ -122,6 +129,11 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
             "one with every worker of its host",
             f"{'strategy.devices_per_process=1, or ' if on_host > 1 else ''}strategy.collective=auto",
         )
+    if config.strategy.bucket_bytes is not None and kind != "cpu":
+        raise UserError(
+            "strategy.bucket_bytes on CPUs", f"{kind.upper()}s, whose gradients leave at the end of a step",
+            "strategy.bucket_bytes=null, or hardware.kind=cpu",
+        )  # fmt: skip
     if collective in OVER_PROCESSES and kind == "gpu":
         why = (
             "`make horovod` builds for them alone"

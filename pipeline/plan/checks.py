@@ -83,7 +83,7 @@ AT_LEAST = {
     0: (
         "train.seed", "train.sample_tokens", "train.sample_temperature", "data.validation_examples", "data.prefetch",
         "measure.warmup_steps", "measure.steps", "measure.patience", "tracking.system_metrics_seconds",
-        "tracking.drain_timeout", "launch.max_restarts",
+        "tracking.drain_timeout", "launch.max_restarts", "strategy.bucket_bytes",
     ),
 }  # fmt: skip
 ABOVE_ZERO = {
@@ -95,6 +95,7 @@ ABOVE_ZERO = {
 # Keys of which asynchronous workers take one value, and why.
 ASYNCHRONOUS: dict[str, tuple[object, str]] = {
     "strategy.collective": (AUTO, "step by themselves and add nothing up"),
+    "strategy.bucket_bytes": (None, "step by themselves and add nothing up"),
     "train.batch_statistics": ("global", "step by themselves, each normalizing by its own batch"),
     "train.compare_weights_every": (None, "have no weights of their own"),
     "train.gather": (False, "have batches that are whole ones each"),

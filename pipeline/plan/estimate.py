@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
+from pipeline.plan.buckets import bucket_of
 from pipeline.plan.host import Host, HostMemory, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
@@ -35,6 +36,7 @@ class Exchanged:
     `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
     In an asynchronous training a step is that of one worker; `busiest`, and what servers send, is for a step of all.
     Beside them `small` exchanges of a few numbers are waited for one after the other, for batch normalization.
+    Gradients leave for other hosts in buckets of about `bucket` bytes; 0: all at the end.
     """
 
     how: str
@@ -43,6 +45,7 @@ class Exchanged:
     busiest: int
     traffic: tuple[Traffic, ...]
     small: int = 0
+    bucket: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     if kind is None:
         exchanged = None
     elif kind is Exchange.all_reduce:
-        exchanged = _all_reduced(plan, sums)
+        bucket = bucket_of(sums.dense, plan.bucket_bytes)
+        exchanged = dataclasses.replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind is Exchange.central:
         memory = (dataclasses.replace(alone, slots=0), dataclasses.replace(alone, place="the host", activations=0))
         exchanged = _central(plan, sums)

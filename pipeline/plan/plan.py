@@ -89,6 +89,8 @@ class StrategyPart:
     devices_per_replica: int = part_of(IDENTITY, STEP_TIME, default=1)
     # What was asked to add up what replicas computed; see `Plan.collective`.
     collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
+    # What was asked of the buckets in which gradients leave for other hosts; see `Plan.bucket_bytes`.
+    bucket_bytes: int | None = part_of(PREDICTION, default=0)
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,19 @@ class Plan:
             and strategy.build.get("communication", "auto") == "auto"
         )
         return SHARED_MEMORY if shares else TENSORFLOW
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """Bytes of gradients that leave together for other hosts while backpropagation makes others; 0: all leave at
+        the end; None: as `pipeline.plan.buckets` has it.
+        """
+        in_buckets = (
+            self.hardware.kind == "cpu"
+            and self.hosts_that_train > 1
+            and self.backend == TENSORFLOW
+            and self.collective in (TENSORFLOW, SHARED_MEMORY)
+        )
+        return self.strategy.bucket_bytes if in_buckets else 0
 
     @property
     def leaders(self) -> tuple[int, ...]:

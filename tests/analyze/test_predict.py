@@ -190,6 +190,26 @@ def test_a_slower_link_adds_the_time_of_its_bits_to_what_an_exchange_costs_at_bo
     assert twice.seconds < predict.predict(asked, told)[0] < 2 * twice.seconds < travels / 0.125
 
 
+@pytest.mark.parametrize(
+    ("buckets", "batch", "hidden"), [(1, 4096, (0.0, 0.0)), (4, 4096, (0.75, 0.41)), (4, 64, (0.18, 0.09))]
+)
+def test_what_leaves_while_others_are_computed_is_hidden_behind_them(buckets, batch, hidden):
+    ring, travels = Ring(1e-3, 1e-5, 1e-4, 1 / 2.4), 2 / 2 * 4 * PARAMETERS * 8e-9
+
+    def on(gbps: float, workers: int) -> Observed:
+        case = on_ring(workers, batch, PARAMETERS, link_gbps=gbps, buckets=buckets if workers > 1 else 1)
+        wire = travels / gbps if workers > 1 else 0.0
+        return Observed(case, step_model.with_wire(ring.seconds(workers, batch), wire, case.buckets), 0.02)
+
+    for fitted, gbps, share in ((20.0, 1.0, hidden[0]), (1.0, 0.5, hidden[1])):
+        wanted, wire = on(gbps, 2), travels / gbps
+        seconds, low, high, parts, _ = predict.predict(wanted.case, [on(fitted, 1), on(fitted, 2)])
+        assert seconds == pytest.approx(wanted.seconds, rel=0.02)
+        assert low < wanted.seconds < high
+        assert sum(parts.values()) == pytest.approx(1.0)
+        assert (seconds - ring.seconds(2, batch)) / wire == pytest.approx(1 - share, abs=0.02)
+
+
 def test_links_of_another_speed_are_predicted_where_the_config_says_how_fast_all_are():
     ring = Ring(1e-3, 1e-5, 0.0, 1.25)
     on_link = [seen(ring, workers, 64, PARAMETERS, link_gbps=10.0) for workers in (1, 2, 4)]

@@ -124,7 +124,8 @@ def test_two_hosts_of_two_processes_each_train_to_the_losses_of_one_whichever_pr
     four = ("strategy=multi_worker", "workers=4", "strategy.devices_per_process=1", *SMALL, *LONG, "train.steps=600")
     alone = pipeline(*four, "output_dir=alone")
     assert alone.code == 0, alone.err
-    under = Under(tmp_path, *four, *two.options(), "hardware.devices_per_host=2", "launch.max_restarts=2")
+    buckets = "strategy.bucket_bytes=4096"
+    under = Under(tmp_path, *four, *two.options(), buckets, "hardware.devices_per_host=2", "launch.max_restarts=2")
     # The one that adds to the other host's, and one that is handed its host's sums.
     for count, rank in enumerate((2, 1), 1):
         step = under.step()
@@ -143,6 +144,32 @@ def test_two_hosts_of_two_processes_each_train_to_the_losses_of_one_whichever_pr
     for key in ("loss", "val_loss"):
         # Added in another order: inside hosts first.
         assert result[key] == pytest.approx(one[key], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+def test_gradients_that_leave_in_buckets_over_a_slow_link_train_to_the_losses_of_one_host_whoever_is_killed_or_stopped(
+    pipeline, two, tmp_path
+):
+    two.limit(2, "50mbit", latency="1s")
+    wide = (*TWO, "model.build.hidden=[256,256]", "train.steps=240", "train.steps_per_call=10")
+    alone = pipeline(*wide, "output_dir=alone")
+    assert alone.code == 0, alone.err
+    # Of 340 kB, which take most of a step to send.
+    buckets = ("strategy.bucket_bytes=20000", "checkpoint.every_steps=20", "launch.heartbeat_timeout=8")
+    under = Under(tmp_path, *wide, *two.options(), *buckets)
+    for count, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+        step = under.step()
+        under.until(lambda step=step: under.step() >= step + 30)
+        pids = [line["pid"] for line in under.lines() if line["event"] == "started" and line["rank"] == 1]
+        os.kill(pids[-1], number)
+        under.until(lambda count=count: len(under.restarted()) == count, 60)
+        assert f"worker 1 on {two.addresses[1]}" in under.restarted()[-1]
+    ran = under.ended()
+    assert ran.code == 0, ran.err
+    result = json.loads((tmp_path / ran.run_folders[0] / "result.json").read_text())
+    one = json.loads(next((tmp_path / "alone").rglob("result.json")).read_text())
+    assert losses(result) == losses(one)
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ def main(devices, hosts, rank, *ports):
 
     memory = join(rank, range(host * on_host, (host + 1) * on_host), told, 1e-4)
     ring = HostRing(strategy, host, hosts) if hosts > 1 and rank % on_host == 0 else None
-    collective = SharedMemoryCollective(count * local, local, memory, hosts, ring)
+    # Between hosts nearly each array is a bucket.
+    collective = SharedMemoryCollective(count * local, local, memory, hosts, ring, bucket_bytes=20 if hosts > 1 else 0)
     print(json.dumps([many(strategy, collective, hosts), alone(strategy, collective)]))
     # Nobody ends before all are done.
     agreement.over_replicas(strategy, own)([tf.zeros([])])

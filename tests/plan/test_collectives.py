@@ -7,7 +7,7 @@ from test_plan import config, machine
 
 from pipeline.config.schema import Kind
 from pipeline.errors import UserError
-from pipeline.plan.plan import identity
+from pipeline.plan.plan import from_json, identity
 from pipeline.plan.planning import baseline_of, listening, make
 
 
@@ -29,6 +29,16 @@ def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
         ("shared_memory", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
         ("shared_memory", {"hardware": "2x1cpu"}, "several processes on each host under strategy.collective=shared_"),
         ("shared_memory", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1"),
+        (
+            "horovod",
+            {"strategy__bucket_bytes": 9},
+            "received it with strategy=multi_worker and strategy.collective=horo",
+        ),
+        ("auto", {"strategy": "mirrored", "strategy__bucket_bytes": 0}, "Try strategy.bucket_bytes=null"),
+        ("auto", {"strategy": "parameter_server", "strategy__bucket_bytes": 9}, "step by themselves and add nothing"),
+        ("auto", {"hardware": "4gpu", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes on CPUs, received GPUs"),
+        ("auto", {"backend": "jax", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes=null under backend=jax"),
+        ("auto", {"strategy__bucket_bytes": -1}, "Expected strategy.bucket_bytes to be 0 or more"),
     ],
 )
 def test_what_a_collective_cannot_add_is_refused(collective, given, words):
@@ -66,6 +76,29 @@ def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_
     plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
     assert plan.collective == adds
     assert len(plan.notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("given", "bucket_bytes"),
+    [
+        (TWO_HOSTS, None),
+        (TWO_HOSTS | {"strategy__devices_per_process": 1}, None),
+        (TWO_HOSTS | {"strategy__bucket_bytes": 9}, 9),
+        (TWO_HOSTS | {"strategy__bucket_bytes": 0}, 0),
+        (TWO_HOSTS | {"backend": "jax"}, 0),
+        (TWO_HOSTS | {"strategy__collective": "a_package_s"}, 0),
+        ({"hardware": "2x4gpu", "workers": 8}, 0),
+        ({"strategy__bucket_bytes": 9}, 0),
+        ({"strategy": "parameter_server"}, 0),
+    ],
+)
+def test_gradients_leave_in_buckets_where_tensorflow_adds_over_hosts_of_cpus(given, bucket_bytes):
+    plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
+    assert plan.bucket_bytes == bucket_bytes
+    # One of before there were any sends all at the end.
+    older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "bucket_bytes"}
+    assert from_json(json.dumps(older)).bucket_bytes == 0
+    assert identity(older) == identity(json.loads(plan.to_json()))
 
 
 def test_a_run_of_before_there_was_a_choice_is_gone_on_with_and_one_of_another_collective_is_not():

@@ -1,5 +1,6 @@
 """How replicas add up in a step."""
 
+import mmap
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ from tensorflow.python.ops import op_selector
 
 from pipeline.worker.loop import WeightComparison
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.collective import in_buckets, over
+from pipeline.worker.tensorflow.host_ring import HostRing
+from pipeline.worker.tensorflow.shared_memory import Memory, SharedMemoryCollective
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -43,6 +46,55 @@ def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk
     # 3^2 + 4^2; each replica's total has the gradient 1, whose sum is 2.
     assert made == [[25.0, 25.0], [12.0, 16.0]]
     assert walks == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bucket_bytes", "buckets"),
+    [
+        ([4, 100, 8, 8], 0, [[0, 1, 2, 3]]),
+        ([4, 100, 8, 8], 40, [[2, 3], [1], [0]]),
+        ([4, 100, 8, 8], 10, [[3], [2], [1], [0]]),
+        ([4, None, 100], 400, [[0, 1, 2]]),
+        # As large as another message costs, they are one.
+        ([100_000], None, [[0]]),
+        ([30_000, 30_000], None, [[0, 1]]),
+        ([1000, 2_000_000, 1000], None, [[1, 2], [0]]),
+        ([], None, []),
+    ],
+)
+def test_the_last_leave_first_in_buckets_that_are_larger_than_they_need_be(sizes, bucket_bytes, buckets):
+    arrays = {place: tf.TensorSpec([size]) for place, size in enumerate(sizes)}
+    assert in_buckets(arrays, bucket_bytes) == buckets
+
+
+def test_what_leaves_first_does_not_wait_for_what_backpropagation_makes_later():
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    memory = Memory(mmap.mmap(-1, 4096), 0, {}, 0.0)
+
+    def first_of(bucket_bytes):
+        """The first message to another host in a step's graph, and the gradients that it waits for."""
+        collective = SharedMemoryCollective(2, 1, memory, 2, HostRing(strategy, 0, 2), bucket_bytes)
+
+        @tf.function(autograph=False)
+        def step(inputs, first, last):
+            with tf.GradientTape() as tape:
+                tape.watch([first, last])
+                loss = tf.reduce_sum(tf.tanh(inputs @ first) @ last)
+            gradients = [tf.identity(one, name="made") for one in tape.gradient(loss, [first, last])]
+            return collective.sum(gradients)
+
+        graph = step.get_concrete_function(*map(tf.zeros, [(2, 3), (3, 4), (4, 5)])).graph
+        sent = [operation for operation in graph.get_operations() if operation.type.startswith("CollectiveReduce")]
+        before, waiting = set(), [sent[0]]
+        while waiting:
+            operation = waiting.pop()
+            if operation not in before:
+                before.add(operation)
+                waiting += [one.op for one in operation.inputs] + operation.control_inputs
+        return len(sent), {operation.name for operation in before if operation.name.startswith("made")}
+
+    assert first_of(0) == (1, {"made", "made_1"})
+    assert first_of(1) == (2, {"made_1"})
 
 
 # What a person does in a notebook: strategies made one after the other in a process, whatever became of the one before.

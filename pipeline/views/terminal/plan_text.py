@@ -343,6 +343,9 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
         )
     else:
         lines.append(("", "all of it within one host"))
+    if exchanged.bucket:
+        text = f"gradients leave for other hosts in buckets of {amount(exchanged.bucket)} while others are computed"
+        lines.append(("", text))
     if exchanged.small:
         layers = plural(exchanged.small // 2, "batch normalization")
         lines.append(

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
+from pipeline.plan.buckets import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
@@ -32,16 +33,21 @@ class TensorFlowCollective:
     replicas: int
     # Why it adds in another's place.
     note: str = ""
+    # See `Plan.bucket_bytes`.
+    bucket_bytes: int | None = 0
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """The sums; those of one type travel together."""
+        """The sums; those of one type travel together, or in buckets."""
         context = tf.distribute.get_replica_context()
         summed = dict[int, Addend]()
         # What is sent together is packed into one tensor, which has one type.
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             places = [place for place, array in enumerate(arrays) if array.dtype == dtype]
-            sums = _added(context, [arrays[place] for place in places])
-            summed |= zip(places, sums, strict=True)
+            rows = [place for place in places if isinstance(arrays[place], tf.IndexedSlices)]
+            dense = {place: arrays[place] for place in places if place not in rows}
+            for bucket in (*in_buckets(dense, self.bucket_bytes), rows):
+                if bucket:
+                    summed |= zip(bucket, _added(context, [arrays[place] for place in bucket]), strict=True)
         return [summed[place] for place in range(len(arrays))]
 
     def sent_bytes(self, size: int) -> int:
@@ -85,7 +91,7 @@ def over(strategy: tf.distribute.Strategy) -> Collective[Addend]:
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
     """TensorFlow's own collective; see `pipeline.worker.collective.Make`."""
-    return over(strategy)
+    return TensorFlowCollective(plan.workers, bucket_bytes=plan.bucket_bytes)
 
 
 ALONE: Collective[Addend] = Alone()
@@ -112,14 +118,31 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, kinds) or left
 
 
+def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
+    """The places of arrays that travel together: the last first, since backpropagation makes their gradients first.
+
+    What has no known size counts for nothing.
+    """
+    sizes = {place: (array.shape.num_elements() or 0) * array.dtype.size for place, array in arrays.items()}
+    limit, buckets, filled = bucket_of(sum(sizes.values()), bucket_bytes), list[list[int]](), 0
+    for place, size in reversed(sizes.items()):
+        if not buckets or filled > limit:
+            buckets.append([])
+            filled = 0
+        buckets[-1].insert(0, place)
+        filled += size
+    return buckets
+
+
 def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
-    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients.
+    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients. All are rows, or
+    none.
 
     So does `ReplicaContext.all_reduce`, but it looks for variables in the graph behind its arguments, that of all
     replicas, and for each operation in a list: with a normalization in every layer, most of the time of tracing.
     """
     if any(isinstance(array, tf.IndexedSlices) for array in arrays):
-        return _with_rows(context, arrays)
+        return _joined_rows(context, arrays)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(*local: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
@@ -129,19 +152,6 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
     with of_no_variables():
         added: list[Addend] = total(*arrays)
         return added
-
-
-def _with_rows(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
-    """The sums over replicas of arrays of one type, of which some are rows alone."""
-    sums = dict[int, Addend]()
-    for are_rows in (False, True):
-        places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
-        if not places:
-            continue
-        alike = [arrays[place] for place in places]
-        summed = added(context, alike) if are_rows else reduced(context, alike)
-        sums |= zip(places, summed, strict=True)
-    return [sums[place] for place in range(len(arrays))]
 
 
 class _Thread(threading.local):
@@ -189,7 +199,7 @@ _Local: TypeAlias = list[tf.Tensor]
 Add: TypeAlias = Callable[[_Local], _Local]
 
 
-def added(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+def _joined_rows(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
     """The sums over replicas of rows of one type: for each table those of the first replica, of the second, and so on,
     as one device has them for the global batch. Tables of the same width travel together.
     """

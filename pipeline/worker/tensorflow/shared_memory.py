@@ -5,7 +5,7 @@ of ranks, so that all have the same sums. What is larger than a slot travels in 
 before a process writes into one again, it has heard from all that they are done with it.
 
 Of several hosts, the first process of each adds its host's sums to those of others by TensorFlow's ring, and hands on
-what that comes to.
+what that comes to. Gradients leave in buckets, while backpropagation makes others.
 
 Processes tell each other by sockets. Whoever has received a message sees what was written before it was sent, on any
 processor; and where a process dies, the kernel closes its sockets, which ends the wait of the others.
@@ -30,7 +30,14 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.worker.collective import Collective
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import Addend, PeerLostError, TensorFlowCollective, of_no_variables, over
+from pipeline.worker.tensorflow.collective import (
+    Addend,
+    PeerLostError,
+    TensorFlowCollective,
+    in_buckets,
+    of_no_variables,
+    over,
+)
 from pipeline.worker.tensorflow.host_ring import HostRing
 
 # Of a process, in each of the two buffers: small enough for a processor's cache, large enough for few rounds.
@@ -62,11 +69,12 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
         looks_seconds = 0 if plan.hardware.oversubscribed else LOOKS_SECONDS
         memory = join(number, range(first, first + hosts.count(process.host)), told, looks_seconds)
     except ConnectionRefusedError as error:
-        return TensorFlowCollective(plan.workers, f"TensorFlow adds, in place of shared memory: {error}.")
+        note = f"TensorFlow adds, in place of shared memory: {error}."
+        return TensorFlowCollective(plan.workers, note, plan.bucket_bytes)
     of_hosts = list(dict.fromkeys(hosts))
     is_first = number == first and len(of_hosts) > 1
     ring = HostRing(strategy, of_hosts.index(process.host), len(of_hosts)) if is_first else None
-    return SharedMemoryCollective(plan.workers, local, memory, len(of_hosts), ring)
+    return SharedMemoryCollective(plan.workers, local, memory, len(of_hosts), ring, plan.bucket_bytes)
 
 
 def join(number: int, on_host: range, tell_all: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
@@ -138,12 +146,14 @@ class SharedMemoryCollective:
     """
 
     def __init__(
-        self, replicas: int, local: int, memory: "Memory", hosts: int = 1, ring: HostRing | None = None
-    ) -> None:
+        self, replicas: int, local: int, memory: "Memory", hosts: int = 1, ring: HostRing | None = None,
+        bucket_bytes: int | None = 0,
+    ) -> None:  # fmt: skip
         self.replicas, self._local, self._memory, self._hosts, self._ring = replicas, local, memory, hosts, ring
+        self._bucket_bytes = bucket_bytes
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """The sums, those of dense arrays in one message, and as their gradients the sums of the gradients."""
+        """The sums, those of dense arrays in one message or in buckets, and as their gradients those of gradients."""
         summed = dict[int, Addend]()
         for join, are_rows in ((self._total, False), (self._rows, True)):
             places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
@@ -195,11 +205,14 @@ class SharedMemoryCollective:
         """The sums. Those of one type are packed by TensorFlow, to which an array costs less than to Python."""
         with tf.device("CPU:0"):
             local = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
-            types = list(dict.fromkeys(one.dtype for one in local))
-            places = [[place for place, one in enumerate(local) if one.dtype == dtype] for dtype in types]
-            packed = [tf.concat([tf.reshape(local[place], [-1]) for place in of_type], 0) for of_type in places]
+            places, messages = list[list[int]](), list[list[tf.Tensor]]()
+            for bucket in in_buckets(dict(enumerate(local)), self._bucket_bytes):
+                types = dict.fromkeys(local[place].dtype for place in bucket)
+                alike = [[place for place in bucket if local[place].dtype == dtype] for dtype in types]
+                messages.append([tf.concat([tf.reshape(local[place], [-1]) for place in of], 0) for of in alike])
+                places += alike
             summed = dict[int, tf.Tensor]()
-            for of_type, total in zip(places, self._call(self._memory.sum, HostRing.sum, packed), strict=True):
+            for of_type, total in zip(places, self._call(self._memory.sum, HostRing.sum, messages), strict=True):
                 parts = tf.split(total, [tf.size(local[place]) for place in of_type])
                 summed |= zip(of_type, parts, strict=True)
             return [
@@ -209,21 +222,24 @@ class SharedMemoryCollective:
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
             rows = [tf.concat(one, 0) for one in by_replica]
-            return self._call(self._memory.gather, HostRing.gather, rows)
+            return self._call(self._memory.gather, HostRing.gather, [rows])
 
     def _call(
         self,
         join: Callable[..., list[np.ndarray]],
         over_hosts: Callable[[HostRing, Sequence[tf.Tensor]], list[tf.Tensor]],
-        arrays: Sequence[tf.Tensor],
+        messages: Sequence[Sequence[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Joins arrays of this host's processes, then those of all hosts."""
-        joined = _called(join, arrays)
+        """Joins arrays of this host's processes, message by message, then those of all hosts, which are handed on at
+        the end, so that nobody waits for them while there is more to join.
+        """
+        joined = [_called(join, arrays) for arrays in messages]
         if self._hosts > 1:
             # To hand on is to gather what the others add nothing to.
-            own = [array[:0] for array in joined] if self._ring is None else over_hosts(self._ring, joined)
-            joined = _called(self._memory.gather, own)
-        return joined
+            ring = self._ring
+            own = [[one[:0] for one in arrays] if ring is None else over_hosts(ring, arrays) for arrays in joined]
+            joined = [_called(self._memory.gather, list(itertools.chain(*own)))]
+        return list(itertools.chain(*joined))
 
 
 def _called(join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
