@@ -12,7 +12,7 @@ from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
 from pipeline.plan.buckets import bucket_of
-from pipeline.plan.host import Host, HostMemory, beside_gradients, of_host
+from pipeline.plan.host import AHEAD, Host, HostMemory, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
@@ -99,6 +99,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         sums.trained,
         sums.slots,
         sums.activations,
+        sums.batches,
     )
     memory: tuple[HostMemory, ...] = (alone,)
     exchanged: Exchanged | None = Exchanged("nothing", 0, 0, 0, ())
@@ -108,7 +109,10 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
         exchanged = dataclasses.replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind is Exchange.central:
-        memory = (dataclasses.replace(alone, slots=0), dataclasses.replace(alone, place="the host", activations=0))
+        memory = (
+            dataclasses.replace(alone, slots=0),
+            dataclasses.replace(alone, place="the host", activations=0, batches=0),
+        )
         exchanged = _central(plan, sums)
     elif kind is Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
@@ -117,7 +121,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         exchanged = _served(plan, sums, servers)
     placed = _placed(plan, size)
     if placed:
-        memory = tuple(_of_part(part, size, len(placed), sums.activations) for part in placed)
+        first, *others = (_of_part(part, size, len(placed), sums.activations) for part in placed)
+        memory = (dataclasses.replace(first, batches=sums.batches), *others)
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
         memory = (dataclasses.replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
     is_known = kind is not None or plan.strategy.devices_per_replica > 1
@@ -206,6 +211,9 @@ class _Sums:
         if moments is not None:
             fullest = max(fixed + plan.training.replica_batch * growing for fixed, growing in moments)
             self.activations = beside_gradients(plan.backend, fullest, self.trained)
+        fed = plan.backend != JAX and plan.hardware.kind == "gpu"
+        of_example = size.batch_bytes or size.example_bytes or 0
+        self.batches = AHEAD * plan.training.replica_batch * of_example if fed else 0
         # Only gradients of 32 bits are narrowed.
         narrow = plan.training.gradient_bits == 16
         self.dense = sum(

@@ -16,6 +16,8 @@ ON_THE_WAY = 1.06
 IMPORTED = {TENSORFLOW: 350 * MIB, JAX: 360 * MIB}
 # Bytes that it takes to compute at all, and for each operation that it traces and compiles.
 COMPUTING = {TENSORFLOW: (76 * MIB, 17_000), JAX: (190 * MIB, 40_000)}
+# Batches that lie ready on a GPU: the next one, and one that is copied while that is trained.
+AHEAD = 2
 # Batches that are there at a time, beside those that are made ahead.
 BATCHES = 2
 
@@ -24,7 +26,7 @@ BATCHES = 2
 class HostMemory:
     """Bytes kept at a place while it trains: each device, the host, or one server; None where that is not known.
 
-    Activations are what a step holds at its fullest moment beside all gradients.
+    Activations are what a step holds at its fullest moment beside all gradients; batches lie ready for the steps after.
     """
 
     place: str
@@ -32,11 +34,12 @@ class HostMemory:
     gradients: int
     slots: int
     activations: int | None
+    batches: int = 0
 
     @property
     def total(self) -> int:
         """All that is known of."""
-        return self.parameters + self.gradients + self.slots + (self.activations or 0)
+        return self.parameters + self.gradients + self.slots + (self.activations or 0) + self.batches
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,13 @@ class Layer(Struct, frozen=True, array_like=True):
 class Size:
     """A model's variables; bytes of the optimizer that belong to none of them; and what a step holds beside these.
 
-    `step` are (bytes of a fixed size, bytes for each example of a replica) at moments of a step, one of which is the
-    fullest at any batch; None where that is not known, for the reason in `unknown`. `forgetful_step` are those with
-    `train.remat=true`, where the model has blocks and that was asked of it. `operations` are those of the compiled
-    step. `example_bytes` are those of one example in arrays that every process holds whole, and None for data that is
-    read as it trains. `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in
-    which they are called, where that was told.
+    `step` are (bytes of a fixed size, bytes for each example of a replica) at moments of a step, one of which is
+    the fullest at any batch; None where that is not known, for the reason in `unknown`. `forgetful_step` are those
+    with `train.remat=true`, where the model has blocks and that was asked of it. `operations` are those of the
+    compiled step. `example_bytes` are those of one example in arrays that every process holds whole, and None for
+    data that is read as it trains; `batch_bytes` those of an example in a batch, None where they are the same.
+    `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in which they are
+    called, where that was told.
     """
 
     variables: tuple[Variable, ...]
@@ -100,6 +101,7 @@ class Size:
     operations: int = 0
     forgetful_step: tuple[Moment, ...] | None = None
     layers: tuple[Layer, ...] = field(default=(), compare=False)
+    batch_bytes: int | None = None
 
     @property
     def parameters(self) -> int:

@@ -180,6 +180,7 @@ def _received(estimation: Estimate) -> str:
         (device.gradients, "of gradients"),
         (device.slots, "of the optimizer"),
         (device.activations or 0, "of activations"),
+        (device.batches, "of batches"),
     )
     of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
     return f"one that takes {_amount(needed)} {whose} ({of_device} on a device)"

@@ -57,6 +57,28 @@ def test_a_device_with_a_copy_of_the_model_keeps_it_its_gradients_and_two_slots_
     assert device.total == 4 * CNN + SEED + ADAM_APART + device.activations
 
 
+@pytest.mark.parametrize("strategy", ["one_device workers=1", "mirrored workers=2", "central_storage workers=2"])
+def test_the_two_batches_that_lie_ready_on_a_gpu_are_counted_on_it_and_those_of_cpus_are_not(strategy):
+    batches_of = 2 * 64 * 4 * (28 * 28 + 1)
+    plan, made = needs(*f"strategy={strategy}".split(), gpus=2)
+    device, *others = made.memory
+    parts = device.parameters + device.gradients + device.slots + device.activations
+    assert (device.batches, device.total - parts) == (batches_of, batches_of)
+    assert not any(other.batches for other in others)
+    assert "activations  batches" in text_of(plan, made)
+    plan, made = needs(*f"strategy={strategy}".split())
+    assert made.device.batches == 0
+    assert "batches  " not in text_of(plan, made).splitlines()[0]
+
+
+def test_a_servers_workers_are_fed_no_batches_ahead_and_data_that_are_read_know_their_batches():
+    assert needs("strategy=parameter_server", "workers=1", gpus=2)[1].device.batches == 0
+    # Of clicks, which a process makes as it trains: 11 numbers and a label.
+    plan, made = needs("model=recommender", "data=clicks", "strategy=mirrored", "workers=2", gpus=2)
+    assert made.example_bytes is None
+    assert made.device.batches == 2 * plan.training.replica_batch * 48
+
+
 def test_activations_follow_the_replica_batch_and_not_the_global_one():
     one, two = (needs("strategy=mirrored", f"workers={count}", "train.replica_batch=32")[1] for count in (1, 2))
     assert one.device.activations == two.device.activations == pytest.approx(32 * CNN_KEEPS + 2 * CNN, rel=0.1)

@@ -204,7 +204,9 @@ def _devices(devices: Sequence[str]) -> str:
 
 def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
     """The estimate as a table of memory, and under it what travels and what is cut."""
-    rows = [HEADER, *(_memory_row(memory) for memory in _few(estimate.memory))]
+    fed = any(memory.batches for memory in estimate.memory)
+    header = (*HEADER[:-1], "batches", HEADER[-1]) if fed else HEADER
+    rows = [header, *(_memory_row(memory, fed) for memory in _few(estimate.memory))]
     labelled = [
         *_exchange(plan, estimate.exchanged),
         *_data_held(plan, estimate),
@@ -222,7 +224,7 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
         )
         for place in estimate.too_small
     ]
-    return [*columns(rows, right=range(1, len(HEADER))), "", *(f"{label:<11}{text}" for label, text in labelled)]
+    return [*columns(rows, right=range(1, len(header))), "", *(f"{label:<11}{text}" for label, text in labelled)]
 
 
 def _host(estimate: Estimate) -> list[tuple[str, str]]:
@@ -281,12 +283,13 @@ def _planned(place: int, point: RunResult) -> tuple[str, ...]:
     )
 
 
-def _memory_row(memory: HostMemory) -> tuple[str, ...]:
+def _memory_row(memory: HostMemory, fed: bool) -> tuple[str, ...]:
     unknown = memory.activations is None
     return (
         memory.place,
         *map(_amount, (memory.parameters, memory.gradients, memory.slots)),
         "unknown" if memory.activations is None else _amount(memory.activations),
+        *((_amount(memory.batches),) if fed else ()),
         "over " * unknown + amount(memory.total),
     )
 

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline.plan.host import AHEAD
 from pipeline.private import CollectiveReplicaLauncher, is_op_determinism_enabled
 from pipeline.worker.data.reading import Batch, Batches, Step
-
-# Batches that lie ready on a device: the next one, and one that is copied while that is trained.
-AHEAD = 2
 
 
 def feeds_ahead(devices: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from pipeline.data.examples import Examples
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import variables
+from pipeline.worker.data import batches
 from pipeline.worker.data.reading import Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import remat
@@ -27,11 +28,14 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     model, replicas = loop.model, loop.train_data.layout.local
     listed, apart = variables.listed(model, optimizers(model))
     per_example = example_bytes(loop.train_data.part)
+    batch = tf.nest.flatten(batches.spec(loop.train_data.part))
+    in_batch = sum(math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in batch)
+    in_batch = None if in_batch == per_example else in_batch
     normalizations = len(normalization.layers(model))
     try:
         step, operations = _step(loop, replicas)
     except ModelError as unknown:
-        return Size(listed, apart, None, per_example, str(unknown), normalizations)
+        return Size(listed, apart, None, per_example, str(unknown), normalizations, batch_bytes=in_batch)
     again: tuple[Moment, ...] | None = None
     if forgetful:
         try:
@@ -40,7 +44,7 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
         except ModelError:
             # A model without blocks has nothing to forget.
             again = None
-    return Size(listed, apart, step, per_example, None, normalizations, operations, again)
+    return Size(listed, apart, step, per_example, None, normalizations, operations, again, batch_bytes=in_batch)
 
 
 def example_bytes(part: Part) -> int | None:
