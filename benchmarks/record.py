@@ -1,7 +1,7 @@
 """Gives every benchmark the same two options, types the program's commands for it, and writes what it measured.
 
 --smoke       the smallest size, which shows that the program runs and says nothing of speed
---json FILE   what was measured, as JSON; a full run writes it to benchmarks/results/ where nothing is said
+--json FILE   what was measured, as JSON; left out, a full run on a quiet machine writes it to benchmarks/results/
 """
 
 import argparse
@@ -15,12 +15,16 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from pipeline.launch import this_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Where the functions are that benchmarks name in configs.
 OWN = ROOT / "benchmarks" / "own"
+# For so long the machine is looked at before a run that is kept, and so busy others may have it, in per cent.
+LOOK_SECONDS, MOST_BUSY = 1.0, 10.0
 # What JSON can hold.
 Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | bool | None
 
@@ -29,10 +33,25 @@ def parse(parser: argparse.ArgumentParser, smoke: Sequence[str]) -> argparse.Nam
     """The arguments of a benchmark; with --smoke, those in `smoke` count as typed behind the others."""
     parser.add_argument("--smoke", action="store_true", help="the smallest size, which only shows that it runs")
     parser.add_argument(
-        "--json", type=Path, help="file for what was measured; left out: benchmarks/results/, but for --smoke"
+        "--json", type=Path, help="file for what was measured; left out: benchmarks/results/, of a full and quiet run"
     )
     given = sys.argv[1:]
-    return parser.parse_intermixed_args([*given, *(smoke if "--smoke" in given else ())])
+    arguments = parser.parse_intermixed_args([*given, *(smoke if "--smoke" in given else ())])
+    is_whole = not arguments.smoke and getattr(arguments, "only", None) == parser.get_default("only")
+    arguments.kept = arguments.json is None and is_whole and _is_quiet()
+    return arguments
+
+
+def _is_quiet() -> bool:
+    """True if others leave the machine alone as a benchmark begins; says so where they do not."""
+    busy = psutil.cpu_percent(LOOK_SECONDS)
+    if busy > MOST_BUSY:
+        print(
+            f"Expected a quiet machine, received one that is {busy:.0f}% busy, so that benchmarks/results/ stays as it "
+            "is. Try --json FILE.",
+            file=sys.stderr,
+        )
+    return busy <= MOST_BUSY
 
 
 def in_a_network_of_its_own() -> None:
@@ -74,7 +93,7 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json, packages: Sequ
     With the versions of what computes, and of `packages` beside it.
     """
     name = Path(sys.argv[0]).stem
-    path = arguments.json or (None if arguments.smoke else RESULTS / f"{name}.json")
+    path = arguments.json or (RESULTS / f"{name}.json" if arguments.kept else None)
     if path is None:
         return
     here = this_machine.detect(os.environ)

@@ -48,6 +48,8 @@ for _name, _like in (
 READ = {
     "shards": "read from shards / from memory",
     "kept": "read from shards and kept in memory / from memory",
+    "pictures": "read from a PNG file each / from memory",
+    "photos": "photographs of 96x96 pixels, resnet20, read from a JPEG file each / from memory",
     "services": "costly examples, made by two data servers / by the process that trains",
 }
 

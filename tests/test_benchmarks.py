@@ -1,5 +1,6 @@
 """Every benchmark runs, at its smallest size; what pages show of one is what its last full run measured."""
 
+import argparse
 import importlib
 import json
 import os
@@ -31,6 +32,20 @@ def figures(monkeypatch):
     """The program that writes tables."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("figures")
+
+
+@pytest.mark.parametrize(
+    ("typed_ones", "busy", "kept"),
+    [([], 4.0, True), ([], 60.0, False), *(([one], 4.0, False) for one in ("--smoke", "--only=a", "--json=FILE"))],
+)
+def test_only_a_full_run_on_a_quiet_machine_takes_the_place_of_what_was_measured(monkeypatch, typed_ones, busy, kept):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    record = importlib.import_module("record")
+    monkeypatch.setattr("psutil.cpu_percent", lambda seconds: busy)
+    monkeypatch.setattr("sys.argv", ["reading.py", *typed_ones])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", default=("a", "b"))
+    assert record.parse(parser, smoke=[]).kept is kept
 
 
 def test_there_are_programs_to_run():
