@@ -239,6 +239,19 @@ def test_a_gathered_loss_over_pairs_is_equal(mirrored):
     assert checked(mirrored, lambda: looking.model(loss="pairs"), NUMBERS, gather=True).outcome == "equal"
 
 
+def test_threads_of_replicas_are_waited_for_no_longer_than_they_live(mirrored, monkeypatch):
+    wait_for_stop, waits = tf.train.Coordinator.wait_for_stop, []
+
+    def noted(coordinator: tf.train.Coordinator, timeout: float) -> bool:
+        waits.append(timeout)
+        return wait_for_stop(coordinator, timeout)
+
+    monkeypatch.setattr(tf.train.Coordinator, "wait_for_stop", noted)
+    assert checked(mirrored, dense, NUMBERS).outcome == "equal"
+    assert waits
+    assert max(waits) < 0.1
+
+
 POINTS, UNLABELLED = own.points()[0], own.points(labelled=False)[0]
 # Models of which a step of their own trains on replicas what it trains on one device.
 OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {

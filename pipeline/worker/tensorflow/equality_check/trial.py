@@ -32,6 +32,8 @@ LEAST_CPU_SECONDS = 1.0
 # The distance from 1 to the next number of a type, and how many of these a layer's output is disturbed by at most.
 EPSILONS = {"float32": 2.0**-23, "float64": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 DIGITS = 4
+# Between two looks whether threads of replicas have ended, which free last what their step kept. TensorFlow has 1 s.
+THREAD_SECONDS = 0.005
 # Examples after which disturbances come again, where their number is open.
 NOISY_ROWS = 16
 
@@ -68,7 +70,7 @@ class Trials:
     def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
         """A step of all replicas, of which those here have these batches; `examples` are those of the global batch."""
         strategy, trial = self._loop.strategy, Trial()
-        with self._watched(trial), self._put_back(trial), losses.without_keras_scaling(), _quiet():
+        with self._watched(trial), self._put_back(trial), losses.without_keras_scaling(), _quiet(), _threads_joined():
             local = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
@@ -246,6 +248,18 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
     several = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
     rows = tf.range(tf.shape(leaf)[0]) % NOISY_ROWS
     return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
+
+
+@contextmanager
+def _threads_joined() -> Iterator[None]:
+    """Inside, a strategy goes on as soon as the threads of its replicas have ended."""
+    wait_one = tf.train.Coordinator.wait_for_stop
+
+    def wait_for_stop(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
+        return bool(wait_one(coordinator, THREAD_SECONDS))
+
+    with patched(tf.train.Coordinator, {"wait_for_stop": wait_for_stop}):
+        yield
 
 
 @contextmanager
