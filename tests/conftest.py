@@ -28,7 +28,7 @@ from pipeline.record.results import MOST_EFFICIENCY
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-OWN = Path(__file__).resolve().parent / "own"
+SUPPORT = Path(__file__).resolve().parent / "support"
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
@@ -122,7 +122,7 @@ def with_(plan: Any, part: str, **values: Any) -> Any:
 
 def environment(**environ: str) -> dict[str, str]:
     """That of a command."""
-    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"} | environ
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", "COLUMNS": "120"} | environ
 
 
 def start(

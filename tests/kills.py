@@ -22,6 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+# As pyproject.toml has it for pytest.
+sys.path.append(str(Path(__file__).resolve().parent / "support"))
 from conftest import finish, left_behind, start
 
 # Small, but with a checkpoint and a model that take moments to write, and a validation that takes moments.

@@ -27,13 +27,13 @@ from pipeline.run.planner import plan_run
 from pipeline.run.requests import devices
 from pipeline.run.session import Session
 
-OWN = Path(__file__).resolve().parent / "own"
-STRATEGIES = sorted(path.stem for path in (OWN.parents[1] / "conf" / "strategy").glob("*.yaml"))
+SUPPORT = Path(__file__).resolve().parent / "support"
+STRATEGIES = sorted(path.stem for path in (SUPPORT.parents[1] / "conf" / "strategy").glob("*.yaml"))
 # Of these a strategy's devices are made, where it takes others than the rest.
 HARDWARE = {"model_parallel": ("hardware=4cpu", "strategy.devices_per_replica=2"),
             "tpu": ("hardware=tpu_v5e_8", "hardware.rehearse=true", "hardware.devices_per_host=2")}  # fmt: skip
 SMALL = (
-    f"--config-dir={OWN}/conf", "model=crossed", "data=crossed", "tracking=none", "measure.steps=0",
+    f"--config-dir={SUPPORT}/conf", "model=crossed", "data=crossed", "tracking=none", "measure.steps=0",
     "measure.baseline=none", "train.replica_batch=8", "train.steps=7",
 )  # fmt: skip
 # Choices of keys of which the schema tells the type alone. How long and on what a run trains is the same for all.
@@ -135,7 +135,7 @@ def rows(crossed: Mapping[str, Sequence[Any]], refusal: Callable[[Row], str | No
 def composed(strategy: str, backend: str, workers: int) -> Config:
     """Returns the config of a strategy, with defaults for all else."""
     configs.register(partial(devices, os.environ))
-    composer = Composer("config", Config, f"{OWN}/conf", None)
+    composer = Composer("config", Config, f"{SUPPORT}/conf", None)
     made, _ = composer.composed(typed_of({"strategy": (strategy, backend), "workers": workers})[1:])
     return configs.typed(made, ())
 
@@ -143,7 +143,7 @@ def composed(strategy: str, backend: str, workers: int) -> Config:
 @cache
 def session() -> Session:
     """Returns what all plans share."""
-    return Session((str(OWN), *sys.path), dict(os.environ), None, None)  # type: ignore[arg-type]
+    return Session((str(SUPPORT), *sys.path), dict(os.environ), None, None)  # type: ignore[arg-type]
 
 
 def refusal(row: Row) -> str | None:
@@ -201,7 +201,7 @@ def wrong(code: int, said: str) -> str | None:
 
 
 def _run(row: Row) -> tuple[str | None, str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(OWN.parents[1]), str(OWN)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pipeline", *typed_of(row)]
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

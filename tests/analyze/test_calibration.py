@@ -7,8 +7,8 @@ import math
 import hours
 import numpy as np
 import pytest
+from predicted_runs import ASKED, PARAMETERS, ran
 from shipped_sizes import planned
-from test_predict import ASKED, PARAMETERS, ran
 
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare import wrote
+from compared_runs import wrote
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import load

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_show import a_plan
+from shown_runs import a_plan
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.compare import Answer, Contestant, Judge

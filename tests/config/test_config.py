@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bad_input import untypeable
-from conftest import OWN, QUICK, ROOT, Ran, finish, start
+from conftest import QUICK, ROOT, SUPPORT, Ran, finish, start
 from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
@@ -17,7 +17,7 @@ from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
-CONF = f"--config-dir={OWN}/conf"
+CONF = f"--config-dir={SUPPORT}/conf"
 TWO = ("strategy=multi_worker", "workers=2")
 # The requirement is two seconds on a quiet machine; a test must pass on a busy one.
 SECONDS = 10.0
@@ -78,19 +78,19 @@ def refusal(ran: Ran) -> str:
         (["train.optimizer={_target_: keras.optimizers.SGD, lr: 0.1}"], "train.optimizer.learning_rate"),
         (["data=images"], "Expected data.path"),
         (["data=images", "data.path=nowhere"], "received nowhere"),
-        (["data=images", f"data.path={OWN}/con"], f"Try data.path={OWN}/conf."),
-        (["data=images", f"data.path={OWN}/own.py"], "data.path="),
+        (["data=images", f"data.path={SUPPORT}/con"], f"Try data.path={SUPPORT}/conf."),
+        (["data=images", f"data.path={SUPPORT}/own.py"], "data.path="),
         (["data=images", "data.path=/var/em*"], "received /var/em*"),
-        (["data=images", f"data.path={OWN}/conf"], "Expected files (.png, .jpg, .jpeg, .gif, .bmp) in data.path="),
-        (["data=images", f"data.path={OWN}", "+data.build.augment.zoom=2"], "received zoom"),
-        (["data=images", f"data.path={OWN}", "data.build.validation_fraction=half"], "between 0 and 1"),
-        (["data=csv", f"data.path={OWN}/own.py"], "Expected files (.csv, .csv.gz, .parquet) in data.path="),
+        (["data=images", f"data.path={SUPPORT}/conf"], "Expected files (.png, .jpg, .jpeg, .gif, .bmp) in data.path="),
+        (["data=images", f"data.path={SUPPORT}", "+data.build.augment.zoom=2"], "received zoom"),
+        (["data=images", f"data.path={SUPPORT}", "data.build.validation_fraction=half"], "between 0 and 1"),
+        (["data=csv", f"data.path={SUPPORT}/own.py"], "Expected files (.csv, .csv.gz, .parquet) in data.path="),
         (["data=csv", "data.path='nowhere/*.csv'"], "received nowhere/*.csv"),
-        (["data=numpy", f"data.path={OWN}/conf"], "Expected files (.npy) in data.path="),
+        (["data=numpy", f"data.path={SUPPORT}/conf"], "Expected files (.npy) in data.path="),
         (["data=text", "data.path=nowhere.txt"], "received nowhere.txt"),
         (["data=tfrecord"], "received none"),
-        (["data=tfrecord", f"data.path={OWN}"], "received no such file"),
-        (["data=tfds", "data.name=mnist", f"data.path={OWN}"], "without features.json."),
+        (["data=tfrecord", f"data.path={SUPPORT}"], "received no such file"),
+        (["data=tfds", "data.name=mnist", f"data.path={SUPPORT}"], "without features.json."),
         (["checkpoint.folder=/proc/x"], "Expected to be able to write checkpoint.folder=/proc/x"),
         (["tracking.uri=sqlite:////proc/x/a.db"], "Expected to be able to write tracking.uri=sqlite:////proc/x/a.db"),
         (["tracking.uri=sqlite:////proc"], "Expected a file that can be written for tracking.uri=sqlite:////proc"),
@@ -506,7 +506,9 @@ def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path
 
 
 def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):
-    ran: Ran = pipeline("train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{OWN}/conf", "data=synthetic")
+    ran: Ran = pipeline(
+        "train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{SUPPORT}/conf", "data=synthetic"
+    )
     assert ran.code == 0, ran.err
     shown = yaml.safe_load(ran.out)
     assert shown["train"]["epochs"] == 7
@@ -608,7 +610,7 @@ def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(started):
         "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data",
     )  # fmt: skip
     raising, not_data, one_part, empty = failures(ran)
-    assert raising == f"FileNotFoundError: no shelf 7 in the archive ({OWN}/faulty.py:6)"
+    assert raising == f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/faulty.py:6)"
     assert not_data == "Expected data.build to return (train, validation), received int."
     assert one_part == "Expected data.build to return (train, validation), received tuple."
     assert empty == "Expected training data with examples, received none."

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 import yaml
-from conftest import OWN
+from conftest import SUPPORT
 
 from pipeline.config import config, targets
 from pipeline.config.targets import check
 from pipeline.errors import UserError
 
-SEARCH = (str(OWN), *sys.path)
+SEARCH = (str(SUPPORT), *sys.path)
 GIVEN = ("input_shape", "num_classes")
 
 LIBRARY = {

@@ -10,7 +10,7 @@ import own
 import pytest
 import shards
 import tensorflow as tf
-from test_batches import LAYOUTS, ONE, labels, leaves
+from batch_layouts import LAYOUTS, ONE, labels, leaves
 
 from pipeline import data as sources
 from pipeline.data.examples import Examples, Segment, rows

@@ -13,7 +13,7 @@ import pytest
 import shards
 import tensorflow as tf
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
-from test_failure import wait_for
+from run_events import wait_for
 
 from pipeline import data as sources
 from pipeline.data.errors import DataError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_plan import config, machine
+from plans import config, machine
 
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Ran, finish, left_behind, start
-from test_plan import config
+from plans import config
 
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import OWN, ROOT, finish, start
+from conftest import ROOT, SUPPORT, finish, start
 from stand_in.cluster import StandIn
 from stand_in.network import missing
 
@@ -27,7 +27,7 @@ def cluster(tmp_path):
     """A stand-in with a claim, whose folder nobody but pods sees."""
     kept = tmp_path / "kept"
     kept.mkdir()
-    with StandIn(tmp_path / "cluster", IMAGE, {"PYTHONPATH": f"{ROOT}:{OWN}"}, claims={"kept": kept}) as made:
+    with StandIn(tmp_path / "cluster", IMAGE, {"PYTHONPATH": f"{ROOT}:{SUPPORT}"}, claims={"kept": kept}) as made:
         yield made
 
 

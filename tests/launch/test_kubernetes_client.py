@@ -6,8 +6,8 @@ import time
 
 import pytest
 from kubernetes import client
+from pods import planned
 from stand_in.cluster import StandIn
-from test_kubernetes_manifest import planned
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError

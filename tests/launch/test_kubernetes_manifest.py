@@ -8,7 +8,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from test_plan import config
+from plans import config
+from pods import planned
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, mpi
@@ -33,14 +34,6 @@ EVERY = {
     "labels": {"kueue.x-k8s.io/queue-name": "ours"}, "annotations": {"note": "two\nlines"},
     "network_policy": True, "port": 5000, "ttl": 60,
 }  # fmt: skip
-
-
-def planned(strategy: str = "multi_worker", workers: int = 2, cores: int = 1, gpus: int = 0) -> Plan:
-    hosts = 1 if strategy == "mirrored" else workers // (gpus or cores)
-    pod = Machine(
-        "pod", tuple(range(workers if strategy == "mirrored" else cores)), 4.0, "", ("GPU",) * gpus, hosts=hosts
-    )
-    return make(config(strategy, "auto", workers, hardware__hosts=hosts), pod)
 
 
 def options(**given: Any) -> KubernetesOptions:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import OWN, ROOT
+from conftest import ROOT, SUPPORT
 
 from pipeline.launch import local
 from pipeline.run.watch import BUSY_SHARE
@@ -70,7 +70,7 @@ def test_what_waits_for_a_core_computes_and_what_sleeps_does_not(crowded_core, w
 
 def pages():
     """How many pages a step is handed out that has 64 MiB in between: 16,384 of 4 KiB, or 32 of 2 MiB."""
-    ran = subprocess.run([sys.executable, str(OWN / "pages.py")], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, str(SUPPORT / "pages.py")], capture_output=True, text=True, check=True)
     return int(ran.stdout)
 
 

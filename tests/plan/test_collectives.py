@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_plan import config, machine
+from plans import config, machine
 
 from pipeline.config.schema import Kind
 from pipeline.errors import UserError

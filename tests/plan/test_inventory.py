@@ -4,7 +4,7 @@ import dataclasses
 import time
 
 import pytest
-from test_plan import config
+from plans import config
 
 from pipeline.config.schema import Kind
 from pipeline.errors import UserError

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import OWN, ROOT, left_behind
+from conftest import ROOT, SUPPORT, left_behind
 
 from pipeline.commands import prepare as command
 from pipeline.commands import prepare as settings
@@ -35,7 +35,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline", "prepare", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,7 +83,7 @@ class Silent:
 
 def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> filling.Prepared:
     """What comes of a command, made in this process, which need not start others."""
-    search = (str(OWN), *sys.path)
+    search = (str(SUPPORT), *sys.path)
     config = settings.compose([f"out={folder}", *overrides])
     settings.check(config, search)
 
@@ -394,7 +394,7 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     for path in folder.glob("[mt]*"):
         path.unlink()
     held = Folder(folder)
-    held.begin(FolderState(filling._settings(config, (str(OWN),))))
+    held.begin(FolderState(filling._settings(config, (str(SUPPORT),))))
     held.close()
     prepared(folder, f"{OWN_SOURCE}two_streams")
     assert checksums(folder) == first
@@ -531,7 +531,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 )  # fmt: skip
 def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(OWN))
+    monkeypatch.syspath_prepend(str(SUPPORT))
     assert command.main(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -649,7 +649,7 @@ def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_t
     (tmp_path / "serve.py").write_text(code)
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/mine.yaml").write_text("name: mine\nbuild: {_target_: sources.arrays, examples: 20}\n")
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}"}
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, env=environ, text=True, **pipes) as served:
         try:
@@ -670,7 +670,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
     import pty
 
     ours, theirs = pty.openpty()
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "TERM": "xterm", "COLUMNS": "120"}
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", "TERM": "xterm", "COLUMNS": "120"}
     drawn = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=4000")
     arguments = [sys.executable, "-m", "pipeline", "prepare", *drawn, "shards=20", "processes=1", "out=d"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environ, stdout=theirs, stderr=theirs)

@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, sampled
-from test_plan import config, machine
+from conftest import sampled
+from older_runs import OLD
+from plans import config, machine
 
 from pipeline.analyze import comparable, history, step_model
 from pipeline.commands import compare
@@ -18,7 +19,6 @@ from pipeline.record import sweeps
 from pipeline.run import resume
 from pipeline.views import report
 
-OLD = ROOT / "tests" / "from_0_1_0"
 # As its runs were typed, but for the folder.
 TYPED = (
     "workers=2", "data=digits", "model=mlp", "model.build.hidden=[16]", "train.deterministic=true", "train.epochs=4",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, ROOT
-from test_older import OLD
+from older_runs import OLD
 
 from pipeline.config.parts import flat, leaves
 from pipeline.record import predictions, results, sweeps, tracking

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from conftest import QUICK, with_
 from omegaconf import OmegaConf
-from test_plan import config, machine
+from plans import config, machine
 
 from pipeline.analyze.measure import Repeat
 from pipeline.errors import UserError

@@ -4,7 +4,7 @@ import io
 import os
 
 import pytest
-from test_plan import config
+from plans import config
 
 from pipeline.data import needed
 from pipeline.run.planner import plan_run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_show import a_plan, told
+from shown_runs import a_plan, told
 
 from pipeline.commands import train
 from pipeline.config.schema import Config, SweepConfig

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
+from plans import config, machine
 from rich.console import Console
-from test_plan import config, machine
 
 from pipeline.launch.share import CoreShare, moved, part_for, whole
 from pipeline.launch.signals import Interrupted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, with_
-from test_plan import config, machine
+from plans import config, machine
 
 from pipeline.errors import UserError
 from pipeline.plan import planning

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from conftest import with_
-from test_plan import config, machine
+from plans import config, machine
 
 from pipeline.plan.planning import make
 from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System

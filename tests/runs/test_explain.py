@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Ran, finish, start
-from test_plan import cluster, config, machine
+from plans import cluster, config, machine
 
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, Ran, environment, finish, left_behind
 from own import CONF
-from test_failure import LONG, wait_for
+from run_events import LONG, wait_for
 
 from pipeline.worker.tensorflow import horovod
 

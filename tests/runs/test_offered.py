@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from conftest import OWN, ROOT
+from conftest import ROOT, SUPPORT
 
 SMALL = ("model=mlp", "data=digits", "train.steps=6", "measure.steps=0", "tracking=none")
 OFFERS = """
@@ -39,7 +39,7 @@ def offered(tmp_path):
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(OFFERS)
-    (site / "theirs.py").write_text((OWN / "theirs.py").read_text())
+    (site / "theirs.py").write_text((SUPPORT / "theirs.py").read_text())
     conf = tmp_path / "conf" / "cluster"
     conf.mkdir(parents=True)
     for name in ("theirs", "broken", "partial", "lost", "nowhere"):

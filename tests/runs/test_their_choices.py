@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from conftest import OWN, ROOT, sampled
+from conftest import ROOT, SUPPORT, sampled
 
 GROUPS = ("strategy", "model", "data")
 FUNCTIONS = {"strategy": "hierarchical", "model": "line", "data": "corners"}
@@ -27,7 +27,7 @@ def environ(tmp_path):
     site = tmp_path / "site"
     (site / "hydra_plugins").mkdir(parents=True)
     (site / "hydra_plugins" / "theirs.py").write_text(SEARCHED)
-    (site / "their_choices.py").write_text((OWN / "their_choices.py").read_text())
+    (site / "their_choices.py").write_text((SUPPORT / "their_choices.py").read_text())
     (site / "their_ruin.py").write_text("import nothing_there\n\n\ndef anything():\n    pass\n")
     for group in GROUPS:
         (site / "their_conf" / group).mkdir(parents=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare import wrote
-from test_verdict import Point, point, told_of, without_figures  # noqa: F401
+from compared_runs import wrote
+from judged_points import Point, point, told_of, without_figures  # noqa: F401
 
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
-from test_show import a_plan, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
+from shown_runs import a_plan, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
 from pipeline.record import results
 from pipeline.record.results import Choices, Layout, Result

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared_runs import wrote
 from conftest import ROOT
-from test_compare import wrote
 
 from pipeline.analyze import history
 from pipeline.commands.report import main

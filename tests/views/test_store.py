@@ -19,7 +19,7 @@ import psutil
 import pytest
 import sqlalchemy
 from conftest import ROOT, Ran, finish, left_behind, start
-from test_track import (  # the fixture that sets MLflow up applies here too
+from tracked_runs import (
     Handler,
     Server,
     Value,
@@ -295,7 +295,7 @@ def synced(folder: Path, environ: dict[str, str], *arguments: str) -> Ran:
 @pytest.mark.slow
 def test_a_refused_or_failed_run_leaves_the_secret_nowhere_either(tmp_path: Path) -> None:
     environ, _ = LOGINS["password"]
-    environ = {**environ, "MLFLOW_TRACKING_TOKEN": TOKEN, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/own'}"}
+    environ = {**environ, "MLFLOW_TRACKING_TOKEN": TOKEN, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}"}
     nowhere = ("tracking=server", "tracking.uri=http://127.0.0.1:9", "tracking.drain_timeout=1")
     printed = ""
     for case, code in (("model.build._target_=own.raises", 1), ("workers=0", 2)):

@@ -9,33 +9,14 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
+from batch_layouts import EXAMPLES, LAYOUTS, ONE, labels, leaves
 
 from pipeline.worker.data.batches import stream
 from pipeline.worker.layout import BatchLayout, Position
 
-EXAMPLES = 50
-ONE = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
-LAYOUTS = {
-    "one replica": ONE,
-    "second of two processes": BatchLayout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
-    "longer shard": BatchLayout(12, replicas=2, first=0, local=1, counts=(27, 23)),
-    "shorter shard": BatchLayout(12, replicas=2, first=1, local=1, counts=(30, 18), process=1),
-    "left out": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
-    "padded": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
-}
-
 
 def part_of(make: Any, layout: BatchLayout) -> Any:
     return make(layout.counts[layout.process] if layout.sharded else EXAMPLES)[0]
-
-
-def leaves(batches: tf.data.Dataset) -> list[list[Any]]:
-    return [[leaf.tolist() for leaf in tf.nest.flatten(step)] for step in batches.as_numpy_iterator()]
-
-
-def labels(batches: tf.data.Dataset) -> list[list[float]]:
-    """The labels of each step's batches, over the local replicas."""
-    return [[float(label) for _, y in replicas for label in y] for _, replicas in batches.as_numpy_iterator()]
 
 
 # The order of the examples is drawn beside how they are laid out.

@@ -6,7 +6,7 @@ import beside
 import numpy as np
 import pytest
 from conftest import QUICK, Ran, sampled
-from test_exact import last, weights
+from equality import last, weights
 
 TRAINED = (
     "data.build._target_=beside.examples", "data.shuffle=false", f"train.epochs={beside.EPOCHS}", "train.check=off",

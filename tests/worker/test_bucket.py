@@ -6,16 +6,16 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from conftest import OWN
+from conftest import SUPPORT
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What `own/bucketed.py` writes."""
+    """What `support/bucketed.py` writes."""
     out = tmp_path_factory.mktemp("bucket") / "found.json"
-    command = [sys.executable, str(OWN / "bucketed.py"), str(out)]
+    command = [sys.executable, str(SUPPORT / "bucketed.py"), str(out)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(out.read_text())

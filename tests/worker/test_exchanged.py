@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import exchanged
 import numpy as np
 import pytest
-from conftest import OWN, ROOT
+from conftest import ROOT, SUPPORT
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,11 +19,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def came(tmp_path_factory):
-    """What each backend came to, by what it did: see `own/exchanged.py`. Both at once, then both with both's files."""
+    """What each backend came to, by what it did: see `exchanged.py`. Both at once, then both with both's files."""
     folder = tmp_path_factory.mktemp("exchanged")
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, OWN)))}
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT)))}
     for what in ("train", "go_on"):
-        commands = [[sys.executable, str(OWN / "exchanged.py"), name, what, str(folder)] for name in exchanged.BACKENDS]
+        commands = [
+            [sys.executable, str(SUPPORT / "exchanged.py"), name, what, str(folder)] for name in exchanged.BACKENDS
+        ]
         running = [subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) for command in commands]
         for process in running:
             _, said = process.communicate(timeout=500)

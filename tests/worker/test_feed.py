@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import OWN, QUICK, ROOT
+from conftest import QUICK, ROOT, SUPPORT
 
 from pipeline.worker.tensorflow import feed
 
@@ -18,9 +18,9 @@ NUMBERS = (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def came():
-    """What `own/fed.py` came to, by the number of replicas."""
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, OWN)))}
-    command = [sys.executable, str(OWN / "fed.py")]
+    """What `support/fed.py` came to, by the number of replicas."""
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT)))}
+    command = [sys.executable, str(SUPPORT / "fed.py")]
     running = {
         number: subprocess.Popen([*command, str(number)], env=given, stdout=-1, stderr=-1, text=True)
         for number in NUMBERS

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tutorial
-from conftest import OWN, ROOT, sampled
-from test_loopback import reserved_ports
+from conftest import ROOT, SUPPORT, sampled
+from ports import reserved_ports
 
 import pipeline
 from pipeline import strategies
@@ -559,9 +559,9 @@ def two_processes(steps: int, folder: Path, timeout: float = 240.0) -> list[dict
             cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
             environ = os.environ | {
                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}",
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
             }
-            command = [sys.executable, str(OWN / "tutorial.py"), str(steps), str(folder / "backup")]
+            command = [sys.executable, str(SUPPORT / "tutorial.py"), str(steps), str(folder / "backup")]
             process = subprocess.Popen(
                 command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
@@ -611,8 +611,8 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
 @pytest.mark.slow
 def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step(tmp_path):
     ran = subprocess.run(
-        [sys.executable, str(OWN / "servers.py")],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}"}, capture_output=True, text=True, timeout=240,
+        [sys.executable, str(SUPPORT / "servers.py")],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}, capture_output=True, text=True, timeout=240,
         cwd=tmp_path, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from test_plan import config, machine, with_ports
+from plans import config, machine, with_ports
 
 from pipeline.config.schema import Kind
 from pipeline.plan.planning import make

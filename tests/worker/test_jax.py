@@ -11,7 +11,7 @@ import on_jax
 import pytest
 import shards
 import tensorflow as tf
-from conftest import OWN, ROOT
+from conftest import ROOT, SUPPORT
 
 from pipeline.data import tfrecord
 from pipeline.data.errors import DataError
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not ins
 
 @pytest.fixture(scope="module")
 def wrote(tmp_path_factory, without_tensorflow):
-    """What `own/on_jax.py` writes."""
+    """What `support/on_jax.py` writes."""
     out = tmp_path_factory.mktemp("jax") / "came.json"
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [str(without_tensorflow), str(OWN / "on_jax.py"), str(out)]
+    command = [str(without_tensorflow), str(SUPPORT / "on_jax.py"), str(out)]
     ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(out.read_text())

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import ROOT, left_behind, start
+from ports import reserved_ports
 
 from pipeline.worker.tensorflow.loopback import on_loopback
 
@@ -53,17 +54,6 @@ print(json.dumps([held, value]), flush=True)
 while True:
     signal.pause()
 """
-
-
-@contextmanager
-def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Ports that nobody else is given. SO_REUSEADDR, which gRPC sets too, lets a server listen beside these sockets."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-        yield [held.getsockname()[1] for held in sockets]
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import own
 import pytest
-from conftest import OWN, QUICK, ROOT
+from conftest import QUICK, ROOT, SUPPORT
 
 
 def compared(what: str) -> dict[str, Any]:
     """Relative differences from one device, by case."""
     quiet = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    program = [sys.executable, str(OWN / "normalized.py"), what]
+    program = [sys.executable, str(SUPPORT / "normalized.py"), what]
     done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=os.environ | quiet, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -14,8 +14,8 @@ import own
 import pytest
 import tensorflow as tf
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
-from test_exact import assert_equal, sweep
-from test_failure import events, wait_for
+from equality import assert_equal, sweep
+from run_events import events, wait_for
 
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.source import Source, source

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import OWN, ROOT, sampled
+from conftest import ROOT, SUPPORT, sampled
 
 from pipeline.errors import UserError
 from pipeline.plan.balance import balanced, written
@@ -32,9 +32,9 @@ ALL = {
 
 
 def came(folder, cases):
-    """What each case came to, see `own/placed.py`."""
-    paths = os.pathsep.join([str(ROOT), str(OWN), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(OWN / "placed.py"), str(folder / "came.json"), *cases]
+    """What each case came to, see `support/placed.py`."""
+    paths = os.pathsep.join([str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(SUPPORT / "placed.py"), str(folder / "came.json"), *cases]
     ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads((folder / "came.json").read_text())
@@ -42,7 +42,7 @@ def came(folder, cases):
 
 def expect_planned(found, one, folder):
     """Holds a case to one device, to its plan, and to what it saved."""
-    sys.path.insert(0, str(OWN))
+    sys.path.insert(0, str(SUPPORT))
     import placed  # noqa: F401 # whose classes the models are of
 
     np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5)

@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 import pytest
-from conftest import OWN, ROOT
+from conftest import ROOT, SUPPORT
 
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def came(*arguments, before=()):
-    """What `own/sharing.py` prints."""
-    command = [*before, sys.executable, str(OWN / "sharing.py"), *arguments]
+    """What `support/sharing.py` prints."""
+    command = [*before, sys.executable, str(SUPPORT / "sharing.py"), *arguments]
     ran = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
@@ -103,7 +103,7 @@ def test_replicas_of_processes_add_in_a_compiled_loop_on_the_way_back_and_withou
     at = [str(port) for port in ports(processes)]
     running = [
         subprocess.Popen(
-            [sys.executable, str(OWN / "adding.py"), str(local), str(hosts), str(rank), *at],
+            [sys.executable, str(SUPPORT / "adding.py"), str(local), str(hosts), str(rank), *at],
             env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(processes)

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from warm.running import path_of_all, run, take_streams
 
-TESTS = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parents[1]
 # Bytes of a command's arguments and environment.
 LARGEST = 1 << 17
 
@@ -32,7 +32,7 @@ class Asking:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from warm import asking; asking.serve({theirs.fileno()})"],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent)))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))},
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.DEVNULL,
             )

@@ -1,6 +1,6 @@
 """Made-up hours of a machine, in which benchmarks/predict.py is gone through with the real fit and calibration.
 
-    python tests/analyze/hours.py 20
+    python tests/support/hours.py 20
 
 prints for each kind of noise how many intervals held, and how wide they are beside the spread of equal runs.
 """

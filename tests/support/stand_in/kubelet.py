@@ -23,7 +23,7 @@ from stand_in.controllers import PODS, SERVICES
 from stand_in.network import Network
 from stand_in.objects import Made, Objects, condition, now
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What a container sees of the machine.
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "dev", "sys", "proc")
 

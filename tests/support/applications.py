@@ -1,6 +1,6 @@
 """Trains models of `keras.applications` for two steps on two replicas, saves and loads them; prints a line for each.
 
-python tests/own/applications.py [NAME ...]: those named, or one of each family.
+python tests/support/applications.py [NAME ...]: those named, or one of each family.
 """
 
 import sys

@@ -31,7 +31,7 @@ from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, PREEMPTING, die
 from warm.asking import compose_once
 from warm.running import path_of_all, run, take_streams
 
-TESTS = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parents[1]
 # linux/sched.h: the child is one of the caller's parent.
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -48,7 +48,7 @@ class Warm:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))
+            path = os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))
             given = {"PYTHONPATH": path, CONDUCTOR: str(os.getpid())}
             as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
             # Arrow's allocator has a thread, which no process that is forked has.

@@ -43,7 +43,7 @@ ZERO_IS_FINE = {
 # A part of a command, and what stands in one for what only its person knows.
 TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpath$")
 PLACEHOLDERS = ("..", "...", "VALUE", "NAME", "FOLDER", "RUN")
-CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "own/conf" / group).glob("*.yaml"))}
+CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "conf" / group).glob("*.yaml"))}
            for group, of in shipped.choices().items()}  # fmt: skip
 SECONDS = 10
 STARTED = 70

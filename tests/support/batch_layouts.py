@@ -1,0 +1,31 @@
+"""How batches are laid over replicas, and what is in them."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.worker.layout import BatchLayout
+
+EXAMPLES = 50
+
+
+ONE = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
+
+
+LAYOUTS = {
+    "one replica": ONE,
+    "second of two processes": BatchLayout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
+    "longer shard": BatchLayout(12, replicas=2, first=0, local=1, counts=(27, 23)),
+    "shorter shard": BatchLayout(12, replicas=2, first=1, local=1, counts=(30, 18), process=1),
+    "left out": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
+    "padded": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
+}
+
+
+def leaves(batches: tf.data.Dataset) -> list[list[Any]]:
+    return [[leaf.tolist() for leaf in tf.nest.flatten(step)] for step in batches.as_numpy_iterator()]
+
+
+def labels(batches: tf.data.Dataset) -> list[list[float]]:
+    """The labels of each step's batches, over the local replicas."""
+    return [[float(label) for _, y in replicas for label in y] for _, replicas in batches.as_numpy_iterator()]

@@ -1,0 +1,168 @@
+"""A run that never was, and what a terminal shows of it."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from pipeline.config.parts import leaves, unflat
+from pipeline.plan.plan import Plan, Process
+from pipeline.record import results
+from pipeline.record.events import (
+    Beat,
+    Built,
+    Calibrated,
+    Ended,
+    Epoch,
+    Event,
+    Finished,
+    Joined,
+    Loaded,
+    Measured,
+    Run,
+    Saved,
+    Started,
+    Steps,
+    TimedCall,
+)  # fmt: skip
+from pipeline.record.log import stamped
+from pipeline.run.views import RunResult
+from pipeline.views.terminal import Progress, result_table
+
+
+def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:
+    """Mirrored on two CPU devices, or whatever the arguments say."""
+    workers = processes * devices
+    values: dict[str, Any] = dict.fromkeys(leaves(Plan)) | {
+        "strategy": "mirrored", "hardware": "2cpu", "kind": "cpu", "hosts": hosts, "host_names": (), "model": "cnn",
+        "data": "mnist5k", "train_examples": 5_000,
+        "processes": tuple(
+            Process(
+                rank=rank,
+                role="worker" if rank else "chief",
+                host=rank * hosts // processes,
+                address=f"127.0.0.1:{40_000 + rank}" if processes > 1 else None,
+                devices=tuple(f"CPU:{device}" for device in range(devices)),
+                replicas=tuple(range(rank * devices, (rank + 1) * devices)),
+                cores=tuple(range(devices)),
+                intra_op_threads=1,
+                inter_op_threads=2,
+            )
+            for rank in range(processes)
+        ),
+        "workers": workers, "replica_batch": 64, "global_batch": 64 * workers, "scaling": "weak", "epochs": 3,
+        "seed": 0, "deterministic": False, "precision": "float32", "gradient_bits": 32, "batch_statistics": "global",
+        "save": True, "repeats": 2, "baseline": "fresh", "rehearsal": False, "oversubscribed": False, "notes": (),
+    }  # fmt: skip
+    return unflat(Plan, values | changes)
+
+
+def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[tuple[float, Event]]:
+    """(time, event) of an ordinary run, in the order in which the driver tells them."""
+    now = 0.0
+    groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
+
+    def all_of(group: str, event: Event, after: float = 0.1) -> Iterator[tuple[float, Event]]:
+        nonlocal now
+        for rank in groups[group]:
+            now += after
+            yield now, stamped(event, 1.7e9 + now, group, rank)
+
+    def chief(event: Event, after: float = 0.1) -> tuple[float, Event]:
+        nonlocal now
+        now += after
+        return now, stamped(event, 1.7e9 + now, "point", 0)
+
+    yield now, Run("key", time=1.7e9)
+    for group in groups:
+        yield from all_of(group, Started(1, "worker", 0))
+    for group in groups:
+        yield from all_of(group, Beat(0, 1.0), 1.0)
+        yield from all_of(group, Joined(["CPU:0"]))
+    for group in groups:
+        yield from all_of(group, Loaded({"train": False}, {"train": 5_120}))
+        built = Built(1_199_882, train_examples=5_120, validation_examples=1_000, steps_per_epoch=40, epochs=epochs)
+        yield from all_of(group, built)
+    for group in groups:
+        yield from all_of(group, Calibrated(0.04))
+    for repeat in range(plan.measurement.repeats):
+        for group in groups:
+            yield from all_of(group, Beat(1, 2.0), 0.5)
+            examples = 20 * (plan.training.global_batch if group == "point" else plan.training.replica_batch)
+            yield from all_of(group, Measured(repeat, examples, 0.8, 20, [TimedCall(20, 0.8)]))
+    for epoch in range(1, epochs + 1):
+        for call in range(1, 6):
+            steps = Steps(
+                40 * (epoch - 1) + 8 * call, [0.9 / epoch] * 8, epoch, {"accuracy": 0.9},
+                examples=8 * plan.training.global_batch, seconds=seconds, learning_rate=0.1,
+            )  # fmt: skip
+            yield chief(steps, seconds)
+        yield chief(Beat(validated=4))
+        yield chief(Epoch(epoch, 40 * epoch, 0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89}, 2.1))
+    yield chief(Beat(100, 9.0), 0.5)
+    yield chief(Saved("model.keras"))
+    yield from all_of("point", Finished())
+    yield chief(Ended("FINISHED"))
+
+
+def told(plan: Plan, events: Iterator[tuple[float, Event]], console: Console | None = None) -> str:
+    """What Progress writes about the events; on no terminal, unless `console` is one."""
+    console = console or Console(file=io.StringIO())
+    with Progress(plan, console, 0.0) as progress:
+        for now, event in events:
+            progress.update(event, now)
+    assert isinstance(console.file, io.StringIO)
+    # What was at which time is a test of its own.
+    return re.sub(r"^\d\d:\d\d:\d\d ", "", console.file.getvalue(), flags=re.M)
+
+
+def a_terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=24, legacy_windows=False)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
+
+
+def shown(renderable: Any, width: int) -> str:
+    """A renderable as text without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return written(console)
+
+
+def a_point(values: Mapping[str, Any]) -> RunResult:
+    """What became of a point, of result.json's values, a folder and what was typed."""
+    folder, overrides = values.get("folder"), values.get("overrides")
+    return RunResult(
+        results.from_values(values),
+        folder if isinstance(folder, str) else "",
+        tuple(overrides) if isinstance(overrides, list) else (),
+    )
+
+
+def table_of(values: Mapping[str, Any]) -> RenderableType:
+    return result_table(a_point(values))
+
+
+def a_result(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "status": "FINISHED", "error": None, "strategy": "mirrored", "hardware": "2cpu", "model": "cnn",
+        "data": "mnist5k", "workers": 2, "processes": 1, "replicas": 2, "replica_batch": 64, "global_batch": 128,
+        "scaling": "weak", "examples_per_second": 3412.3, "examples_per_second_low": 3301.2,
+        "examples_per_second_high": 3502.9, "step_ms_p50": 37.5, "step_ms_p95": 41.23, "step_ms_p99": 148.9,
+        "baseline_examples_per_second": 1852.2, "baseline_source": "measured in this run", "speedup": 1.842,
+        "speedup_low": 1.79, "speedup_high": 1.88, "efficiency": 0.921, "interval_confidence": 0.9375, "repeats": 5,
+        "rehearsal": False, "oversubscribed": False, "notes": [], "epochs": 3, "loss": 0.12345,
+        "metrics": {"accuracy": 0.9612}, "val_loss": 0.2, "val_metrics": {"accuracy": 0.9432},
+        "seconds_startup": 4.23, "seconds_training": 75.0, "mlflow_run_id": "0123456789abcdef0123456789abcdef",
+        "tracking_note": None, "folder": "outputs/runs/2026-11-21_mirrored", "versions": {},
+    }  # fmt: skip
+    return values | changes

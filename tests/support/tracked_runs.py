@@ -1,0 +1,212 @@
+"""A writer of logs, the process that copies them to MLflow, and servers of MLflow that fail as they are told to."""
+
+import contextlib
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
+
+from pipeline.record.log import EventLog, from_plain
+from pipeline.record.tracking import TrackingStore
+from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import sync_runs as syncing
+from pipeline.views.mlflow.stores import open_client
+
+BEGAN = 1_700_000_000.0
+
+
+Value = tuple[str, float, int, int]
+
+
+@pytest.fixture(autouse=True)
+def _mlflow_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    # MLflow tests its own sessions where it finds this.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+    monkeypatch.setattr(syncing, "RETRY_SECONDS", 0.1)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose local store tests share."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module")
+def tracker(home: Path) -> Iterator[Tracker]:
+    """One that tests share, as the points of a sweep do."""
+    with tracking(home / "tracker.log") as tracker:
+        yield tracker
+
+
+@pytest.fixture
+def own_tracker(tmp_path: Path) -> Iterator[Tracker]:
+    with tracking(tmp_path / "tracker.log") as tracker:
+        yield tracker
+
+
+@contextlib.contextmanager
+def tracking(log: Path, **environ: str) -> Iterator[Tracker]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    tracker = Tracker(kept | environ, log)
+    yield tracker
+    tracker.close()
+
+
+class Server:
+    """A real MLflow server on a free port, with its store in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Server":
+        store = open_client(f"sqlite:///{self.folder}/server.db", None)  # A second faster than the server makes it.
+        del store
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--workers", "1"),
+                    *("--artifacts-destination", f"{self.folder}/served"),
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                start_new_session=True,
+            )
+        self._wait(60)
+        return self
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            self._process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process = None
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+                return
+            time.sleep(0.1)
+        raise TimeoutError((self.folder / "server.log").read_text())
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler: type[Handler]) -> Iterator[str]:
+    """The address of a server of our own, which answers as `handler` does."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as ours:
+        ours.daemon_threads = True
+        thread = threading.Thread(target=ours.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{ours.server_address[1]}"
+        ours.shutdown()
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def store(uri: str | None, experiment: str = "pipeline") -> TrackingStore:
+    return TrackingStore("any", uri, experiment)
+
+
+class Writer:
+    """A run's folder and log, written as a driver does."""
+
+    def __init__(self, folder: Path, **run: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, folder / "events.jsonl"
+        self.key = f"key of {folder}"
+        tell = {"key": self.key, "name": folder.name, "folder": str(folder), "pid": os.getpid()}
+        self.write({"time": BEGAN, "event": "run", **tell, "host": os.uname().nodename, "params": {}, "tags": {}} | run)
+
+    def write(self, *lines: dict[str, Any]) -> "Writer":
+        log = EventLog(self.log)
+        for values in lines:
+            log.append(from_plain(values))
+        log.close()
+        return self
+
+    def steps(self, first: int, last: int) -> list[Value]:
+        """Writes a call of the loop for each step, and returns the losses that MLflow must hold."""
+        steps = range(first, last + 1)
+        losses = [("train/loss", float(f"{1 / step:.6g}"), round(1000 * (BEGAN + step)), step) for step in steps]
+        self.write(
+            *({"time": BEGAN + step, "event": "steps", "group": "point", "step": step, "losses": [loss]}
+              for step in steps for loss in [1 / step])
+        )  # fmt: skip
+        return losses
+
+    def end(self, status: str = "FINISHED", error: str | None = None) -> None:
+        self.write({"time": BEGAN + 9999, "event": "ended", "status": status, "error": error})
+
+
+def only_run(uri: str, key: str) -> Any:
+    """The one run with this key, deleted ones aside."""
+    client = MlflowClient(uri)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (run,) = client.search_runs(experiments, f"tags.`pipeline.key` = '{key}'")
+    return run
+
+
+def values(uri: str, run: Any) -> Counter[Value]:
+    """How often each value of each metric is stored."""
+    client = MlflowClient(uri)
+    return Counter(
+        (each.key, each.value, each.timestamp, each.step)
+        for name in run.data.metrics
+        for each in client.get_metric_history(run.info.run_id, name)
+    )
+
+
+def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
+    lines: list[str] = []
+    return syncing.sync(folders, Path("outputs"), uri, lines.append), lines
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
+    return found
