@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bad_input import Case, cases, keys, of_key, untypeable
-from conftest import ROOT, sampled
+from conftest import ROOT, SUPPORT, sampled
 
 # In how many processes, each of which runs its cases one after the other.
 PROCESSES = 2
@@ -23,7 +23,7 @@ def ended(folder: Path, wanted: list[Case]) -> list[dict[str, Any]]:
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "bad_input", str(folder / str(part)), *map(json.dumps, wanted[part::PROCESSES])],
-            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -183,7 +183,9 @@ def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning
     right = clock_of(line)
     line.close()
     finding = judge_clock("b", "a", *ahead)
-    assert (finding.severity, finding.found) == (Severity.FAULT, "120.000 s ahead of a")
+    assert finding.severity is Severity.FAULT
+    # As exact as the line is quick.
+    assert re.fullmatch(r"1(19|20)\.\d{3} s ahead of a", finding.found)
     assert "chronyc makestep" in finding.remedy
     assert judge_clock("b", "a", *right).severity is Severity.FINE
     assert judge_clock("b", "a", -3.0, 0.1).severity is Severity.WARNING

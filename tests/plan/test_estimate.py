@@ -296,7 +296,7 @@ def test_other_shipped_sizes_are_those_of_the_built_models_too():
 
 def assert_shipped(choices: list[tuple[str, str, str]]) -> None:
     for plan, made in built(choices):
-        assert shipped(plan) == made, f"{facts(plan)}: run python tests/shipped_sizes.py"
+        assert shipped(plan) == made, f"{facts(plan)}: run python tests/support/shipped_sizes.py"
 
 
 def of(model: keras.Model, part: object) -> Size:

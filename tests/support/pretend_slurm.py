@@ -1,6 +1,6 @@
 """A real Slurm of four nodes that are all this machine, listening on 127.0.0.1, and gone when it is left.
 
-python tests/pretend_slurm.py    # until Ctrl-C, for trying things by hand; says what to export
+python tests/support/pretend_slurm.py    # until Ctrl-C, for trying things by hand; says what to export
 """
 
 import ctypes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SUPPORT
 from rich.console import Console, RenderableType
 from shown_runs import a_plan, a_point, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
@@ -352,7 +352,7 @@ def test_the_cursor_comes_back_whichever_write_is_interrupted() -> None:
 def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
     program = f"""
         import signal, sys, time
-        sys.path[:0] = {[str(ROOT), *(str(ROOT / folder) for folder in ("tests", "tests/views"))]!r}
+        sys.path[:0] = {[str(ROOT), str(SUPPORT.parent), str(SUPPORT)]!r}
         from pipeline.record.events import Beat
         from pipeline.views.terminal import Progress, console_on
         from shown_runs import a_plan
