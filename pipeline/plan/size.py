@@ -1,7 +1,8 @@
 """The size of a built model: its variables, what its optimizer keeps for each, and what a step keeps of an example.
 
 A process that has built the model tells it. The sizes of the built-in models on the built-in data come with the
-package, made by `tests/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend on.
+package, made by `tests/support/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend
+on.
 """
 
 import hashlib

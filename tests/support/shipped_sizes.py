@@ -1,4 +1,7 @@
-"""Makes pipeline/plan/sizes.json, the sizes of the built-in models on our data: `python tests/support/shipped_sizes.py`."""
+"""Makes pipeline/plan/sizes.json, the sizes of the built-in models on our data.
+
+python tests/support/shipped_sizes.py
+"""
 
 import functools
 import json
