@@ -158,6 +158,18 @@ def ratios_of(title: str, kinds: Callable[[Rows], Mapping[str, Sequence[float]]]
     return table
 
 
+def overlap(rows: Rows, part: str) -> list[str]:
+    """How long a step takes by how gradients leave, with what was predicted."""
+    return [
+        f"| `cnn`, link of {rows['rate']}, gradients sent | exposed communication | a step | predicted |",
+        "|---|---|---|---|",
+        *(
+            f"| {how} | {row['exposed_ms']:.1f} ms | {row['step_ms']:.1f} ms | {row['predicted_ms']:.1f} ms |"
+            for how, row in rows["sends"].items()
+        ),
+    ]
+
+
 def _prepared(rows: Rows) -> dict[str, Sequence[float]]:
     """Ratios by data and what of the command they are of."""
     words = {"shards": "the shards alone", "whole": "the whole command"}
@@ -320,5 +332,6 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "explain": explain,
     "scale": scale,
     "growth": growth,
+    "overlap": overlap,
     "transcripts": transcripts,
 }
