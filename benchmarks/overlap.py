@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import record
 
-sys.path.append(str(record.ROOT / "tests"))
+sys.path.append(str(record.ROOT / "tests" / "support"))
 
 from namespaces import Hosts, made
 
