@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
-from pipeline.launch.signals import CONDUCTOR, STACKS
+from pipeline.launch.signals import DRIVER_PID, STACKS
 from pipeline.launch.standby import PRELOAD, Standby, seconds_of
 from pipeline.launch.this_machine import FREE_SECONDS, reserve
 from pipeline.plan.machine import Machine
@@ -303,7 +303,7 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
             "TF_CONFIG": None,
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
-            CONDUCTOR: str(os.getpid()),
+            DRIVER_PID: str(os.getpid()),
         }
         if backend in STARTED_ANEW:
             # What a user has set comes last, and holds.

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 
-from pipeline.launch.signals import CONDUCTOR, PREEMPTING, die_with_conductor
+from pipeline.launch.signals import DRIVER_PID, PREEMPTING, die_with_driver
 
 # Left to itself, the server hears of its driver's end only once it has imported all this. One on standby has none.
-if CONDUCTOR in os.environ:
-    die_with_conductor()
+if DRIVER_PID in os.environ:
+    die_with_driver()
 # A scheduler sends them to all that it has started. With this server processes would seem gone that write a checkpoint.
 for _number in PREEMPTING:
     signal.signal(_number, signal.SIG_IGN)

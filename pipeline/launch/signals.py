@@ -16,7 +16,7 @@ ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
 # linux/prctl.h
 PR_SET_PDEATHSIG = 1
 # What tells a process that imports slowly, in its environment, whose child it is.
-CONDUCTOR = "PIPELINE_CONDUCTOR"
+DRIVER_PID = "PIPELINE_DRIVER_PID"
 
 
 class Interrupted(BaseException):
@@ -62,11 +62,11 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
             signal.signal(ending, handler)
 
 
-def die_with_conductor() -> None:
+def die_with_driver() -> None:
     """Makes the kernel kill this process, a child of the driver's, when that ends, which may have been already.
 
     No thread could: an import of TensorFlow holds Python's lock.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[CONDUCTOR]):
+    if os.getppid() != int(os.environ[DRIVER_PID]):
         os.kill(os.getpid(), signal.SIGKILL)

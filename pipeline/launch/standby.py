@@ -25,15 +25,15 @@ from socket import AF_UNIX, socket
 from typing import Any
 
 from pipeline.launch import LaunchError
-from pipeline.launch.signals import CONDUCTOR
+from pipeline.launch.signals import DRIVER_PID
 
 PRELOAD = ["pipeline.launch.preload"]
 AGE = re.compile(r"([1-9]\d{0,3})([smh])")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 # Variables that no process computes by: a command in another terminal has others.
 INDIFFERENT = re.compile(
-    "_|CONDUCTOR|PWD|OLDPWD|SHLVL|TERM.*|COLORTERM|COLUMNS|LINES|WINDOWID|DISPLAY|STY|TMUX.*|SSH_.*|VTE_.*|XDG_SESSION.*"
-    "|DBUS_.*|PS1|PROMPT.*".replace("CONDUCTOR", CONDUCTOR)
+    "_|DRIVER_PID|PWD|OLDPWD|SHLVL|TERM.*|COLORTERM|COLUMNS|LINES|WINDOWID|DISPLAY|STY|TMUX.*|SSH_.*|VTE_.*|XDG_SESSION.*"
+    "|DBUS_.*|PS1|PROMPT.*".replace("DRIVER_PID", DRIVER_PID)
 )
 # Of an address, including its end (unix(7), `sun_path`).
 PATH_BYTES = 108
@@ -159,7 +159,7 @@ def serve(listener: int, lock: int, address: str, preload: list[str]) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
-    os.environ.pop(CONDUCTOR, None)
+    os.environ.pop(DRIVER_PID, None)
 
     def expire(number: int, frame: object) -> None:
         left = os.fstat(lock).st_mtime - time.time()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.launch.signals import CONDUCTOR, die_with_conductor
+from pipeline.launch.signals import DRIVER_PID, die_with_driver
 from pipeline.prepare import folder as folders
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
     from distributed import Client, LocalCluster
 
     environment = {
-        CONDUCTOR: str(os.getpid()),
+        DRIVER_PID: str(os.getpid()),
         LOG: str(folders.log(str(folder.absolute()))),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -184,7 +184,7 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
 def dask_setup(worker: object) -> None:
     """Makes a worker of this machine end with its driver, print to the log and see no GPU; Dask calls it in each."""
     # Dask has a thread see to it, which may come too late.
-    die_with_conductor()
+    die_with_driver()
     # The driver handles a Ctrl-C at the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -24,7 +24,7 @@ from pipeline.run.session import Key, Preemption, RunRequest, Session, cluster_k
 from pipeline.run.views import RunResult, Screen
 
 # The output of a run, in its folder.
-LOG = "conductor.log"
+LOG = "driver.log"
 POLL_SECONDS = 0.2
 # For runs to end once the command does.
 END_SECONDS = 60.0

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, PREEMPTING, die_with_conductor
+from pipeline.launch.signals import DRIVER_PID, PR_SET_PDEATHSIG, PREEMPTING, die_with_driver
 from warm.asking import compose_once
 from warm.running import path_of_all, run, take_streams
 
@@ -49,7 +49,7 @@ class Warm:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             path = os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))
-            given = {"PYTHONPATH": path, CONDUCTOR: str(os.getpid())}
+            given = {"PYTHONPATH": path, DRIVER_PID: str(os.getpid())}
             as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
             # Arrow's allocator has a thread, which no process that is forked has.
             as_ever["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
@@ -204,8 +204,8 @@ def _wait(command: socket.socket) -> NoReturn:
     """Waits until the command would start its fork server, and is that."""
     import numpy as np
 
-    os.environ[CONDUCTOR] = str(os.getppid())
-    die_with_conductor()
+    os.environ[DRIVER_PID] = str(os.getppid())
+    die_with_driver()
     told, descriptors, _, _ = socket.recv_fds(command, LARGEST, 8)
     if not told:
         os._exit(0)
