@@ -1,8 +1,7 @@
-"""The typed shape of a config: all that can be set, as plain dataclasses.
+"""The typed shape of a config: all that can be set, as plain dataclasses, one for each group of keys.
 
-One class for each group of keys. `config.py` fills them from YAML and the command line, `plan.py` reads them.
-What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is
-planned". The classes are mutable because Hydra composes into them; what comes out of the plan is frozen.
+What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is planned".
+The classes are mutable because Hydra composes into them; what comes out of the plan is frozen.
 """
 
 import re
