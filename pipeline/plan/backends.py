@@ -27,7 +27,7 @@ ONLY_ON_JAX: dict[str, tuple[object, str]] = {
     "data.service": (None, "whose examples are arrays in memory"),
     "data.profile": (False, "whose examples are arrays in memory"),
     "data.cache": (Cache.none, "whose examples are arrays in memory"),
-    "strategy.collective": (AUTO, "where XLA adds up what replicas computed"),
+    "strategy.collective": (AUTO, "where XLA adds up what replicas computed, or shared memory where it can"),
     "strategy.bucket_bytes": (None, "where XLA adds up what replicas computed"),
     "train.gradient_bits": (32, "where XLA exchanges gradients as they are"),
     "train.batch_statistics": ("global", "whose statistics are those of the global batch"),
@@ -160,9 +160,17 @@ def compared_every(config: Config, workers: int) -> int | None:
     return config.train.compare_weights_every or (None if ours else COMPARED_EVERY)
 
 
+def shares_memory_under_jax(plan: Plan) -> bool:
+    """True if processes of JAX, all on one host's CPUs with a device each, are to share memory."""
+    alone = plan.hosts_that_train == 1 and len(plan.leaders) == plan.workers > 1
+    return alone and plan.backend == JAX and plan.hardware.kind == "cpu" and plan.strategy.devices_per_replica == 1
+
+
 def notes_on_sums(plan: Plan) -> list[str]:
-    """Returns why processes of a host that compute on CPUs share no memory, where that was left to the plan."""
+    """Returns what decides by itself whether processes of a host that compute on CPUs share memory."""
     count = len(plan.leaders)
+    if shares_memory_under_jax(plan):
+        return [f"{count} processes add gradients that travel in one bucket through shared memory, others by Gloo."]
     left = plan.strategy.collective == AUTO and plan.collective == TENSORFLOW and plan.backend == TENSORFLOW
     if not left or plan.hardware.kind != "cpu" or count <= plan.hosts_that_train:
         return []

@@ -69,7 +69,10 @@ TWO_HOSTS = {"hardware": "2x1cpu", "hardware__devices_per_host": 2}
         ({"workers": 1}, "tensorflow", 0),
         ({"strategy": "mirrored"}, "tensorflow", 0),
         ({"strategy": "parameter_server"}, "tensorflow", 1),
-        ({"backend": "jax"}, "tensorflow", 0),
+        ({"backend": "jax"}, "tensorflow", 1),
+        ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0),
+        (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1),
+        ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0),
     ],
 )
 def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_so(given, adds, notes):

@@ -20,6 +20,10 @@ SMALL = (
 )  # fmt: skip
 MLP = (*SMALL, "model=mlp", "data=digits")
 UNMEASURED = ("measure.steps=0", "measure.baseline=none")
+IN_MEMORY, BY_GLOO = (
+    "Processes add gradients through shared memory.",
+    "Gloo adds gradients, in place of shared memory: ",
+)
 # As many steps as losses are compared over.
 STEPS = 50
 
@@ -80,6 +84,7 @@ def test_every_strategy_trains_as_one_device_does(jax):
     ):
         found, result = trained(jax, name, *MLP, *given)
         np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=name)
+        assert (IN_MEMORY in result["notes"]) == (name == "processes")
         assert result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
 
 
@@ -99,8 +104,20 @@ def test_two_processes_train_other_models_as_one_device_does(jax, model):
         "transformer": ("model=transformer", "data=text", "data.build.length=16", "model.build.blocks=2"),
     }[model]
     one, _ = trained(jax, "one", *SMALL, *given, "strategy=one_device")
-    two, _ = trained(jax, "two", *SMALL, *given, "strategy=multi_worker", "workers=2")
+    two, result = trained(jax, "two", *SMALL, *given, "strategy=multi_worker", "workers=2")
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+    assert any(note.startswith(BY_GLOO) and note.endswith(" in one bucket.") for note in result["notes"])
+
+
+def test_processes_that_may_not_have_the_memory_add_by_gloo_and_say_so(pipeline, without_tensorflow, tmp_path):
+    bounded = tmp_path / "python"
+    # In blocks of 512 or 1024 bytes: less than four slots take.
+    bounded.write_text(f'#!/bin/sh\nulimit -f 3000\nexec {without_tensorflow} "$@"\n')
+    bounded.chmod(0o755)
+    ran = pipeline(*MLP, *UNMEASURED, "train.steps=4", "strategy=multi_worker", "workers=2", python=bounded)
+    assert ran.code == 0, ran.err
+    (said,) = (note for note in ran.result["notes"] if note.startswith(BY_GLOO))
+    assert "rank 0 says: " in said
 
 
 def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_does(jax, tmp_path):

@@ -1,6 +1,6 @@
 """What processes that share memory come to, as JSON on the standard output: `python sharing.py WHAT`.
 
-They are forked from this one, which has imported TensorFlow and run nothing, as the program's own are.
+They are forked from this one, which has imported no engine.
 """
 
 import json
@@ -17,9 +17,7 @@ from threading import Timer
 import ml_dtypes
 import numpy as np
 
-from pipeline.worker.tensorflow import shared_memory
-from pipeline.worker.tensorflow.collective import PeerLostError
-from pipeline.worker.tensorflow.shared_memory import join
+from pipeline.worker.shared_memory import NARROW, PeerLostError, join
 
 TYPES = ["float32", "float64", "float16", "int8", "int32", "int64", "uint16", "complex64", "complex128"]
 TYPES = [*map(np.dtype, TYPES), np.dtype(ml_dtypes.bfloat16)]
@@ -81,7 +79,7 @@ def drawn(rank, size, dtype):
 
 def in_order(count, size, dtype):
     """The sum in the order of ranks; of narrow types as the sum of wide ones."""
-    wide = np.float32 if dtype in shared_memory.NARROW else dtype
+    wide = np.float32 if dtype in NARROW else dtype
     total = drawn(0, size, dtype).astype(wide)
     for rank in range(1, count):
         total = total + drawn(rank, size, dtype).astype(wide)
@@ -183,6 +181,56 @@ def stopped():
         return time.monotonic() - started, time.process_time() - busy, float(total.sum())
 
     return together(3, work, looks_seconds=1e-4)
+
+
+def compiled(count):
+    """Sizes of which the sums that a compiled loop of JAX makes differ from those in order."""
+
+    def work(memory, rank, told):
+        jax, add = compiling(memory)
+        loop = jax.jit(lambda vector: jax.lax.map(lambda turn: add(vector * turn), np.float32([1, 2, 0.5, 1])))
+        found = []
+        for size in SIZES[1:]:
+            made, wanted = np.asarray(loop(drawn(rank, size, TYPES[0]))), in_order(count, size, TYPES[0])
+            found += [
+                size
+                for one, turn in zip(made, (1, 2, 0.5, 1), strict=True)
+                if one.tobytes() != (wanted * turn).tobytes()
+            ]
+        return found
+
+    return together(count, work)
+
+
+def compiled_killed():
+    """[(error, is it known for a lost peer, seconds until it comes)] in JAX's processes of which one is killed."""
+
+    def work(memory, rank, told):
+        jax, add = compiling(memory)
+        from pipeline.worker.jax.engine import lost_a_peer
+
+        summed = jax.jit(add)
+        summed(np.ones(10, np.float32)).block_until_ready()
+        if rank == 1:
+            at_meeting(memory, 3, signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            summed(np.ones(10**6, np.float32)).block_until_ready()
+        except Exception as error:
+            return str(error), lost_a_peer(error), time.monotonic() - started
+        return None
+
+    return together(3, work, looks_seconds=1e-4)
+
+
+def compiling(memory):
+    """(JAX, what adds in its compiled functions) in a process of its own."""
+    os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    import jax
+
+    from pipeline.worker.jax.shared_memory import adding
+
+    return jax, adding(memory)
 
 
 def unable():

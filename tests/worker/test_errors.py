@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.worker.model_error import reason, told
-from pipeline.worker.tensorflow.collective import PeerLostError, lost_a_peer
+from pipeline.worker.shared_memory import PeerLostError
+from pipeline.worker.tensorflow.collective import lost_a_peer
 
 OF_HOROVOD = (
     'Graph execution error:\n\nDetected at node sum defined at (most recent call last):\n  File "a.py", line 1\n\n'

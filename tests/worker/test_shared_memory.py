@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from conftest import ROOT, SUPPORT
@@ -67,6 +68,19 @@ def test_a_process_stopped_in_the_middle_of_a_sum_is_waited_for_without_taking_a
     assert waited > 0.9
     assert busy < 0.4
     assert total == its_total == 3e6
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+def test_a_loop_that_jax_compiled_adds_in_the_order_of_ranks_to_the_last_bit_and_ends_where_a_process_is_killed():
+    made = came("compiled:2", "compiled:3", "compiled_killed")
+    assert made["compiled:2"] == [[]] * 2
+    assert made["compiled:3"] == [[]] * 3
+    first, gone, third = made["compiled_killed"]
+    assert gone is None
+    for said, is_known, seconds in (first, third):
+        assert said.startswith("UNAVAILABLE: PeerLostError: ")
+        assert is_known
+        assert seconds < 5
 
 
 @pytest.mark.parametrize(

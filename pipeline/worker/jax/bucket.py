@@ -1,15 +1,17 @@
 """Gradients that travel in one bucket, as one array, where XLA would add up one array after the other.
 
 On CPUs each takes some 0.1 ms, however small, of which a small model's step is made; large ones, too, are added up
-faster in one piece. So each device computes the mean loss of its own examples, its gradients and what metrics add up,
-and one array of all of these is summed over the devices. Where each has as many examples and none meets another on its
-way to the loss, that is what one device computes. It is done for models that are made of layers, losses and metrics of
-which this is known, and for batches whose examples have no weights.
+faster in one piece, and processes of one host add it through the memory that they share. So each device computes the
+mean loss of its own examples, its gradients and what metrics add up, and one array of all of these is summed over the
+devices. Where each has as many examples and none meets another on its way to the loss, that is what one device
+computes. It is done for models that are made of layers, losses and metrics of which this is known, and for batches
+whose examples have no weights.
 """
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +25,10 @@ from pipeline.worker.jax import step
 from pipeline.worker.jax.compiled import on_cpu
 from pipeline.worker.jax.devices import BATCH, MODEL
 
+# Returns the sum of all devices' vectors, inside a function of one of them.
+Add = Callable[[Any], Any]
+# XLA's, over all devices of the mesh.
+BY_XLA: Add = partial(jax.lax.psum, axis_name=BATCH)
 # Layers that make of an example what they would make of it alone, as long as they have no state, such as a seed.
 LAYERS = frozenset({
     layers.Activation, layers.Add, layers.Average, layers.AveragePooling1D, layers.AveragePooling2D, layers.Concatenate,
@@ -39,7 +45,9 @@ LOSSES = frozenset({
 })  # fmt: skip
 
 
-def made_of(mesh: Mesh, model: keras.Model, variables: step.Variables, state: step.State, batch: Any) -> step.Made:
+def made_of(
+    mesh: Mesh, model: keras.Model, variables: step.Variables, state: step.State, batch: Any, add: Add = BY_XLA
+) -> step.Made:
     """As `step.made_of`, of a model that `fits`."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     parts, (trainable, other, _, metrics) = mesh.shape[BATCH], state
@@ -49,7 +57,7 @@ def made_of(mesh: Mesh, model: keras.Model, variables: step.Variables, state: st
     def of_part(state: step.State, batch: Any) -> Any:
         none = [jnp.zeros(one.shape, one.dtype) for one in metrics]
         loss, gradients, _, added = step.made_of(model, variables, (*state[:3], none), batch)
-        return jax.lax.psum(_packed([loss, *gradients, *added]), BATCH)
+        return add(_packed([loss, *gradients, *added]))
 
     whole = PartitionSpec()
     # Unchecked: Keras's layers do not say what of theirs is the same on all devices.

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from pipeline.data.examples import rows
+from pipeline.plan.backends import shares_memory_under_jax
 from pipeline.plan.batch_sizes import expect_batch
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
@@ -17,7 +18,7 @@ from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.jax import build, layouts, size
+from pipeline.worker.jax import bucket, build, layouts, shared_memory, size
 from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
@@ -41,11 +42,17 @@ class JaxEngine:
         self.notes = Notes(emit if self._chief else None)
         self._data = ProcessData(plan, process, emit)
         self._sample: TextSample | None = None
+        self._add = bucket.BY_XLA
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns versions once every process has joined."""
         prepare_devices(self._plan, self._process)
         self._mesh = mesh_of(self._plan, self._process)
+        if shares_memory_under_jax(self._plan):
+            try:
+                self._add = shared_memory.of_plan(self._plan, self._process)
+            except ConnectionRefusedError as error:
+                self.notes.add(f"Gloo adds gradients, in place of shared memory: {error}.")
         return versions()
 
     def load(self, folder: str) -> events.Loaded:
@@ -76,8 +83,15 @@ class JaxEngine:
         placed = layouts.shardings(model, cut, self._mesh)
         self._loop = loop = JaxLoop(
             model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
-            alike=plan.training.deterministic,
+            alike=plan.training.deterministic, add=self._add,
         )  # fmt: skip
+        if self._add is not bucket.BY_XLA:
+            travel = bucket.fits(model, loop.groups, self._mesh)
+            self.notes.keep(
+                "Processes add gradients through shared memory."
+                if travel
+                else "Gloo adds gradients, in place of shared memory: those of this model do not travel in one bucket."
+            )
         state_bytes = variables.state_bytes(model, (model.optimizer,))
         if self._mesh.shape[MODEL] > 1:
             held, whole = loop.held_bytes(), state_bytes - sum(map(variables.bytes_of, model.trainable_variables))

@@ -48,6 +48,7 @@ class JaxLoop(TrainingLoop):
         position: Position = BEGINNING,
         cut: Mapping[str, Axes] | None = None,
         alike: bool = False,
+        add: bucket.Add = bucket.BY_XLA,
     ) -> None:
         """`shardings` says where each variable is, by its id; metrics are whole on every device. `cut` are those that
         are cut, by their paths.
@@ -70,7 +71,7 @@ class JaxLoop(TrainingLoop):
         for group in self.groups:
             for variable in group:
                 self._lay(variable)
-        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, self.groups, mesh) else step.made_of
+        made_of = partial(bucket.made_of, mesh, add=add) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: CompiledSteps | None = None
         self._results = step.results(model)

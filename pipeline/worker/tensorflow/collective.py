@@ -21,6 +21,7 @@ from pipeline.plan.buckets import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
+from pipeline.worker.shared_memory import PeerLostError
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -95,10 +96,6 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 
 
 ALONE: Collective[Addend] = Alone()
-
-
-class PeerLostError(ConnectionError):
-    """A process of this host has gone while others wait for it."""
 
 
 # What Horovod's operations and ours fail with once a process is gone, which TensorFlow has no kind of error for.

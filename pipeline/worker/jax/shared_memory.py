@@ -1,0 +1,137 @@
+"""Adds over the processes of a host inside a compiled step, through the memory that they share.
+
+A compiled program calls what is registered by XLA's foreign function interface, a function of Python as well, with the
+numbers where they lie. Its structures, of which a function reads the first fields, are those of `xla/ffi/api/c_api.h`
+beside jaxlib, which stays able to call functions of earlier versions.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from pipeline.plan.plan import Plan, Process
+from pipeline.private_jax import distributed
+from pipeline.worker.jax.bucket import Add
+from pipeline.worker.shared_memory import LOOKS_SECONDS, Memory, PeerLostError, join
+
+TARGET = "pipeline_shared_memory_sum"
+# The version that the structures below were read in; it is what a function says that it was made for.
+MAJOR, MINOR = 0, 3
+# Asked of a function as it is registered, in place of a call.
+METADATA = 1
+# Codes of errors.
+INTERNAL, UNAVAILABLE = 13, 14
+
+
+class _Struct(Structure):
+    """The fields that all begin with."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("struct_size", c_size_t), ("extension", c_void_p))
+
+
+class _Version(_Struct):
+    _fields_ = (("major", c_int), ("minor", c_int))
+
+
+class _Metadata(Structure):
+    _fields_ = (("struct_size", c_size_t), ("version", _Version))
+
+
+class _Extension(Structure):
+    _fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", POINTER(_Metadata)))
+
+
+class _Error(_Struct):
+    _fields_ = (("message", c_char_p), ("code", c_int))
+
+
+class _Api(_Struct):
+    _fields_ = (
+        ("version", _Version), ("internal", c_void_p), ("create_error", ctypes.CFUNCTYPE(c_void_p, POINTER(_Error))),
+    )  # fmt: skip
+
+
+class _Buffer(_Struct):
+    _fields_ = (("dtype", c_int), ("data", c_void_p), ("rank", c_int64), ("dims", POINTER(c_int64)))
+
+
+class _Buffers(_Struct):
+    _fields_ = (("size", c_int64), ("types", c_void_p), ("buffers", POINTER(POINTER(_Buffer))))
+
+
+class _Frame(_Struct):
+    _fields_ = (
+        ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int), ("arguments", _Buffers), ("results", _Buffers),
+    )  # fmt: skip
+
+
+# What XLA calls lives as long as the process.
+_registered: list[object] = []
+
+
+def of_plan(plan: Plan, process: Process) -> Add:
+    """Returns what a plan's processes, all of one host, add by; all of them call it, once.
+
+    Raises `ConnectionRefusedError` in all if one cannot share memory.
+    """
+    number, count = plan.leaders.index(process.rank), len(plan.leaders)
+    tell_all = _telling(number, count, plan.launch.startup_timeout)
+    return adding(join(number, range(count), tell_all, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS))
+
+
+def adding(memory: Memory) -> Add:
+    """Returns what adds a vector, float32 [numbers], over the processes that share memory; called once in a process.
+
+    Of a compiled program they call it once a step, and in the same order.
+    """
+
+    @ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))  # type: ignore[untyped-decorator]
+    def called(pointer: Any) -> Any:
+        frame = pointer.contents
+        extension = _Extension.from_address(frame.extension) if frame.extension else None
+        if extension is not None and extension.type == METADATA:
+            version = extension.metadata.contents.version
+            version.major, version.minor = MAJOR, MINOR
+            return None
+        try:
+            memory.sum_into([_vector(frame.results)], [_vector(frame.arguments)])
+        except Exception as error:
+            code = UNAVAILABLE if isinstance(error, PeerLostError) else INTERNAL
+            message = f"{type(error).__name__}: {error}".encode()
+            raised = _Error(ctypes.sizeof(_Error), None, message, code)
+            return frame.api.contents.create_error(ctypes.byref(raised))
+        return None
+
+    _registered.append(called)
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.cast(called, c_void_p).value), platform="cpu")
+
+    def add(vector: Any) -> Any:
+        # Its effect is that others go on: it is to be left out, or joined with another, nowhere.
+        return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(vector.shape, np.float32), has_side_effect=True)(vector)
+
+    return add
+
+
+def _vector(buffers: _Buffers) -> np.ndarray:
+    """The first of these, where it lies."""
+    buffer = buffers.buffers[0].contents
+    return np.frombuffer((ctypes.c_float * buffer.dims[0]).from_address(buffer.data), np.float32)
+
+
+def _telling(number: int, count: int, seconds: float) -> Callable[[str], list[str]]:
+    """Returns what tells all processes, through the one that coordinates them, what each says; all call it together."""
+    client, calls = distributed.global_state.client, 0
+
+    def tell_all(text: str) -> list[str]:
+        nonlocal calls
+        calls += 1
+        # Of no length a value is none.
+        client.key_value_set(f"{TARGET}/{calls}/{number}", f"{text}\n")
+        keys = [f"{TARGET}/{calls}/{other}" for other in range(count)]
+        return [client.blocking_key_value_get(key, int(1000 * seconds)).removesuffix("\n") for key in keys]
+
+    return tell_all
