@@ -140,11 +140,18 @@ def leaves(structure: Nested[T]) -> list[T]:
 
 
 def rows(structure: Nested[np.ndarray], chosen: np.ndarray) -> Nested[np.ndarray]:
-    """The chosen rows of each array of a nested structure."""
+    """The chosen rows of each array of a nested structure.
+
+    >>> from collections import namedtuple
+    >>> rows(namedtuple("Pair", "x y")(np.arange(3), [np.arange(6)]), np.array([2, 0]))
+    Pair(x=array([2, 0]), y=[array([2, 0])])
+    """
     if isinstance(structure, Mapping):
         return {key: rows(inner, chosen) for key, inner in structure.items()}
     if isinstance(structure, tuple | list):
-        return type(structure)(rows(inner, chosen) for inner in structure)
+        # A named tuple is made of parts one by one.
+        make = getattr(structure, "_make", type(structure))
+        return cast("Nested[np.ndarray]", make(rows(inner, chosen) for inner in structure))
     array: np.ndarray = cast("np.ndarray", structure)[chosen]
     return array
 
