@@ -102,7 +102,10 @@ def field(workers: int, cluster: LocalCluster, folder: Path, serving: contextlib
     def rival(name: str, spec: Spec, pace: str | None = None) -> Make:
         def make(running: Mapping[str, Contestant]) -> Contestant:
             per_call = running[pace].steps_per_call if pace in running else 1
-            met = ("127.0.0.1", serving.enter_context(horovod.served("127.0.0.1"))) if name in OF_HOROVOD else None
+            met = None
+            if name in OF_HOROVOD:
+                port, token = serving.enter_context(horovod.served("127.0.0.1"))
+                met = (horovod.address("127.0.0.1", port, token), port)
             chosen = dataclasses.replace(spec, steps_per_call=per_call, rendezvous=met)
             return Rival(chosen, f"{SUITE}-{name}", folder)
 
