@@ -7,7 +7,7 @@ that training can go on at any position, with other replicas or another global b
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
@@ -104,16 +104,14 @@ def raw_stream(
     where it is needed for that.
     """
     position = layout.settled(position)
-    raw = reads.raw(part, shuffle, seed, reading)
-    static = layout.last != "short"
+    raw, seed_of_order = reads.raw(part, shuffle, seed, reading), seed if shuffle else None
     inner = part.raw if isinstance(part, Examples) else part
     if callable(raw):
         if isinstance(inner, tf.data.Dataset):
             _draw_orders(inner, position.epoch)
-        from_dataset = _static_from_dataset if static else _from_dataset
-        epoch = from_dataset(raw, layout, seed if shuffle else None, reading.window)
+        epoch = _from_dataset(raw, layout, seed_of_order, reading.window)
     else:
-        epoch = (_static_from_arrays if static else _from_arrays)(raw, layout, seed if shuffle else None)
+        epoch = _from_arrays(raw, layout, seed_of_order)
     batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
     # Those of a data set that is read in a function are lost otherwise.
     return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
@@ -206,7 +204,13 @@ def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
 
         def batches(step: tf.Tensor) -> Step:
             start, edges, total = _shares(layout, trained, step)
-            chosen = [rows[start + first : start + last] for first, last in itertools.pairwise(edges)]
+            if layout.last == "short":
+                batch = rows[start : start + edges[-1]]
+            else:
+                # A number of rows that is known, unlike that of a slice; the last example pads.
+                places = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), examples - 1)
+                batch = tf.gather(rows, places)
+            chosen = [batch[first:last] for first, last in itertools.pairwise(edges)]
             return total, tuple(
                 tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
             )
@@ -220,38 +224,35 @@ def _from_dataset(
     read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
 ) -> Epoch:
     """An epoch of what `read` returns for its number, shuffled where there is a seed."""
-    spec = read(tf.constant(0, tf.int64)).element_spec
-    empty = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), spec)
-    )
+
+    def filled(leaf: tf.Tensor) -> tf.Tensor:
+        # The last example pads.
+        return tf.gather(leaf, tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1))
 
     def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
-        ordered = _shuffled(read(number), layout, seed, number, window)
-        ordered = ordered.skip(trained // len(layout.counts))
-        whole = ordered.batch(layout._share, num_parallel_calls=tf.data.AUTOTUNE)
+        ordered = read(number)
+        if seed is not None:
+            ordered = shuffled(ordered, min(max(1, layout.examples), window), seed, number)
+        whole = ordered.skip(trained // len(layout.counts)).batch(
+            layout._share, drop_remainder=layout.last == "left out", num_parallel_calls=tf.data.AUTOTUNE
+        )
+        if layout.last == "short":
+            # A shard that is shorter than the others feeds empty batches while they go on.
+            empty = tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), ordered.element_spec)
+            whole = whole.concatenate(tf.data.Dataset.from_tensors(empty).repeat())
 
         def batches(batch: Batch, step: tf.Tensor) -> Step:
             _, edges, total = _shares(layout, trained, step)
+            batch = tf.nest.map_structure(filled, batch) if layout.last == "padded" else batch
             return total, tuple(
                 tf.nest.map_structure(lambda leaf, rows=slice(first, last): leaf[rows], batch)
                 for first, last in itertools.pairwise(edges)
             )
 
-        # A shard that is shorter than the others feeds empty batches while they go on.
-        return _in_steps(whole.concatenate(empty.repeat()), steps).map(_as_written(batches))
+        # It looks for one step more: a `cache` is kept once its end was seen.
+        return tf.data.Dataset.zip((whole, tf.data.Dataset.range(steps))).map(_as_written(batches))
 
     return epoch
-
-
-def _shuffled(
-    read: tf.data.Dataset, layout: BatchLayout, seed: int | None, number: tf.Tensor, window: int
-) -> tf.data.Dataset:
-    return read if seed is None else shuffled(read, min(max(1, layout.examples), window), seed, number)
-
-
-def _in_steps(batches: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
-    """(batch, step) of the first `steps` batches. It looks for one more: a `cache` is kept once its end was seen."""
-    return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
 
 
 def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayout]]:
@@ -292,77 +293,22 @@ def _cut(part: Part, start: int, stop: int) -> Part:
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _static_from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
-    """As `_from_arrays`, in batches of one size."""
-    arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
-    size = layout.global_batch // layout.replicas
-
-    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
-        places = tf.range(layout.examples, dtype=tf.int64) if seed is None else order(layout.examples, seed, number)
-
-        def batches(step: tf.Tensor) -> Step:
-            start = trained + step * layout.global_batch
-            # A number of rows that is known, unlike that of a slice; the last example pads.
-            rows = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), layout.examples - 1)
-            chosen = tf.split(tf.gather(places, rows), layout.replicas)
-            return _counted(layout, trained, step), tuple(
-                tf.nest.map_structure(
-                    lambda array, own_rows=own_rows: tf.gather(array, tf.ensure_shape(own_rows, [size])), arrays
-                )
-                for own_rows in chosen
-            )
-
-        return tf.data.Dataset.range(steps).map(_as_written(batches))
-
-    return epoch
-
-
-def _static_from_dataset(
-    read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
-) -> Epoch:
-    """As `_from_dataset`, in batches of one size."""
-    size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
-
-    def filled(leaf: tf.Tensor) -> tf.Tensor:
-        # The last example pads.
-        rows = tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1)
-        return tf.gather(leaf, rows)
-
-    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
-        ordered = _shuffled(read(number), layout, seed, number, window)
-        whole = ordered.skip(trained).batch(
-            layout.global_batch, drop_remainder=not padded, num_parallel_calls=tf.data.AUTOTUNE
-        )
-
-        def batches(batch: Batch, step: tf.Tensor) -> Step:
-            batch = tf.nest.map_structure(filled, batch) if padded else batch
-            return _counted(layout, trained, step), tuple(
-                tf.nest.map_structure(lambda leaf, first=first: leaf[first : first + size], batch)
-                for first in range(0, layout.global_batch, size)
-            )
-
-        return _in_steps(whole, steps).map(_as_written(batches))
-
-    return epoch
-
-
-def _counted(layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Examples that count in a step's global batch, of an epoch of which so many were trained before."""
-    left = layout.examples - trained - step * layout.global_batch
-    return tf.cast(tf.minimum(left, layout.global_batch), tf.float32)
-
-
 def _as_written(function: Traced) -> Traced:
     """The function without AutoGraph's conversion, which takes longer than tracing it."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def _shares(layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+def _shares(
+    layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, Sequence[int | tf.Tensor], tf.Tensor]:
     """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
 
     The batch is what this process reads of the global one; the epoch had so many examples trained before.
     """
     start = trained // len(layout.counts) + step * layout._share
+    if layout.last != "short":
+        edges = range(0, layout.global_batch + 1, layout.global_batch // layout.replicas)
+        return start, edges, tf.cast(tf.minimum(layout.examples - start, layout.global_batch), tf.float32)
     sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout._share)
     size = sizes[layout.process] if layout.sharded else sizes[0]
     parts = layout.local if layout.sharded else layout.replicas
