@@ -19,3 +19,15 @@ class UserError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.expected, self.received, self.try_this)
+
+
+def refuse(*rules: tuple[object, str, object, str]) -> None:
+    """Raises the first error of a table whose rows are (is it wrong?, expected, received, try this).
+
+    >>> refuse((False, "a number", "x", "1"), (True, "workers of at least 1", 0, "workers=2"))
+    Traceback (most recent call last):
+    pipeline.errors.UserError: Expected workers of at least 1, received 0. Try workers=2.
+    """
+    for wrong, expected, received, try_this in rules:
+        if wrong:
+            raise UserError(expected, received, try_this)

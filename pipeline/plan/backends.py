@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Mapping
 from enum import Enum
 from importlib.util import find_spec
 from operator import attrgetter
 
 from pipeline.config.schema import Cache, Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan
 
 JAX = "jax"
@@ -33,10 +34,6 @@ ONLY_ON_JAX: dict[str, tuple[object, str]] = {
     "train.batch_statistics": ("global", "whose statistics are those of the global batch"),
     "train.compare_weights_every": (None, "whose processes step as one program"),
     "measure.explain": (False, "whose step cannot be taken apart"),
-    "train.check": (
-        "true",
-        "whose replicas make a step of the whole global batch together, so that nothing is compared",
-    ),
 }
 # Data that TensorFlow makes while they are read.
 ON_TENSORFLOW = ("pipeline.data.clicks", "pipeline.data.images", "pipeline.data.tfds")
@@ -54,19 +51,45 @@ COMPARED_EVERY = 100
 
 def check_backend(config: Config) -> None:
     """Refuses what the config's backend cannot do. Raises `UserError`."""
-    strategy = config.strategy
-    if strategy.build.get("_target_") == MODEL_PARALLEL:
+    strategy, data, target = config.strategy, config.data, config.strategy.build.get("_target_")
+    if target == MODEL_PARALLEL:
         _check_layout(config)
-    if (strategy.devices_per_replica or 1) > 1 and strategy.build.get("_target_") != MODEL_PARALLEL:
-        raise UserError(
-            "strategy.devices_per_replica with strategy=model_parallel only",
-            f"it with {strategy.name}",
-            "strategy.devices_per_replica=null, or strategy=model_parallel",
-        )
-    if config.backend == JAX:
-        _check_strategy(config)
-        _check_data(config)
-        _check_settings(config)
+    refuse((
+        (strategy.devices_per_replica or 1) > 1 and target != MODEL_PARALLEL,
+        "strategy.devices_per_replica with strategy=model_parallel only", f"it with {strategy.name}",
+        "strategy.devices_per_replica=null, or strategy=model_parallel",
+    ))  # fmt: skip
+    if config.backend != JAX:
+        return
+    communication = strategy.build.get("communication", "auto")
+    refuse(
+        (strategy.asynchronous or strategy.on_tpu or target not in ON_JAX,
+         "a strategy whose replicas make each step together under backend=jax (default, one_device, mirrored, "
+         "multi_worker or model_parallel)", f"strategy={strategy.name}", "strategy=mirrored, or backend=tensorflow"),
+        (communication != "auto", "strategy.build.communication=auto under backend=jax, where XLA adds up",
+         communication, "strategy.build.communication=auto"),
+        (data.build.get("_target_") in ON_TENSORFLOW,
+         "data as arrays, or prepared files of them, under backend=jax, which reads them without TensorFlow",
+         f"data={data.name}, whose examples TensorFlow makes", "`python -m pipeline prepare`, or backend=tensorflow"),
+    )  # fmt: skip
+    expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow")
+    check = typed(config.train.check)
+    refuse((
+        check.strip() == "strict",
+        "train.check=true under backend=jax, whose replicas make a step of the whole global batch together, so that "
+        "nothing is compared", check, "train.check=true, or backend=tensorflow",
+    ))  # fmt: skip
+
+
+def expect_only(
+    config: Config, table: Mapping[str, tuple[object, str]], under: str, instead: str, *also: object
+) -> None:
+    """Refuses other values of a table's keys than the one that it has, or `also`, and says why. Raises `UserError`."""
+    for key, (only, why) in table.items():
+        value = attrgetter(key)(config)
+        if value not in (only, *also):
+            only = f"{key}={typed(only)}"
+            raise UserError(f"{only} under {under} {why}", typed(value), f"{only}, or {instead}")
 
 
 def other(backend: str) -> str | None:
@@ -92,24 +115,20 @@ def check_installed(backend: str) -> None:
 def check_collective(config: Config) -> None:
     """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `UserError`."""
     strategy, collective = config.strategy, config.strategy.collective
-    if collective in OVER_PROCESSES and not strategy.spans_processes:
-        raise UserError(
-            f"a strategy of several processes for strategy.collective={collective}, which {OVER_PROCESSES[collective]}",
-            f"strategy={strategy.name}",
-            "strategy=multi_worker, or strategy.collective=auto",
-        )
-    if strategy.bucket_bytes is not None and (collective not in OURS or not strategy.spans_processes):
-        raise UserError(
-            "strategy.bucket_bytes where TensorFlow adds up over hosts",
-            f"it with strategy={strategy.name} and strategy.collective={collective}",
-            "strategy.bucket_bytes=null, or strategy=multi_worker strategy.collective=auto",
-        )
-    if collective == HOROVOD and config.train.gradient_bits == 16:
-        raise UserError(
-            "train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16",
-            "16",
-            "train.gradient_bits=32, or strategy.collective=auto",
-        )
+    spans = strategy.spans_processes
+    refuse(
+        (collective in OVER_PROCESSES and not spans,
+         f"a strategy of several processes for strategy.collective={collective}, which "
+         f"{OVER_PROCESSES.get(collective)}",
+         f"strategy={strategy.name}", "strategy=multi_worker, or strategy.collective=auto"),
+        (strategy.bucket_bytes is not None and (collective not in OURS or not spans),
+         "strategy.bucket_bytes where TensorFlow adds up over hosts",
+         f"it with strategy={strategy.name} and strategy.collective={collective}",
+         "strategy.bucket_bytes=null, or strategy=multi_worker strategy.collective=auto"),
+        (collective == HOROVOD and config.train.gradient_bits == 16,
+         "train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16", "16",
+         "train.gradient_bits=32, or strategy.collective=auto"),
+    )  # fmt: skip
 
 
 def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, hosts: int) -> None:
@@ -117,34 +136,22 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
     Raises `UserError`.
     """
     collective = config.strategy.collective
-    if collective == HOROVOD and per_process > 1:
-        raise UserError(
-            "one device in each process under strategy.collective=horovod",
-            per_process,
-            "strategy.devices_per_process=1, or strategy.collective=auto",
-        )
-    if collective == SHARED_MEMORY and per_process == on_host and on_host * hosts > 1:
-        raise UserError(
-            "several processes on each host under strategy.collective=shared_memory",
-            "one with every worker of its host",
-            f"{'strategy.devices_per_process=1, or ' if on_host > 1 else ''}strategy.collective=auto",
-        )
-    if config.strategy.bucket_bytes is not None and kind != "cpu":
-        raise UserError(
-            "strategy.bucket_bytes on CPUs", f"{kind.upper()}s, whose gradients leave at the end of a step",
-            "strategy.bucket_bytes=null, or hardware.kind=cpu",
-        )  # fmt: skip
-    if collective in OVER_PROCESSES and kind == "gpu":
-        why = (
-            "`make horovod` builds for them alone"
-            if collective == HOROVOD
-            else "have their gradients in a host's memory"
-        )
-        raise UserError(
-            f"CPUs under strategy.collective={collective}, which {why}",
-            "GPUs",
-            "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL",
-        )
+    in_memory = "have their gradients in a host's memory"
+    refuse(
+        (collective == HOROVOD and per_process > 1, "one device in each process under strategy.collective=horovod",
+         per_process, "strategy.devices_per_process=1, or strategy.collective=auto"),
+        (collective == SHARED_MEMORY and per_process == on_host and on_host * hosts > 1,
+         "several processes on each host under strategy.collective=shared_memory",
+         "one with every worker of its host",
+         f"{'strategy.devices_per_process=1, or ' if on_host > 1 else ''}strategy.collective=auto"),
+        (config.strategy.bucket_bytes is not None and kind != "cpu", "strategy.bucket_bytes on CPUs",
+         f"{kind.upper()}s, whose gradients leave at the end of a step",
+         "strategy.bucket_bytes=null, or hardware.kind=cpu"),
+        (collective in OVER_PROCESSES and kind == "gpu",
+         f"CPUs under strategy.collective={collective}, which "
+         f"{'`make horovod` builds for them alone' if collective == HOROVOD else in_memory}", "GPUs",
+         "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL"),
+    )  # fmt: skip
 
 
 def compared_every(config: Config, workers: int) -> int | None:
@@ -182,78 +189,30 @@ def notes_on_sums(plan: Plan) -> list[str]:
 
 def _check_layout(config: Config) -> None:
     """Refuses what the backend cannot make of a written layout, and explaining what is lost under it."""
-    each = config.strategy.devices_per_replica or 1
-    layout = config.strategy.build.get("layout")
-    key = "strategy.build.layout"
-    if config.backend == TENSORFLOW and config.measure.explain:
-        raise UserError(
-            "measure.explain=false under strategy=model_parallel, where a replica is on several devices and "
-            "its step cannot be taken apart",
-            "true",
-            "measure.explain=false",
-        )
-    if layout is None:
-        return
-    if not isinstance(layout, dict) or not layout:
-        raise UserError(f"{key} to be null or patterns", json.dumps(layout), f"{key}=null")
-    for pattern, place in layout.items():
+    each, on_jax = config.strategy.devices_per_replica or 1, config.backend == JAX
+    key, layout = "strategy.build.layout", config.strategy.build.get("layout")
+    refuse(
+        (config.backend == TENSORFLOW and config.measure.explain,
+         "measure.explain=false under strategy=model_parallel, where a replica is on several devices and its step "
+         "cannot be taken apart", "true", "measure.explain=false"),
+        (layout is not None and not (isinstance(layout, dict) and layout), f"{key} to be null or patterns",
+         json.dumps(layout), f"{key}=null"),
+    )  # fmt: skip
+    for pattern, place in layout.items() if isinstance(layout, dict) else ():
         try:
             re.compile(pattern)
         except re.error as error:
             raise UserError(f"a regular expression in {key}", f"{pattern} ({error})", f"{re.escape(pattern)}") from None
-        if config.backend == TENSORFLOW and (type(place) is not int or not 0 <= place < each):
-            raise UserError(
-                f"{key} to give each pattern the number of a device from 0 to {each - 1} under "
-                f"backend=tensorflow, which lays whole layers over strategy.devices_per_replica={each}",
-                f"{json.dumps(place)} for {pattern}",
-                f"{key}=null, or backend=jax to cut the axes of variables",
-            )
-        if config.backend == JAX and not isinstance(place, list):
-            raise UserError(
-                f"{key} to give each pattern the axes of a variable under backend=jax, as [null, model]",
-                f"{json.dumps(place)} for {pattern}",
-                f"{key}=null, or backend=tensorflow for whole layers",
-            )
-
-
-def _check_strategy(config: Config) -> None:
-    strategy = config.strategy
-    if strategy.asynchronous or strategy.on_tpu or strategy.build.get("_target_") not in ON_JAX:
-        raise UserError(
-            "a strategy whose replicas make each step together under backend=jax (default, one_device, "
-            "mirrored, multi_worker or model_parallel)",
-            f"strategy={strategy.name}",
-            "strategy=mirrored, or backend=tensorflow",
-        )
-    communication = strategy.build.get("communication", "auto")
-    if communication != "auto":
-        raise UserError(
-            "strategy.build.communication=auto under backend=jax, where XLA adds up",
-            communication,
-            "strategy.build.communication=auto",
-        )
-
-
-def _check_data(config: Config) -> None:
-    data = config.data
-    if data.build.get("_target_") in ON_TENSORFLOW:
-        raise UserError(
-            "data as arrays, or prepared files of them, under backend=jax, which reads them without TensorFlow",
-            f"data={data.name}, whose examples TensorFlow makes",
-            "`python -m pipeline prepare`, or backend=tensorflow",
-        )
-
-
-def _check_settings(config: Config) -> None:
-    strict = config.train.check.strip().lower() == "strict"
-    for key, (only, why) in ONLY_ON_JAX.items():
-        value = attrgetter(key)(config)
-        if value != only and (key != "train.check" or strict):
-            raise UserError(
-                f"{key}={typed(only)} under backend=jax, {why}",
-                typed(value),
-                f"{key}={typed(only)}, or backend=tensorflow",
-            )
+        received = f"{json.dumps(place)} for {pattern}"
+        refuse(
+            (config.backend == TENSORFLOW and (type(place) is not int or not 0 <= place < each),
+             f"{key} to give each pattern the number of a device from 0 to {each - 1} under backend=tensorflow, which "
+             f"lays whole layers over strategy.devices_per_replica={each}", received,
+             f"{key}=null, or backend=jax to cut the axes of variables"),
+            (on_jax and not isinstance(place, list),
+             f"{key} to give each pattern the axes of a variable under backend=jax, as [null, model]", received,
+             f"{key}=null, or backend=tensorflow for whole layers"),
+        )  # fmt: skip
 
 
 def typed(value: object) -> str:

@@ -4,14 +4,12 @@ import json
 from collections.abc import Sequence
 
 from pipeline.config.schema import Config, Scaling
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import JAX, MODEL_PARALLEL
 from pipeline.plan.checks import MOST
 from pipeline.plan.plan import Plan
 
 DEFAULT_BATCH = 64
-
-
 # A process may have so many times its share of the examples, where each reads files of its own.
 EVEN = 1.02
 
@@ -60,26 +58,18 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     decides where `measure.scaling` is null.
     """
     train, declared = config.train, config.measure.scaling
-    if train.replica_batch and train.global_batch:
-        raise UserError(
-            "train.replica_batch or train.global_batch",
-            f"both ({train.replica_batch} and {train.global_batch})",
-            "train.replica_batch=null or train.global_batch=null",
-        )
     scaling = declared or (Scaling.strong if train.global_batch else Scaling.weak)
-    if scaling is Scaling.weak and train.global_batch:
-        raise UserError(
-            "train.replica_batch with measure.scaling=weak, which holds it fixed",
-            f"train.global_batch={train.global_batch}",
-            f"train.replica_batch={max(1, train.global_batch // replicas)} train.global_batch=null, or "
-            "measure.scaling=strong",
-        )
-    if scaling is Scaling.strong and train.replica_batch:
-        raise UserError(
-            "train.global_batch with measure.scaling=strong, which holds it fixed",
-            f"train.replica_batch={train.replica_batch}",
-            f"train.global_batch={train.replica_batch * replicas} train.replica_batch=null, or measure.scaling=weak",
-        )
+    each, total = train.replica_batch or 0, train.global_batch or 0
+    refuse(
+        (each and total, "train.replica_batch or train.global_batch", f"both ({each} and {total})",
+         "train.replica_batch=null or train.global_batch=null"),
+        (scaling is Scaling.weak and total, "train.replica_batch with measure.scaling=weak, which holds it fixed",
+         f"train.global_batch={total}",
+         f"train.replica_batch={max(1, total // replicas)} train.global_batch=null, or measure.scaling=strong"),
+        (scaling is Scaling.strong and each, "train.global_batch with measure.scaling=strong, which holds it fixed",
+         f"train.replica_batch={each}",
+         f"train.global_batch={each * replicas} train.replica_batch=null, or measure.scaling=weak"),
+    )  # fmt: skip
     # Of little data, which an epoch's worth is known of, the batch that nobody named is smaller than usual.
     examples = config.data.train_examples or MOST
     if scaling is Scaling.weak:
@@ -88,12 +78,8 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     usual = DEFAULT_BATCH if examples >= DEFAULT_BATCH else max(1, examples // replicas) * replicas
     global_batch = train.global_batch or usual
     if global_batch % replicas:
-        nearest = max(replicas, round(global_batch / replicas) * replicas)
-        raise UserError(
-            f"a global batch that divides evenly over {replicas} replicas",
-            global_batch,
-            f"train.global_batch={nearest}",
-        )
+        nearest = f"train.global_batch={max(replicas, round(global_batch / replicas) * replicas)}"
+        raise UserError(f"a global batch that divides evenly over {replicas} replicas", global_batch, nearest)
     return scaling.value, global_batch // replicas, global_batch
 
 
@@ -107,22 +93,16 @@ def check_micro_batches(config: Config, replica_batch: int) -> None:
     key, count = "strategy.build.micro_batches", config.strategy.build.get("micro_batches", 1)
     if type(count) is not int or count < 1:
         raise UserError(f"{key} to be 1 or more", json.dumps(count), f"{key}=1")
-    if count > 1 and config.backend == JAX:
-        raise UserError(
-            f"{key}=1 under backend=jax, which cuts layers, so that all devices compute at once",
-            count,
-            f"{key}=1, or backend=tensorflow",
-        )
-    if count > 1 and (config.strategy.devices_per_replica or 1) == 1:
-        raise UserError(
-            f"{key}=1 with strategy.devices_per_replica=1, where no device waits for another",
-            count,
-            "strategy.devices_per_replica=2",
-        )
-    if count > replica_batch:
-        raise UserError(
-            f"{key} to be at most the examples of a replica's batch ({replica_batch})", count, f"{key}={replica_batch}"
-        )
+    refuse(
+        (count > 1 and config.backend == JAX,
+         f"{key}=1 under backend=jax, which cuts layers, so that all devices compute at once", count,
+         f"{key}=1, or backend=tensorflow"),
+        (count > 1 and (config.strategy.devices_per_replica or 1) == 1,
+         f"{key}=1 with strategy.devices_per_replica=1, where no device waits for another", count,
+         "strategy.devices_per_replica=2"),
+        (count > replica_batch, f"{key} to be at most the examples of a replica's batch ({replica_batch})", count,
+         f"{key}={replica_batch}"),
+    )  # fmt: skip
 
 
 def expect_batch(examples: int, plan: Plan) -> None:
@@ -150,9 +130,6 @@ def left_out(examples: int, workers: int, global_batch: int) -> int:
     """
     if examples < global_batch:
         fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
-        raise UserError(
-            f"training data for at least one whole batch of {global_batch}, since a TPU takes no other",
-            f"{examples} examples",
-            f"{fitting}",
-        )
+        expected = f"training data for at least one whole batch of {global_batch}, since a TPU takes no other"
+        raise UserError(expected, f"{examples} examples", fitting)
     return examples % global_batch

@@ -16,44 +16,38 @@ from pipeline.config.schema import (
     TrainConfig,
     check_password,
 )
-from pipeline.errors import UserError
-from pipeline.plan.backends import JAX, check_collective, typed
+from pipeline.errors import UserError, refuse
+from pipeline.plan.backends import JAX, check_collective, expect_only
 from pipeline.plan.plan import AUTO, TENSORFLOW
+
+
+def _with_aliases(classes: str, others: str = "") -> tuple[str, ...]:
+    """Returns the names of Keras's classes, each also in snake case, as Keras has them, and others, sorted."""
+    words = [re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name) for name in classes.split()]
+    aliases = (re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower() for name in words)
+    return tuple(sorted({*classes.split(), *aliases, *others.split()}))
+
 
 # Keras's names of losses, metrics and optimizers, so that another is refused before Keras is imported. A test holds
 # them to the Keras that is installed. What needs something to work on, as a wrapper of another loss, is left out.
-LOSSES = (
-    "BCE", "BinaryCrossentropy", "BinaryFocalCrossentropy", "CTC", "CategoricalCrossentropy",
-    "CategoricalFocalCrossentropy", "CategoricalHinge", "Circle", "CosineSimilarity", "Dice", "Hinge", "Huber",
-    "KLD", "KLDivergence", "LogCosh", "MAE", "MAPE", "MSE", "MSLE", "MeanAbsoluteError",
-    "MeanAbsolutePercentageError", "MeanSquaredError", "MeanSquaredLogarithmicError", "Poisson",
-    "SparseCategoricalCrossentropy", "SquaredHinge", "Tversky", "bce", "binary_crossentropy",
-    "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy", "categorical_hinge",
-    "circle", "cosine_similarity", "ctc", "dice", "hinge", "huber", "kl_divergence", "kld", "log_cosh", "mae",
-    "mape", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
-    "mean_squared_logarithmic_error", "mse", "msle", "poisson", "sparse_categorical_crossentropy", "squared_hinge",
-    "tversky",
-)  # fmt: skip
-METRICS = (
-    "AUC", "Accuracy", "BCE", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalAccuracy",
-    "CategoricalCrossentropy", "CategoricalHinge", "ConcordanceCorrelation", "CosineSimilarity", "F1Score",
-    "FBetaScore", "FalseNegatives", "FalsePositives", "Hinge", "IoU", "KLDivergence", "LogCoshError", "MAE", "MAPE",
-    "MSE", "MSLE", "Mean", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanIoU", "MeanSquaredError",
-    "MeanSquaredLogarithmicError", "OneHotIoU", "OneHotMeanIoU", "PearsonCorrelation", "Poisson", "Precision",
-    "PrecisionAtRecall", "R2Score", "Recall", "RecallAtPrecision", "RootMeanSquaredError",
-    "SensitivityAtSpecificity", "SparseCategoricalAccuracy", "SparseCategoricalCrossentropy",
-    "SparseTopKCategoricalAccuracy", "SpecificityAtSensitivity", "SquaredHinge", "Sum", "TopKCategoricalAccuracy",
-    "TrueNegatives", "TruePositives", "acc", "accuracy", "auc", "bce", "binary_accuracy", "binary_crossentropy",
-    "binary_io_u", "categorical_accuracy", "categorical_crossentropy", "categorical_hinge", "ce",
-    "concordance_correlation", "cosine_similarity", "crossentropy", "f1_score", "f_beta_score", "false_negatives",
-    "false_positives", "hinge", "io_u", "kl_divergence", "log_cosh_error", "mae", "mape", "mean",
-    "mean_absolute_error", "mean_absolute_percentage_error", "mean_io_u", "mean_squared_error",
-    "mean_squared_logarithmic_error", "mse", "msle", "one_hot_io_u", "one_hot_mean_io_u", "pearson_correlation",
-    "poisson", "precision", "precision_at_recall", "r2_score", "recall", "recall_at_precision",
-    "root_mean_squared_error", "sensitivity_at_specificity", "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy", "specificity_at_sensitivity",
-    "squared_hinge", "sum", "top_k_categorical_accuracy", "true_negatives", "true_positives",
-)  # fmt: skip
+_OF_BOTH = """
+    BCE BinaryCrossentropy CategoricalCrossentropy CategoricalHinge CosineSimilarity Hinge KLDivergence MAE MAPE MSE
+    MSLE MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
+    SparseCategoricalCrossentropy SquaredHinge
+"""
+LOSSES = _with_aliases(
+    f"{_OF_BOTH} BinaryFocalCrossentropy CTC CategoricalFocalCrossentropy Circle Dice Huber KLD LogCosh Tversky"
+)
+METRICS = _with_aliases(
+    f"""
+    {_OF_BOTH} AUC Accuracy BinaryAccuracy BinaryIoU CategoricalAccuracy ConcordanceCorrelation F1Score FBetaScore
+    FalseNegatives FalsePositives IoU LogCoshError Mean MeanIoU OneHotIoU OneHotMeanIoU PearsonCorrelation Precision
+    PrecisionAtRecall R2Score Recall RecallAtPrecision RootMeanSquaredError SensitivityAtSpecificity
+    SparseCategoricalAccuracy SparseTopKCategoricalAccuracy SpecificityAtSensitivity Sum TopKCategoricalAccuracy
+    TrueNegatives TruePositives
+    """,
+    "acc ce crossentropy",
+)
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "muon", "nadam", "rmsprop",
     "schedulefreeadamw", "sgd",
@@ -70,6 +64,7 @@ MOST_WORKERS = 65_536
 MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
 # Before training: compare and warn, refuse what differs, or do not compare.
 CHECKS = ("true", "strict", "off")
+BATCH_STATISTICS = ("global", "host", "replica")
 # Counts by the least that makes sense of each, and amounts above 0 with what is usual.
 AT_LEAST = {
     1: (
@@ -114,10 +109,14 @@ NAMES = {
 def check_ranges(config: Config) -> None:
     """Refuses values that are out of range or contradict each other, whatever the hardware."""
     _check_numbers(config)
-    _check_names(config)
-    _check_asynchronous(config)
+    for key, usual in NAMES.items():
+        name = attrgetter(key)(config)
+        if name is not None and not name.strip():
+            raise UserError(f"{key} to be a name", "nothing", f"{key}={usual}")
+    if config.strategy.asynchronous:
+        under = f"strategy={config.strategy.name}, whose workers"
+        expect_only(config, ASYNCHRONOUS, under, "strategy=multi_worker", TENSORFLOW)
     check_collective(config)
-    _check_batch_statistics(config)
     _check_training(config)
     _check_survival(config)
     check_path(config.data)
@@ -126,79 +125,49 @@ def check_ranges(config: Config) -> None:
 
 def _check_numbers(config: Config) -> None:
     """Refuses numbers below what makes sense, or above anything of their kind."""
-    for least, keys in AT_LEAST.items():
-        for key in keys:
-            value = attrgetter(key)(config)
-            if value is not None and not least <= value < math.inf:
-                raise UserError(f"{key} to be {least} or more", value, f"{key}={least}")
-            _check_size(key, value, least)
-    for key, usual in ABOVE_ZERO.items():
-        value = attrgetter(key)(config)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{key} to be above 0", value, f"{key}={usual}")
-        _check_size(key, value, usual)
-
-
-def _check_asynchronous(config: Config) -> None:
-    """Refuses what asynchronous workers do not do."""
-    for key, (usual, why) in ASYNCHRONOUS.items():
-        value = attrgetter(key)(config)
-        if config.strategy.asynchronous and value not in (usual, TENSORFLOW):
-            raise UserError(
-                f"{key}={typed(usual)} under strategy={config.strategy.name}, whose workers {why}",
-                typed(value),
-                f"{key}={typed(usual)}, or strategy=multi_worker",
-            )
-
-
-def _check_batch_statistics(config: Config) -> None:
-    whose, strategy = config.train.batch_statistics, config.strategy
-    if whose not in ("global", "host", "replica"):
-        raise UserError(
-            "train.batch_statistics to be global, host or replica",
-            whose,
-            f"train.batch_statistics={(near(whose, ('global', 'host', 'replica')) or ['global'])[0]}",
-        )
-    if strategy.exchange is Exchange.central and whose == "replica":
-        raise UserError(
-            f"train.batch_statistics=global, since the replicas of {strategy.name} share their moving statistics",
-            whose,
-            "strategy=mirrored",
-        )
-
-
-def _check_names(config: Config) -> None:
-    """Refuses names of nothing."""
-    for key, usual in NAMES.items():
-        name = attrgetter(key)(config)
-        if name is not None and not name.strip():
-            raise UserError(f"{key} to be a name", "nothing", f"{key}={usual}")
+    limits: list[tuple[str, str, float, float]] = [
+        (key, f"{least} or more", least, least) for least, keys in AT_LEAST.items() for key in keys
+    ]
+    # The least number above 0.
+    limits += [(key, "above 0", math.ulp(0.0), usual) for key, usual in ABOVE_ZERO.items()]
+    for key, expected, least, usual in limits:
+        value, group = attrgetter(key)(config), key.partition(".")[0]
+        most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"{key} to be {expected}", value, f"{key}={usual}")
+        if value is not None and value > most:
+            raise UserError(f"{key} to be no more than {most:,}", f"{value:g}", f"{key}={usual}")
 
 
 def _check_training(config: Config) -> None:
     """Refuses what contradicts itself in how is trained."""
-    train = config.train
-    if train.seed >= 2**31:
-        raise UserError("train.seed to be below 2147483648", train.seed, "train.seed=0")
-    if train.gradient_bits not in (16, 32):
-        raise UserError("train.gradient_bits to be 16 or 32", train.gradient_bits, "train.gradient_bits=32")
-    if train.epochs and train.steps:
-        raise UserError(
-            "train.epochs or train.steps",
-            f"both ({train.epochs} and {train.steps})",
-            "train.epochs=null or train.steps=null",
-        )
-    shape = config.data.input_shape
-    if shape is not None and not all(1 <= size <= MOST for size in shape):
-        raise UserError(f"data.input_shape of sizes from 1 to {MOST:,}", shape, "data.input_shape=null")
+    train, strategy, shape, whose = (
+        config.train,
+        config.strategy,
+        config.data.input_shape,
+        config.train.batch_statistics,
+    )
+    near_whose = (near(whose, BATCH_STATISTICS) or BATCH_STATISTICS)[0]
+    refuse(
+        (whose not in BATCH_STATISTICS, "train.batch_statistics to be global, host or replica", whose,
+         f"train.batch_statistics={near_whose}"),
+        (strategy.exchange is Exchange.central and whose == "replica",
+         f"train.batch_statistics=global, since the replicas of {strategy.name} share their moving statistics", whose,
+         "strategy=mirrored"),
+        (train.seed >= 2**31, "train.seed to be below 2147483648", train.seed, "train.seed=0"),
+        (train.gradient_bits not in (16, 32), "train.gradient_bits to be 16 or 32", train.gradient_bits,
+         "train.gradient_bits=32"),
+        (train.epochs and train.steps, "train.epochs or train.steps", f"both ({train.epochs} and {train.steps})",
+         "train.epochs=null or train.steps=null"),
+        (shape is not None and not all(1 <= size <= MOST for size in shape),
+         f"data.input_shape of sizes from 1 to {MOST:,}", shape, "data.input_shape=null"),
+    )  # fmt: skip
     class_weights(train.class_weight)
-    if check_of(train) == "strict" and config.strategy.on_tpu:
-        raise UserError(
-            f"train.check=true under strategy={config.strategy.name}, whose steps are compiled for static "
-            "shapes and compared with nothing",
-            "strict",
-            "train.check=true, or strategy=mirrored",
-        )
+    refuse((
+        check_of(train) == "strict" and strategy.on_tpu,
+        f"train.check=true under strategy={strategy.name}, whose steps are compiled for static shapes and compared "
+        "with nothing", "strict", "train.check=true, or strategy=mirrored",
+    ))  # fmt: skip
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, LOSSES, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
@@ -239,20 +208,23 @@ def check_of(train: TrainConfig) -> str:
 
 def _check_cluster_and_tracking(config: Config) -> None:
     """Refuses addresses that are none."""
-    base_port = config.cluster.base_port
-    if base_port is not None and not 1 <= base_port <= 65535:
-        raise UserError("cluster.base_port between 1 and 65535", base_port, "cluster.base_port=null")
-    _check_host(config.cluster.host)
-    uri = config.tracking.uri
+    port, host, uri = config.cluster.base_port, config.cluster.host, config.tracking.uri
+    refuse(
+        (port is not None and not 1 <= port <= 65535, "cluster.base_port between 1 and 65535", port,
+         "cluster.base_port=null"),
+        # What processes cannot listen on and reach each other at.
+        (not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK),
+         "cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one",
+         host or "nothing", "cluster.host=127.0.0.1"),
+    )  # fmt: skip
     check_password(uri)
-    if config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""):
-        raise UserError(
-            "tracking.uri to be an MLflow server's address",
-            uri or "none",
-            "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store",
-        )
-    if uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)):
-        raise UserError("tracking.uri to be null or a store's address", uri or "nothing", "tracking.uri=null")
+    refuse(
+        (config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""),
+         "tracking.uri to be an MLflow server's address", uri or "none",
+         "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store"),
+        (uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)),
+         "tracking.uri to be null or a store's address", uri or "nothing", "tracking.uri=null"),
+    )  # fmt: skip
 
 
 def stays_here(address: str | None) -> bool:
@@ -267,61 +239,31 @@ def stays_here(address: str | None) -> bool:
 def check_path(data: DataConfig) -> None:
     """Refuses a path that is none, and one that nothing reads."""
     path = data.path
-    if path is not None and not path.strip():
-        raise UserError("data.path to be a folder or a file", "nothing", "data.path=FOLDER")
-    if path is not None and "path" not in data.build:
-        raise UserError(
-            f"data.path=null with data={data.name}, which reads none",
-            path,
-            "data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do",
-        )
+    refuse(
+        (path is not None and not path.strip(), "data.path to be a folder or a file", "nothing", "data.path=FOLDER"),
+        (path is not None and "path" not in data.build, f"data.path=null with data={data.name}, which reads none", path,
+         "data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do"),
+    )  # fmt: skip
 
 
 def _check_survival(config: Config) -> None:
     """Refuses what contradicts itself in how a run is kept and resumed."""
-    checkpoint = config.checkpoint
-    if config.resume_changes and config.resume in ("auto", "never"):
-        raise UserError(
-            "resume_changes with the run that they are changes of",
-            f"resume={config.resume}",
-            "resume=RUN, or resume_changes=[]",
-        )
-    if config.launch.elastic and not config.strategy.spans_processes:
-        raise UserError(
-            f"launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process",
-            "true",
-            "strategy=multi_worker, or launch.elastic=false",
-        )
-    if config.launch.keep is not None and config.backend == JAX:
-        raise UserError(
-            "launch.keep=null under backend=jax, whose processes import what they need themselves",
-            config.launch.keep,
-            "launch.keep=null",
-        )
-    if checkpoint.best_is is not None and checkpoint.keep_best is None:
-        raise UserError(
-            "checkpoint.best_is with checkpoint.keep_best",
-            f"{checkpoint.best_is.value} alone",
-            "checkpoint.keep_best=val_loss, or checkpoint.best_is=null",
-        )
-
-
-def _check_size(key: str, value: float | None, instead: float) -> None:
-    """Refuses a number that is larger than anything of its kind, which only a slip makes."""
-    group = key.partition(".")[0]
-    limit = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
-    if value is not None and value > limit:
-        raise UserError(f"{key} to be no more than {limit:,}", f"{value:g}", f"{key}={instead}")
-
-
-def _check_host(host: str) -> None:
-    """Refuses what processes cannot listen on and reach each other at."""
-    if not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK):
-        raise UserError(
-            "cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one",
-            host or "nothing",
-            "cluster.host=127.0.0.1",
-        )
+    checkpoint, launch = config.checkpoint, config.launch
+    refuse(
+        (config.resume_changes and config.resume in ("auto", "never"),
+         "resume_changes with the run that they are changes of", f"resume={config.resume}",
+         "resume=RUN, or resume_changes=[]"),
+        (launch.elastic and not config.strategy.spans_processes,
+         f"launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process", "true",
+         "strategy=multi_worker, or launch.elastic=false"),
+        (launch.keep is not None and config.backend == JAX,
+         "launch.keep=null under backend=jax, whose processes import what they need themselves", launch.keep,
+         "launch.keep=null"),
+        (checkpoint.best_is is not None and checkpoint.keep_best is None,
+         "checkpoint.best_is with checkpoint.keep_best",
+         f"{checkpoint.best_is.value if checkpoint.best_is else None} alone",
+         "checkpoint.keep_best=val_loss, or checkpoint.best_is=null"),
+    )  # fmt: skip
 
 
 def _check_optimizer(optimizer: Json) -> None:
@@ -368,8 +310,5 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
 def check_ports(base_port: int | None, processes: int) -> None:
     """Refuses a first port that leaves too few above it."""
     if base_port is not None and processes > 1 and base_port + processes - 1 > 65535:
-        raise UserError(
-            f"cluster.base_port to leave {processes} processes a port each up to 65535",
-            base_port,
-            f"cluster.base_port=null, or {65536 - processes}",
-        )
+        expected = f"cluster.base_port to leave {processes} processes a port each up to 65535"
+        raise UserError(expected, base_port, f"cluster.base_port=null, or {65536 - processes}")

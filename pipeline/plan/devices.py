@@ -3,7 +3,7 @@
 import re
 
 from pipeline.config.schema import Baseline, Config, Kind, Object, Precision
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.batch_sizes import left_out
 from pipeline.plan.machine import Machine
 
@@ -48,16 +48,13 @@ def _check_on_tpu(config: Config, machine: Machine) -> None:
     """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
     strategy, hardware = config.strategy, config.hardware
     by_itself = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
-    if strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself:
-        raise UserError(
-            f"the hardware of a TPU, since {strategy.name} trains on nothing else",
-            f"hardware={hardware.name}",
-            "hardware=tpu_v5e_8, with hardware.rehearse=true where there is none",
-        )
-    if hardware.kind is Kind.tpu and not strategy.on_tpu:
-        raise UserError(
-            f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"
-        )
+    refuse(
+        (strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself,
+         f"the hardware of a TPU, since {strategy.name} trains on nothing else", f"hardware={hardware.name}",
+         "hardware=tpu_v5e_8, with hardware.rehearse=true where there is none"),
+        (hardware.kind is Kind.tpu and not strategy.on_tpu,
+         f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"),
+    )  # fmt: skip
 
 
 def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
@@ -104,11 +101,8 @@ def precision_of(config: Config) -> str:
     """Keras's dtype policy. Raises `UserError`."""
     named, on_tpu = config.train.precision, config.strategy.on_tpu
     if on_tpu and named is Precision.mixed_float16:
-        raise UserError(
-            "train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in bfloat16",
-            "mixed_float16",
-            "train.precision=mixed_bfloat16",
-        )
+        expected = "train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in bfloat16"
+        raise UserError(expected, "mixed_float16", "train.precision=mixed_bfloat16")
     return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
 
 
@@ -118,11 +112,9 @@ def baseline_source(config: Config, kind: str) -> str:
     if kind != "tpu":
         return named.value if named else "once"
     if named not in (None, Baseline.none):
-        raise UserError(
-            "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline",
-            named.value,
-            f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare",
-        )
+        expected = "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline"
+        instead = f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare"
+        raise UserError(expected, named.value, instead)
     return "none"
 
 
@@ -130,18 +122,14 @@ def is_explained(config: Config, kind: str) -> bool:
     """True if the lost efficiency is explained. Refused where none is known."""
     if not config.measure.explain:
         return False
-    if config.measure.steps == 0:
-        raise UserError(
-            "a run that is measured with measure.explain=true",
-            "measure.steps=0",
-            "measure.steps=null, or measure.explain=false",
-        )
-    if baseline_source(config, kind) == "none":
-        raise UserError(
-            "a baseline with measure.explain=true, since efficiency is lost against it",
-            f"none{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}",
-            f"{'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false",
-        )
+    refuse(
+        (config.measure.steps == 0, "a run that is measured with measure.explain=true", "measure.steps=0",
+         "measure.steps=null, or measure.explain=false"),
+        (baseline_source(config, kind) == "none",
+         "a baseline with measure.explain=true, since efficiency is lost against it",
+         f"none{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}",
+         f"{'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false"),
+    )  # fmt: skip
     return True
 
 

@@ -5,15 +5,13 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import HOROVOD, check_laid_out
 from pipeline.plan.checks import HOST, MOST_WORKERS
 from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
 
 MOST_SERVERS = 1_024
-
-
 WORKERS_PER_SERVER = 4
 
 
@@ -22,12 +20,11 @@ def tasks_that_train(config: Config, machine: Machine) -> int | None:
     strategy, kinds = config.strategy, machine.tasks
     if not kinds or not strategy.spans_processes:
         return None
-    if strategy.asynchronous and "chief" not in kinds:
-        raise UserError(
-            f"a chief among the tasks, since it coordinates the others under strategy={strategy.name}",
-            ", ".join(kinds),
-            "it with a chief, or strategy=multi_worker",
-        )
+    refuse((
+        strategy.asynchronous and "chief" not in kinds,
+        f"a chief among the tasks, since it coordinates the others under strategy={strategy.name}", ", ".join(kinds),
+        "it with a chief, or strategy=multi_worker",
+    ))  # fmt: skip
     workers = kinds.count("worker")
     return workers if strategy.asynchronous else workers + kinds.count("chief")
 
@@ -36,21 +33,15 @@ def check_tasks(
     config: Config, machine: Machine, tasks: int | None, training: int, servers: int, per_process: int
 ) -> None:
     """Refuses more processes than something else has started."""
-    if tasks is None:
-        return
-    if training > tasks:
-        raise UserError(
-            f"no more processes that train than the {tasks} that were started",
-            f"{training} for workers={training * per_process}",
-            f"workers={tasks * per_process}",
-        )
     started = machine.tasks.count("ps")
-    if servers > started:
-        raise UserError(
-            f"no more parameter servers than the {started} that were started",
-            servers,
-            f"{f'strategy.parameter_servers={started}' if started else 'strategy=multi_worker'}",
-        )
+    refuse(
+        (tasks is not None and training > tasks,
+         f"no more processes that train than the {tasks} that were started",
+         f"{training} for workers={training * per_process}", f"workers={(tasks or 0) * per_process}"),
+        (tasks is not None and servers > started,
+         f"no more parameter servers than the {started} that were started", servers,
+         f"strategy.parameter_servers={started}" if started else "strategy=multi_worker"),
+    )  # fmt: skip
 
 
 def hosts_needed(config: Config, machine: Machine) -> int:
@@ -104,38 +95,26 @@ def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> i
     hosts = hardware.hosts or 1
     devices = per_host * hosts
     if not (strategy.spans_devices or strategy.spans_processes):
-        if config.workers not in (None, 1):
-            raise UserError(
-                f"workers=1, since {strategy.name} trains on one device",
-                f"workers={config.workers}",
-                f"workers=1, or strategy=mirrored workers={config.workers}",
-            )
+        expected, received = f"workers=1, since {strategy.name} trains on one device", f"workers={config.workers}"
+        refuse((config.workers not in (None, 1), expected, received, f"workers=1, or strategy=mirrored {received}"))
         return 1
     usual = devices
     if tasks:
         devices_each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
         usual = tasks * devices_each
     workers = config.workers or usual
-    if workers > MOST_WORKERS:
-        raise UserError(f"no more than {MOST_WORKERS} workers", workers, f"workers={per_host}")
-    if hosts > 1 and not strategy.spans_processes and workers > per_host:
-        raise UserError(
-            f"one host, since {strategy.name} holds all its devices in one process",
-            f"hardware={hardware.name} with {hosts} hosts",
-            f"{'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host",
-        )
-    if workers > devices and (kind != "cpu" or hardware.rehearse):
-        raise UserError(
-            "no more workers than devices",
-            f"workers={workers} on hardware={hardware.name} with {devices}",
-            f"workers={devices}",
-        )
-    if strategy.spans_processes and workers > 1 and workers % hosts:
-        raise UserError(
-            f"workers that divide evenly over {hosts} hosts",
-            f"workers={workers}",
-            f"workers={max(hosts, workers // hosts * hosts)}",
-        )
+    refuse(
+        (workers > MOST_WORKERS, f"no more than {MOST_WORKERS} workers", workers, f"workers={per_host}"),
+        (hosts > 1 and not strategy.spans_processes and workers > per_host,
+         f"one host, since {strategy.name} holds all its devices in one process",
+         f"hardware={hardware.name} with {hosts} hosts",
+         f"{'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host"),
+        (workers > devices and (kind != "cpu" or hardware.rehearse), "no more workers than devices",
+         f"workers={workers} on hardware={hardware.name} with {devices}", f"workers={devices}"),
+        (strategy.spans_processes and workers > 1 and workers % hosts,
+         f"workers that divide evenly over {hosts} hosts", f"workers={workers}",
+         f"workers={max(hosts, workers // hosts * hosts)}"),
+    )  # fmt: skip
     return workers
 
 
@@ -145,28 +124,20 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
     per_host = math.ceil(workers / hosts) if workers > 1 else 1
     used = strategy.devices_per_process
     if not strategy.spans_processes:
-        if used not in (None, workers):
-            raise UserError(
-                f"strategy.devices_per_process={workers}, since {strategy.name} is one process with every worker",
-                used,
-                "strategy.devices_per_process=null, or strategy=multi_worker",
-            )
+        expected = f"strategy.devices_per_process={workers}, since {strategy.name} is one process with every worker"
+        instead = "strategy.devices_per_process=null, or strategy=multi_worker"
+        refuse((used not in (None, workers), expected, used, instead))
         return workers, workers
     usual = per_host if hosts > 1 and strategy.collective != HOROVOD else 1
     if tasks:
         usual = max(1, workers // tasks)
     per_process = used or (usual if strategy.spans_devices else 1)
+    key = "strategy.devices_per_process"
     if per_process > 1 and not strategy.spans_devices:
-        raise UserError(
-            f"strategy.devices_per_process=1 under {strategy.name}", per_process, "strategy.devices_per_process=1"
-        )
+        raise UserError(f"{key}=1 under {strategy.name}", per_process, f"{key}=1")
     if per_host % per_process:
         fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
-        raise UserError(
-            f"strategy.devices_per_process to divide the {per_host} workers of a host",
-            per_process,
-            f"strategy.devices_per_process={fitting}",
-        )
+        raise UserError(f"{key} to divide the {per_host} workers of a host", per_process, f"{key}={fitting}")
     return per_process, per_host
 
 
@@ -175,19 +146,13 @@ def servers_of(config: Config, workers: int, started: int) -> int:
     strategy = config.strategy
     if not strategy.asynchronous:
         for key in ("parameter_servers", "min_shard_bytes"):
-            if getattr(strategy, key) is not None:
-                raise UserError(
-                    f"strategy.{key} with strategy=parameter_server only",
-                    f"it with {strategy.name}",
-                    f"strategy.{key}=null, or strategy=parameter_server",
-                )
+            expected, received = f"strategy.{key} with strategy=parameter_server only", f"it with {strategy.name}"
+            instead = f"strategy.{key}=null, or strategy=parameter_server"
+            refuse((getattr(strategy, key) is not None, expected, received, instead))
         return 0
     if config.train.deterministic and workers > 1:
-        raise UserError(
-            f"train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously",
-            "true",
-            "workers=1, or strategy=mirrored",
-        )
+        expected = f"train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously"
+        raise UserError(expected, "true", "workers=1, or strategy=mirrored")
     # What a server passes on grows with the workers, and one keeps up with a few of them.
     servers = strategy.parameter_servers or started or math.ceil(workers / WORKERS_PER_SERVER)
     if servers > MOST_WORKERS:
@@ -207,16 +172,13 @@ def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
             )
         return int(service) * (config.hardware.hosts or 1), ()
     addresses = tuple(part.strip().removeprefix("grpc://") for part in service.split(","))
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
-            raise UserError(
-                "data.service to be how many processes on each host, or addresses HOST:PORT",
-                service or "nothing",
-                "data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'",
-            )
-    if len(set(addresses)) < len(addresses):
-        raise UserError("each address of data.service once", service, "each of them once")
+    hosts_ports = [address.rpartition(":")[::2] for address in addresses]
+    refuse(
+        (not all(HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535 for host, port in hosts_ports),
+         "data.service to be how many processes on each host, or addresses HOST:PORT", service or "nothing",
+         "data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'"),
+        (len(set(addresses)) < len(addresses), "each address of data.service once", service, "each of them once"),
+    )  # fmt: skip
     return 0, addresses
 
 
@@ -283,12 +245,10 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
 def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
     """Devices that share each copy of the model. Raises `UserError`."""
     devices = config.strategy.devices_per_replica or 1
-    if devices > devices_per_host and (kind != "cpu" or config.hardware.rehearse):
-        raise UserError(
-            f"no more than the {devices_per_host} devices of hardware={config.hardware.name} for a copy of the model",
-            f"strategy.devices_per_replica={devices}",
-            f"strategy.devices_per_replica={devices_per_host}",
-        )
+    key, hardware = "strategy.devices_per_replica", config.hardware
+    if devices > devices_per_host and (kind != "cpu" or hardware.rehearse):
+        expected = f"no more than the {devices_per_host} devices of hardware={hardware.name} for a copy of the model"
+        raise UserError(expected, f"{key}={devices}", f"{key}={devices_per_host}")
     return devices
 
 

@@ -24,18 +24,13 @@ REPEAT_SECONDS = 0.75
 VERSION = 2
 # What a training was given without a length, for each worker that steps alone, before that was said in the plan.
 STEPS_THEN = 63
-
-
 # What adds up: of its own accord one of the two others, see `Plan.collective`.
 AUTO, TENSORFLOW, SHARED_MEMORY = "auto", "tensorflow", "shared_memory"
 DATA_SERVER = "data server"
 # The role of a process that trains nothing, and builds a model for its size alone.
 BUILDER = "builder"
 
-
 IDENTITY, TRAINING, COMPARABILITY, BASELINE = Part.IDENTITY, Part.TRAINING, Part.COMPARABILITY, Part.BASELINE
-
-
 STEP_TIME, PREDICTION, SIZE, PARAMETER = Part.STEP_TIME, Part.PREDICTION, Part.SIZE, Part.PARAMETER
 
 

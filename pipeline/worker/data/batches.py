@@ -307,8 +307,8 @@ def _shares(
     """
     start = trained // len(layout.counts) + step * layout._share
     if layout.last != "short":
-        edges = range(0, layout.global_batch + 1, layout.global_batch // layout.replicas)
-        return start, edges, tf.cast(tf.minimum(layout.examples - start, layout.global_batch), tf.float32)
+        static = range(0, layout.global_batch + 1, layout.global_batch // layout.replicas)
+        return start, static, tf.cast(tf.minimum(layout.examples - start, layout.global_batch), tf.float32)
     sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout._share)
     size = sizes[layout.process] if layout.sharded else sizes[0]
     parts = layout.local if layout.sharded else layout.replicas
