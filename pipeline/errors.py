@@ -21,7 +21,7 @@ class UserError(ValueError):
         return type(self), (self.expected, self.received, self.try_this)
 
 
-def refuse(*rules: tuple[object, str, object, str]) -> None:
+def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = UserError) -> None:
     """Raises the first error of a table whose rows are (is it wrong?, expected, received, try this).
 
     >>> refuse((False, "a number", "x", "1"), (True, "workers of at least 1", 0, "workers=2"))
@@ -30,4 +30,4 @@ def refuse(*rules: tuple[object, str, object, str]) -> None:
     """
     for wrong, expected, received, try_this in rules:
         if wrong:
-            raise UserError(expected, received, try_this)
+            raise error(expected, received, try_this)

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from pipeline.data.errors import DataError, first_of
+from pipeline.data.errors import DataError, first_of, refuse
 
 Made = TypeVar("Made")
 Record = list[str]
@@ -169,12 +169,9 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
     try:
         return opened(path, records)
     except UnicodeError as error:
-        offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
-        raise DataError(
-            f"{path} to be text in {encoding.removesuffix('-sig')}",
-            "bytes that are none",
-            f"data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8",
-        ) from error
+        expected, offer = f"{path} to be text in", "latin-1" if encoding.startswith("utf-8") else "utf-8"
+        instead = f"data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8"
+        raise DataError(f"{expected} {encoding.removesuffix('-sig')}", "bytes that are none", instead) from error
     except csv.Error as error:
         if strict:
             raise
@@ -200,22 +197,19 @@ def _first(records: Iterator[Record]) -> list[Record]:
 
 def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
     """Refuses values that say nothing of a file."""
-    if header not in (None, True, False):
-        raise DataError("data.build.header to be true or false", header, "data.build.header=false")
-    if separator is not None and separator not in SEPARATORS and (len(separator) != 1 or separator in '"\r\n'):
-        raise DataError(
-            f"data.build.separator to be {', '.join(SEPARATORS)} or one character",
-            f"{separator!r}",
-            "data.build.separator=semicolon",
-        )
-    if decimal not in (None, *DECIMALS, *DECIMALS.values()):
-        raise DataError("data.build.decimal to be point or comma", f"{decimal!r}", "data.build.decimal=comma")
+    is_one = separator is None or separator in SEPARATORS or (len(separator) == 1 and separator not in '"\r\n')
+    refuse(
+        (header not in (None, True, False), "data.build.header to be true or false", header, "data.build.header=false"),
+        (not is_one, f"data.build.separator to be {', '.join(SEPARATORS)} or one character", f"{separator!r}",
+         "data.build.separator=semicolon"),
+        (decimal not in (None, *DECIMALS, *DECIMALS.values()), "data.build.decimal to be point or comma",
+         f"{decimal!r}", "data.build.decimal=comma"),
+    )  # fmt: skip
     try:
         codecs.lookup(encoding or "utf-8")
     except LookupError as error:
-        raise DataError(
-            "data.build.encoding to be one that Python knows", encoding, "data.build.encoding=latin-1"
-        ) from error
+        expected = "data.build.encoding to be one that Python knows"
+        raise DataError(expected, encoding, "data.build.encoding=latin-1") from error
 
 
 def _encoding(path: str) -> str:
@@ -241,19 +235,13 @@ def _separator(path: str, encoding: str) -> str:
     if not scores:
         rows = [record for record in read(path, encoding, SEPARATORS["space"], _first) if record]
         if rows and all(len(record) == len(rows[0]) > 1 for record in rows):
-            raise DataError(
-                f"columns separated by commas in {path}",
-                "lines without any, but with spaces",
-                "data.build.separator=space",
-            )
+            received = "lines without any, but with spaces"
+            raise DataError(f"columns separated by commas in {path}", received, "data.build.separator=space")
         return ","
     best = [name for name, score in scores.items() if score == max(scores.values())]
     if len(best) > 1:
-        raise DataError(
-            f"columns with one separator in {path}",
-            f"lines that can be divided at each {' or '.join(best)}",
-            f"data.build.separator={best[0]}",
-        )
+        received = f"lines that can be divided at each {' or '.join(best)}"
+        raise DataError(f"columns with one separator in {path}", received, f"data.build.separator={best[0]}")
     return SEPARATORS[best[0]]
 
 
@@ -281,11 +269,9 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
     digits = [name for name in first if _is_number(name)]
     if not words and (again or len(set(digits)) < values or not all(name.isdecimal() for name in digits)):
         return False
-    raise DataError(
-        f"a first line of names in {path}",
-        f"{first_of(first, between=', ', last=' and')}, which may be names or a row",
-        "data.build.header=false, if it is a row, or data.build.header=true",
-    )
+    received = f"{first_of(first, between=', ', last=' and')}, which may be names or a row"
+    instead = "data.build.header=false, if it is a row, or data.build.header=true"
+    raise DataError(f"a first line of names in {path}", received, instead)
 
 
 def _decimal(path: str, records: Sequence[Record]) -> str | None:
@@ -301,11 +287,8 @@ def _decimal(path: str, records: Sequence[Record]) -> str | None:
             if sign:
                 signs.setdefault(sign, field)
     if len(signs) > 1:
-        raise DataError(
-            f"numbers with one decimal sign in {path}",
-            " and ".join(signs.values()),
-            "data.build.decimal=point, or comma, which says what it is",
-        )
+        instead = "data.build.decimal=point, or comma, which says what it is"
+        raise DataError(f"numbers with one decimal sign in {path}", " and ".join(signs.values()), instead)
     return next(iter(signs), None)
 
 
@@ -326,9 +309,7 @@ def _names(path: str, record: Record) -> tuple[str, ...]:
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(record)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(
-            f"columns of different names in {path}",
-            f"{first_of(twice, between=', ', last=' and')} more than once",
-            "another name for one of them, or data.build.header=false, if that is a row",
-        )
+        received = f"{first_of(twice, between=', ', last=' and')} more than once"
+        instead = "another name for one of them, or data.build.header=false, if that is a row"
+        raise DataError(f"columns of different names in {path}", received, instead)
     return tuple(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -154,6 +154,37 @@ def rows(structure: Nested[np.ndarray], chosen: np.ndarray) -> Nested[np.ndarray
         return cast("Nested[np.ndarray]", make(rows(inner, chosen) for inner in structure))
     array: np.ndarray = cast("np.ndarray", structure)[chosen]
     return array
+
+
+def share_of(count: int, number: int, shares: int) -> range:
+    """The rows of one of several shares, which are all of about one size.
+
+    >>> [share_of(5, number, 2) for number in range(2)]
+    [range(0, 2), range(2, 5)]
+    """
+    return range(number * count // shares, (number + 1) * count // shares)
+
+
+def look_at_rows(examples: Examples, number: int, shares: int, thorough: bool = True) -> list[Broken]:
+    """Returns the rows of arrays, in a share of them, that have NaN, infinity or a label that is no class."""
+    arrays, classes = leaves(examples.raw), examples.num_classes
+    share = share_of(examples.count, number, shares)
+    whole = np.ones(len(share), bool)
+    for array in arrays:
+        values = np.asarray(array)[share.start : share.stop]
+        if values.dtype.kind == "f":
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    why = dict.fromkeys(np.flatnonzero(~whole).tolist(), "has NaN or infinity")
+    if classes is not None and are_labels(examples.raw[1]):
+        labels = np.asarray(examples.raw[1])[share.start : share.stop]
+        for row in np.flatnonzero(whole & ((labels < 0) | (labels >= classes))).tolist():
+            why[row] = f"has label {labels[row]}, 0 to {classes - 1} were expected"
+    return [Broken(None, share[row], 1, f"example {share[row]}", why[row]) for row in sorted(why)]
+
+
+def are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:
+    """True for integers, one for each example."""
+    return not isinstance(y, Mapping | tuple | list) and (array := np.asarray(y)).dtype.kind in "iu" and array.ndim == 1
 
 
 def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import mimetypes
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.data.errors import DataError, first_of
+from pipeline.data.errors import DataError, first_of, refuse
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 # Words in the name of a part.
@@ -29,7 +29,7 @@ _SYSTEM = (
 # What a folder has: examples themselves, folders of them, nothing at all, or files that are no examples.
 _EXAMPLES, _FOLDERS, _EMPTY, _OTHER = "examples", "folders", "empty", "other"
 
-LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png."
+LAYOUT = "data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> P
         return replace(inner, notes=(*_left_out(root, kinds), *inner.notes))
     flat_parts = len(filled) > 1 and not holders and all(map(role, filled))
     if flat_parts or _may_be_parts(root, holders, suffixes):
-        raise DataError(_question(root, filled, holders))
+        raise _question(root, filled, holders)
     return Parts(root)
 
 
@@ -89,25 +89,19 @@ def arranged(
     for folder in (root, *([Path(validation_path)] if validation_path else [])):
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
-            raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {LAYOUT}")
+            raise DataError(f"{folder} to be a folder of images by class", received, LAYOUT)
     division = parts(root, suffixes, chosen)
     if validation_path is not None:
         held_out = innermost(Path(validation_path).absolute(), suffixes)
         division = replace(division, validation=held_out, notes=())
     folder = division.train
     names, notes = class_folders(folder, suffixes, chosen)
-    missing = sorted(set(chosen) - set(names))
-    if missing:
-        raise DataError(
-            f"data.build.classes to be folders in {folder}",
-            ", ".join(missing),
-            "data.build.classes=null, which takes all",
-        )
-    if len(names) < 2:
-        received = f"one, {names[0]}" if names else "none"
-        raise DataError(
-            f"Expected two or more folders of images in {folder}, one a class, received {received}. {LAYOUT}"
-        )
+    missing = ", ".join(sorted(set(chosen) - set(names)))
+    refuse(
+        (missing, f"data.build.classes to be folders in {folder}", missing, "data.build.classes=null, which takes all"),
+        (len(names) < 2, f"two or more folders of images in {folder}, one a class",
+         f"one, {names[0]}" if names else "none", LAYOUT),
+    )  # fmt: skip
     numbers = {name: number for number, name in enumerate(names)}
     return replace(division, notes=(*division.notes, *notes)), numbers
 
@@ -168,7 +162,7 @@ def files_below(folder: Path, suffixes: Sequence[str] = ("",)) -> Iterator[Path]
 
 def visible(folder: Path) -> list[os.DirEntry[str]]:
     """Returns what is in a folder, by name, without what is hidden and what systems put there."""
-    return [entry for entry in _entries(folder) if not _is_systems(entry.name)]
+    return [entry for entry in _entries(folder) if entry.name.lower() not in _SYSTEM]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -176,15 +170,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(
-            f"to be able to read the folder {folder}",
-            error.strerror,
-            "giving yourself permission, or another data.path",
-        ) from error
-
-
-def _is_systems(name: str) -> bool:
-    return name.lower() in _SYSTEM
+        instead = "giving yourself permission, or another data.path"
+        raise DataError(f"to be able to read the folder {folder}", error.strerror, instead) from error
 
 
 def _kinds(folder: Path, suffixes: Sequence[str]) -> dict[str, str]:
@@ -196,7 +183,8 @@ def _kind(folder: Path, suffixes: Sequence[str]) -> str:
     inside = visible(folder)
     if any(entry.name.lower().endswith(tuple(suffixes)) and entry.is_file() for entry in inside):
         return _EXAMPLES
-    if any(_any(files_below(Path(entry.path), suffixes)) for entry in inside if entry.is_dir()):
+    below = (file for entry in inside if entry.is_dir() for file in files_below(Path(entry.path), suffixes))
+    if next(below, None) is not None:
         return _FOLDERS
     # Images of kinds that are not read make a class that lacks examples, which is told as such.
     kinds = [mimetypes.guess_type(file.name)[0] or "" for file in files_below(folder)]
@@ -207,10 +195,6 @@ def _is_no_class(name: str, kind: str) -> bool:
     return kind == _OTHER or (kind == _EMPTY and role(name) is not None)
 
 
-def _any(items: Iterable[object]) -> bool:
-    return next(iter(items), None) is not None
-
-
 def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str], suffixes: Sequence[str]) -> Parts:
     """The parts of a folder of parts: what validates is the validation part, else the test part, else none."""
     notes = [*_left_out(root, _kinds(root, suffixes))]
@@ -218,11 +202,8 @@ def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]
     for part in (VALIDATION, TEST):
         named = [name for name in holders if role(name) == part]
         if len(named) > 1:
-            raise DataError(
-                f"one folder to validate on in {root}",
-                " and ".join(named),
-                f"data.path={root / train} data.build.validation_path={root / named[0]}",
-            )
+            instead = f"data.path={root / train} data.build.validation_path={root / named[0]}"
+            raise DataError(f"one folder to validate on in {root}", " and ".join(named), instead)
         chosen = chosen or (named[0] if named else None)
     others = [name for name in filled if name not in (train, chosen)]
     validated = chosen or f"a share of {train}"
@@ -241,13 +222,15 @@ def _may_be_parts(root: Path, holders: Sequence[str], suffixes: Sequence[str]) -
     return len(set(inner)) < len(inner)
 
 
-def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> str:
+def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> DataError:
+    """Returns the error that asks whether folders are parts or classes."""
     named = first_of(sorted(filled), between=", ", last=" and")
     classes = f"'data.build.classes=[{','.join(sorted(filled))}]', if these are the classes"
     if not holders:
-        return (
-            f"Expected folders of classes in {root}, or parts of such folders, received {named}, which have images and "
-            f"no folders in them. Try {classes}, or moving the images of each class into a folder."
+        return DataError(
+            f"folders of classes in {root}, or parts of such folders",
+            f"{named}, which have images and no folders in them",
+            f"{classes}, or moving the images of each class into a folder",
         )
     flat = [name for name in filled if name not in holders]
     train = next((name for name in holders if role(name) == TRAIN), None)
@@ -259,15 +242,15 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> str:
         offer = f"'data.build.classes=[{','.join(flat)}]'{validation}"
     else:
         offer = f"{classes}, or data.path={root / holders[0]}, if that has them"
-    return (
-        f"Expected folders of classes in {root}, or train and validation, which have such folders, received {named}, "
-        f"of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them. "
-        f"Try {offer}."
+    return DataError(
+        f"folders of classes in {root}, or train and validation, which have such folders",
+        f"{named}, of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them",
+        offer,
     )
 
 
 def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:
     """Returns the note on folders that are no classes."""
-    names = [entry.name for entry in _entries(folder) if _is_systems(entry.name) and entry.is_dir()]
+    names = [entry.name for entry in _entries(folder) if entry.name.lower() in _SYSTEM and entry.is_dir()]
     names += [name for name, kind in kinds.items() if _is_no_class(name, kind)]
     return (f"Not read in {folder}, since without examples: {', '.join(sorted(names))}.",) if names else ()

@@ -11,7 +11,7 @@ import gzip
 import importlib.util
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -25,7 +25,6 @@ from pipeline.data.split import split
 Part: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 """Images and labels: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]."""
 Bytes: TypeAlias = NDArray[np.uint8]
-Loaded: TypeAlias = tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]]
 
 _GOOGLE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
@@ -82,11 +81,8 @@ def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], 
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
         return table[:, :-1].reshape(-1, height, width, 1), table[:, -1].astype(np.int32)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise DataError(
-            f"lines of {height * width} pixels and a label in {path}",
-            f"a file that cannot be read so ({error})",
-            "installing its package again",
-        ) from error
+        expected, received = f"lines of {height * width} pixels and a label in {path}", "a file that cannot be read so"
+        raise DataError(expected, f"{received} ({error})", "installing its package again") from error
 
 
 def hold_out(
@@ -113,10 +109,7 @@ def mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
 
     60,000 examples train, or the first `train_examples` of them, and 10,000 validate.
     """
-    import keras  # here, so that the other data sets do not load TensorFlow
-
-    sources = {"mnist.npz": f"{_GOOGLE}mnist.npz"}
-    return _parts(_load("mnist", sources, keras.datasets.mnist.load_data), "mnist", train_examples)
+    return _of_keras("mnist", {"mnist.npz": f"{_GOOGLE}mnist.npz"}, train_examples)
 
 
 def fashion_mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
@@ -124,12 +117,9 @@ def fashion_mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
 
     60,000 examples train, or the first `train_examples` of them, and 10,000 validate.
     """
-    import keras
-
     parts = ("train-labels-idx1", "train-images-idx3", "t10k-labels-idx1", "t10k-images-idx3")
     sources = {f"fashion-mnist/{part}-ubyte.gz": f"{_GOOGLE}{part}-ubyte.gz" for part in parts}
-    load = keras.datasets.fashion_mnist.load_data
-    return _parts(_load("fashion_mnist", sources, load), "fashion_mnist", train_examples)
+    return _of_keras("fashion_mnist", sources, train_examples)
 
 
 def cifar10(*, train_examples: int | None = None) -> tuple[Part, Part]:
@@ -137,11 +127,9 @@ def cifar10(*, train_examples: int | None = None) -> tuple[Part, Part]:
 
     50,000 examples train, or the first `train_examples` of them, and 10,000 validate.
     """
-    import keras
-
     # Keras unpacks this archive at every load; the folder that it unpacked before is not enough.
     sources = {"cifar-10-batches-py-target_archive": f"{_TORONTO}cifar-10-python.tar.gz"}
-    return _parts(_load("cifar10", sources, keras.datasets.cifar10.load_data), "cifar10", train_examples)
+    return _of_keras("cifar10", sources, train_examples)
 
 
 def cache_folder() -> Path:
@@ -153,15 +141,25 @@ def cache_folder() -> Path:
     return Path(home if os.access(home, os.W_OK) else "/tmp/.keras", "datasets")
 
 
-def _load(name: str, sources: dict[str, str], load: Callable[[], Loaded]) -> Loaded:
-    """Keras's arrays, or a DataError that names the file at fault; `sources` is {cached file: address}."""
+def _of_keras(name: str, sources: dict[str, str], train_examples: int | None) -> tuple[Part, Part]:
+    """Keras's arrays as our parts, of which the first `train_examples` train; `sources` is {cached file: address}.
+
+    Raises a `DataError` that names the file at fault.
+    """
+    import keras  # here, so that the other data sets do not load TensorFlow
+
     folder = cache_folder()
     with one_at_a_time(folder / f".{name}.lock"):
         absent = [file for file in sources if not (folder / file).exists()]
         try:
-            return load()
+            (x_train, y_train), validation = getattr(keras.datasets, name).load_data()
         except Exception as error:  # Keras raises a bare Exception when a download fails
             raise _explain(name, folder, sources, absent, error) from error
+    count = len(x_train) if train_examples is None else train_examples
+    if not 1 <= count <= len(x_train):
+        expected = f"train_examples from 1 to {len(x_train)} for data={name}"
+        raise DataError(expected, count, f"data.build.train_examples={len(x_train)}")
+    return _scale(x_train[:count], y_train[:count]), _scale(*validation)
 
 
 def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception) -> DataError:
@@ -202,19 +200,6 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _parts(loaded: Loaded, name: str, train_examples: int | None) -> tuple[Part, Part]:
-    """Keras's uint8 arrays as our parts, with the training part cut to its first examples."""
-    (x_train, y_train), validation = loaded
-    count = len(x_train) if train_examples is None else train_examples
-    if not 1 <= count <= len(x_train):
-        raise DataError(
-            f"train_examples from 1 to {len(x_train)} for data={name}",
-            count,
-            f"data.build.train_examples={len(x_train)}",
-        )
-    return _scale(x_train[:count], y_train[:count]), _scale(*validation)
 
 
 def _scale(images: Bytes, labels: Bytes) -> Part:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.data import folders, pictures
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples, Leaf
+from pipeline.data.examples import Broken, Examples, Leaf, share_of
 from pipeline.data.needed import PICTURES, check_image
 from pipeline.data.split import split
 
@@ -50,7 +50,7 @@ def images(
     """
     check_image("images", channels, image_size)
     vary = pictures.augmenter(augment)
-    root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
+    root = Path(expect_path("images", path)).absolute()
     chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
     parts, numbers = folders.arranged(root, PICTURES, chosen, validation_path)
     files, labels = _listed(parts.train, numbers)
@@ -89,7 +89,7 @@ def _maker(
         def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
             # To see anything of an image, all of it must be read.
             paths = examples.raw["path"]
-            share = range(number * len(paths) // shares, (number + 1) * len(paths) // shares) if thorough else range(0)
+            share = share_of(len(paths), number, shares) if thorough else range(0)
             return _broken(paths, share, None if resize else size)
 
         return Examples(
@@ -114,11 +114,8 @@ def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], trai
     numbers = {name: classes[name] for name in names if name in classes}
     if (unknown and not chosen) or not numbers:
         offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if numbers else ""
-        raise DataError(
-            f"{folder} to have classes that train ({', '.join(classes)})",
-            ", ".join(unknown) or "no folders",
-            f"{offer}the same folders as in {train}",
-        )
+        expected, received = f"{folder} to have classes that train ({', '.join(classes)})", ", ".join(unknown)
+        raise DataError(expected, received or "no folders", f"{offer}the same folders as in {train}")
     return numbers
 
 
@@ -133,7 +130,7 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
         paths += files
         labels += [number] * len(files)
     if not paths:
-        raise DataError(f"Expected images ({', '.join(PICTURES)}) in {folder}, received none. {folders.LAYOUT}")
+        raise DataError(f"images ({', '.join(PICTURES)}) in {folder}", "none", folders.LAYOUT)
     return np.array(paths, dtype=np.str_), np.array(labels, dtype=np.int32)
 
 
@@ -155,9 +152,8 @@ def _check_file(path: str) -> None:
         # It is found broken like any other file.
         return
     if reason == pictures.UNREAD_BMP:
-        raise DataError(
-            "BMP files of 24 or 32 bits a pixel, or grey ones of 8", f"{path}, which {reason}", "converting it to PNG"
-        )
+        expected = "BMP files of 24 or 32 bits a pixel, or grey ones of 8"
+        raise DataError(expected, f"{path}, which {reason}", "converting it to PNG")
 
 
 def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:

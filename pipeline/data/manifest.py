@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
+
 from pipeline.data.errors import DataError
 from pipeline.data.nested import Nested, T
 
@@ -80,20 +82,10 @@ def from_json(text: str, where: str) -> Manifest:
         values = json.loads(text)
         if values.pop("format") != FORMAT:
             raise ValueError(f"no format {FORMAT}")
-        return Manifest(
-            features=tuple(
-                Feature(**feature | {"shape": tuple(feature["shape"])}) for feature in values.pop("features")
-            ),
-            splits={name: tuple(Shard(**shard) for shard in shards) for name, shards in values.pop("splits").items()},
-            class_names=None if values["class_names"] is None else tuple(values["class_names"]),
-            **{name: value for name, value in values.items() if name != "class_names"},
-        )
+        return msgspec.convert(values, Manifest)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(
-            f"{where} to be a manifest of prepared data",
-            f"a file that is none ({error})",
-            "`python -m pipeline prepare data=SOURCE out=FOLDER` anew",
-        ) from error
+        expected, received = f"{where} to be a manifest of prepared data", f"a file that is none ({error})"
+        raise DataError(expected, received, "`python -m pipeline prepare data=SOURCE out=FOLDER` anew") from error
 
 
 def flat(example: Nested[T], name: str = "") -> dict[str, T]:
@@ -140,9 +132,6 @@ def load(folder: str, read: Callable[[str], str]) -> Manifest:
     try:
         text = read(path)
     except OSError as error:
-        raise DataError(
-            f"{path}",
-            f"no such file ({error.strerror or error})",
-            f"`python -m pipeline prepare data=SOURCE out={folder}` first",
-        ) from error
+        first = f"`python -m pipeline prepare data=SOURCE out={folder}` first"
+        raise DataError(path, f"no such file ({error.strerror or error})", first) from error
     return from_json(text, path)

@@ -44,11 +44,8 @@ def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
     """Returns an array as floating-point numbers of a type. Raises `DataError` for one that it does not hold."""
     over = lost(array, dtype)
     if over is not None:
-        raise DataError(
-            f"numbers in {name} that {np.dtype(dtype)} holds",
-            f"{over:g}",
-            "dividing them by their largest, or another unit",
-        )
+        instead = "dividing them by their largest, or another unit"
+        raise DataError(f"numbers in {name} that {np.dtype(dtype)} holds", f"{over:g}", instead)
     return array.astype(dtype)
 
 
@@ -61,9 +58,8 @@ def whole(arrays: Sequence[Array], name: str) -> list[Array]:
     for array in arrays:
         over = lost(array, np.int64)
         if over is not None:
-            raise DataError(
-                f"whole numbers in {name} that int64 holds", over, f"{name}.astype('float32'), or numbers below {2**63}"
-            )
+            instead = f"{name}.astype('float32'), or numbers below {2**63}"
+            raise DataError(f"whole numbers in {name} that int64 holds", over, instead)
     fits = all(lost(array, np.int32) is None for array in arrays)
     return [array.astype(np.int32 if fits else np.int64) for array in arrays]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import dialect, folders, manifest, saved_arrays
-from pipeline.data.errors import DataError, expect_path
+from pipeline.data import dialect, folders, manifest, numpy_files
+from pipeline.data.errors import WHAT, DataError, expect_path, refuse
 from pipeline.data.split import check_split
 
 # How the names of files end that are pictures, or tables; the file of a version that TensorFlow Datasets prepared.
@@ -24,15 +24,6 @@ PREPARED = "features.json"
 CHANNELS = (1, 3)
 # What `augment=true` means, and the options that there are.
 USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
-# What each reader finds data in, and what to type as data.path.
-WHAT = {
-    "images": ("a folder of images by class", "FOLDER"),
-    "csv": ("a CSV or Parquet file, a folder or a pattern", "FILE.csv"),
-    "numpy": ("an .npz file or a folder of .npy files", "FILE.npz"),
-    "text": ("a file of text, a folder or a pattern", "FILE.txt"),
-    "tfrecord": ("a folder that `python -m pipeline prepare` filled", "FOLDER"),
-    "tfds": ("the folder of a version that TensorFlow Datasets prepared", "FOLDER/mnist/3.0.1"),
-}
 # Those that find data without a path, and those that take a pattern for one.
 WITHOUT, PATTERNS = ("text", "tfds"), ("csv", "text")
 # The files that a reader takes in a folder, where it does not take all.
@@ -60,8 +51,7 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
     path = arguments.get("path")
     if path is None and reader in WITHOUT:
         return
-    what, example = WHAT[reader]
-    location = expect_path(reader, path, what, example)
+    location = expect_path(reader, path)
     if "://" in location:
         return
     if reader == "tfrecord":
@@ -82,9 +72,8 @@ def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
     if target == "pipeline.data.tfrecord":
         return manifest.load(path, lambda file: Path(file).read_text()).examples(manifest.TRAIN)
     if target == "pipeline.data.numpy":
-        return saved_arrays.training_examples(
-            path, arguments.get("validation_fraction", 0.2), arguments.get("split_seed", 0)
-        )
+        split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
+        return numpy_files.training_examples(path, **split)
     return None
 
 
@@ -148,17 +137,19 @@ def _expect_files(reader: str, path: str) -> None:
     where = Path(path)
     if not where.exists():
         if not (reader in PATTERNS and glob.has_magic(path) and glob.glob(path)):
-            raise DataError(f"Expected data.path to be {what}, received {path}, {_absent(where, reader, example)}")
+            why, near = _absent(where, reader, example)
+            raise DataError(f"data.path to be {what}", f"{path}, {why}", f"data.path={near}")
         return
     if not os.access(where, os.R_OK | (os.X_OK if where.is_dir() else 0)):
-        raise DataError(
-            f"to be able to read {path}", "no permission", "giving yourself permission, or another data.path"
-        )
-    if where.is_file() and reader in ("images", "tfds"):
-        raise DataError(f"data.path to be {what}", f"{path}, a file", f"data.path={where.parent}")
+        instead = "giving yourself permission, or another data.path"
+        raise DataError(f"to be able to read {path}", "no permission", instead)
+    refuse(
+        (where.is_file() and reader in ("images", "tfds"), f"data.path to be {what}", f"{path}, a file",
+         f"data.path={where.parent}"),
+        (reader == "tfds" and not (where / PREPARED).is_file(), f"data.path to be {what}", f"{path} without {PREPARED}",
+         f"data.path={example}"),
+    )  # fmt: skip
     if reader == "tfds":
-        if not (where / PREPARED).is_file():
-            raise DataError(f"data.path to be {what}", f"{path} without {PREPARED}", f"data.path={example}")
         return
     endings = ENDINGS.get(reader, "") if where.is_dir() or reader == "csv" else ""
     names = [where.name] if where.is_file() else [*itertools.islice(_files(where), MOST)]
@@ -178,7 +169,7 @@ def table_files(path: str) -> list[str]:
         candidates = [path] if where.is_file() else glob.glob(path)
     chosen = sorted(file for file in candidates if file.lower().endswith(TABLES))
     if not chosen:
-        received = f"{candidates[0]}" if candidates else "no such file"
+        received = candidates[0] if candidates else "no such file"
         raise DataError(
             f"{path} to be or to have files that end in {', '.join(TABLES)}", received, "data.path=FILE.csv"
         )
@@ -192,20 +183,19 @@ def _files(folder: Path) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("."))
 
 
-def _absent(where: Path, reader: str, example: str) -> str:
-    """Says what a path lacks, and what to type: a path as a shell would write it, or the nearest name."""
+def _absent(where: Path, reader: str, example: str) -> tuple[str, object]:
+    """Returns what a path lacks, and what to type: a path as a shell would write it, or the nearest name."""
     home = where.expanduser()
     if str(where).startswith("~") and home.exists():
-        return f"which only a shell takes for a folder of yours. Try data.path={home}."
+        return "which only a shell takes for a folder of yours", home
     if glob.has_magic(str(where)) and (matches := sorted(glob.glob(str(where)))):
-        return f"a pattern, which data={reader} does not take. Try data.path={matches[0]}."
+        return f"a pattern, which data={reader} does not take", matches[0]
     parent_folder = next(parent for parent in where.absolute().parents if parent.exists())
     missing = where.absolute().relative_to(parent_folder).parts
     names = os.listdir(parent_folder) if parent_folder.is_dir() and os.access(parent_folder, os.R_OK) else []
     closest = [*difflib.get_close_matches(missing[0], names, 1), *missing[1:]]
-    instead = Path(*where.parts[: -len(missing)], *closest)
-    near = instead if closest and instead.exists() else example
-    return f"where there is no {missing[0]} in {parent_folder}. Try data.path={near}."
+    near = Path(*where.parts[: -len(missing)], *closest)
+    return f"where there is no {missing[0]} in {parent_folder}", near if closest and near.exists() else example
 
 
 def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> None:
@@ -213,36 +203,31 @@ def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> N
 
     >>> check_image("images", channels=3, image_size=[32, 32])
     """
-    if channels not in CHANNELS:
-        raise DataError(f"channels of 1 or 3 for data={data}", channels, "data.build.channels=3")
-    if image_size is None:
-        return
-    numbers = isinstance(image_size, Sequence) and all(type(size) is int and size > 0 for size in image_size)
-    if not numbers or len(image_size) != 2:
-        raise DataError(
-            f"image_size to be a height and a width in pixels for data={data}",
-            image_size,
-            "'data.build.image_size=[32,32]'",
-        )
+    pixels = image_size is None or (
+        isinstance(image_size, Sequence) and len(image_size) == 2
+        and all(type(size) is int and size > 0 for size in image_size)
+    )  # fmt: skip
+    refuse(
+        (channels not in CHANNELS, f"channels of 1 or 3 for data={data}", channels, "data.build.channels=3"),
+        (not pixels, f"image_size to be a height and a width in pixels for data={data}", image_size,
+         "'data.build.image_size=[32,32]'"),
+    )  # fmt: skip
 
 
 def augmentation(options: Mapping[str, float] | bool | None) -> dict[str, float]:
     """Returns the options of an augmentation. Raises `DataError` for what is none."""
     if options is None or isinstance(options, bool):
         return dict(USUAL) if options else {}
-    usual = "Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'."
+    usual = "'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'"
     if not isinstance(options, Mapping):
-        raise DataError(f"Expected data.build.augment to be true or keys with values, received {options}. {usual}")
-    unknown = [str(name) for name in options if name not in USUAL]
-    if unknown:
-        raise DataError(
-            f"Expected data.build.augment to have {', '.join(USUAL)}, received {', '.join(unknown)}. {usual}"
-        )
-    if not isinstance(options.get("flip", False), bool):
-        raise DataError(f"Expected data.build.augment.flip to be true or false, received {options['flip']}. {usual}")
+        raise DataError("data.build.augment to be true or keys with values", options, usual)
+    unknown, flip = [str(name) for name in options if name not in USUAL], options.get("flip", False)
+    refuse(
+        (unknown, f"data.build.augment to have {', '.join(USUAL)}", ", ".join(unknown), usual),
+        (not isinstance(flip, bool), "data.build.augment.flip to be true or false", flip, usual),
+    )
     for name, value in options.items():
         if name != "flip" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
-            raise DataError(
-                f"data.build.augment.{name} to be from 0 to below 1", value, f"data.build.augment.{name}=0.1"
-            )
+            key = f"data.build.augment.{name}"
+            raise DataError(f"{key} to be from 0 to below 1", value, f"{key}=0.1")
     return dict(options)

@@ -98,8 +98,8 @@ zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast
         if chosen.get("flip"):
             image = tf.image.stateless_random_flip_left_right(image, seeds[0])
         if shift:
-            height, width = (tf.cast(tf.round(shift * tf.cast(n, tf.float32)), tf.int32) for n in _height_width(image))
             shape = tf.shape(image)
+            height, width, _ = tf.unstack(tf.cast(tf.round(shift * tf.cast(shape, tf.float32)), tf.int32))
             padded = tf.pad(image, [[height, height], [width, width], [0, 0]])
             moved = tf.image.stateless_random_crop(padded, shape, seeds[1])
             image = tf.ensure_shape(moved, image.shape)
@@ -153,10 +153,3 @@ def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None
         return UNREAD_BMP
     # Rows are filled up to four bytes.
     return CUT_OFF if len(data) < start + (width * bits + 31) // 32 * 4 * height else None
-
-
-def _height_width(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    import tensorflow as tf
-
-    shape = tf.shape(image)
-    return shape[0], shape[1]

@@ -18,7 +18,6 @@ import google_crc32c
 import numpy as np
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
     from google.protobuf.message import Message
 
 HEADER, FOOTER = 12, 4
@@ -168,45 +167,41 @@ def _checksum(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+# tensorflow/core/example/{example,feature}.proto.
+_PROTO = """
+name: "example.proto" package: "pipeline.records" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 oneof_index: 0 type_name: ".pipeline.records.BytesList" }
+  field { name: "float_list" number: 2 oneof_index: 0 type_name: ".pipeline.records.FloatList" }
+  field { name: "int64_list" number: 3 oneof_index: 0 type_name: ".pipeline.records.Int64List" }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type_name: ".pipeline.records.Feature" }
+  }
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: ".pipeline.records.Features.FeatureEntry" }
+}
+message_type { name: "Example" field { name: "features" number: 1 type_name: ".pipeline.records.Features" } }
+"""
+
+
 @cache
 def _message() -> type[Message]:
-    """The class of `tf.train.Example`, from tensorflow/core/example/{example,feature}.proto, in a pool of its own."""
+    """The class of `tf.train.Example`, in a pool of its own."""
     # Not with this module: a plan, which imports it, reads no record.
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pipeline.records", syntax="proto3")
-
-    def message(name: str, within: DescriptorProto | None = None) -> DescriptorProto:
-        return (file.message_type if within is None else within.nested_type).add(name=name)
-
-    def field(
-        owner: DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
-    ) -> FieldDescriptorProto:
-        label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
-        return owner.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
-
-    for name, kind in (
-        ("BytesList", kinds.TYPE_BYTES),
-        ("FloatList", kinds.TYPE_FLOAT),
-        ("Int64List", kinds.TYPE_INT64),
-    ):
-        field(message(name), "value", 1, kind, many=True)
-    feature = message("Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, list_name) in enumerate(
-        (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
-    ):
-        field(feature, name, number, kinds.TYPE_MESSAGE, type_name=f".pipeline.records.{list_name}").oneof_index = 0
-    features = message("Features")
-    entry = message("FeatureEntry", features)
-    entry.options.map_entry = True
-    field(entry, "key", 1, kinds.TYPE_STRING)
-    field(entry, "value", 2, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Feature")
-    field(features, "feature", 1, kinds.TYPE_MESSAGE, True, ".pipeline.records.Features.FeatureEntry")
-    field(message("Example"), "features", 1, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Features")
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
     example_class: type[Message] = message_factory.GetMessageClass(
         pool.FindMessageTypeByName("pipeline.records.Example")
     )

@@ -26,6 +26,8 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     (8, [0, 1])
     >>> [len(part) for part in split(np.arange(100), validation_fraction=0.2, split_seed=0)]
     [80, 20]
+    >>> [len(split(np.zeros(178), fraction, 0)[1]) for fraction in (0.2, 0.0001, 0.9999)]
+    [36, 1, 177]
     """
     check_split(validation_fraction, split_seed)
     rng = np.random.default_rng(split_seed)
@@ -33,7 +35,9 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     # Sorted once: a search through all rows for each of many groups would take minutes.
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(groups[order][1:] != groups[order][:-1]) + 1):
-        held[rng.permutation(members)[: _held_count(len(members), validation_fraction)]] = True
+        # The nearest to its fraction that leaves some on either side.
+        count = min(max(round(len(members) * validation_fraction), 1), len(members) - 1)
+        held[rng.permutation(members)[:count]] = True
     if len(groups) > _FEW and not held.any():
         # Each row is a group of its own: these are quantities.
         return split(np.zeros(len(groups)), validation_fraction, split_seed)
@@ -44,17 +48,6 @@ def check_split(validation_fraction: float, split_seed: int) -> None:
     """Refuses a share that holds out none or all, and a seed below 0. Raises `DataError`."""
     numbers = isinstance(validation_fraction, int | float) and isinstance(split_seed, int)
     if not numbers or not 0 < validation_fraction < 1 or split_seed < 0:
-        raise DataError(
-            "a validation_fraction between 0 and 1 and a split_seed of at least 0",
-            f"{validation_fraction} and {split_seed}",
-            "data.build.validation_fraction=0.2 data.build.split_seed=0",
-        )
-
-
-def _held_count(members: int, fraction: float) -> int:
-    """Returns how many of a group's members validate: the nearest to its fraction that leaves some on either side.
-
-    >>> _held_count(178, 0.2), _held_count(178, 0.0001), _held_count(178, 0.9999)
-    (36, 1, 177)
-    """
-    return min(max(round(members * fraction), 1), members - 1)
+        expected = "a validation_fraction between 0 and 1 and a split_seed of at least 0"
+        usual = "data.build.validation_fraction=0.2 data.build.split_seed=0"
+        raise DataError(expected, f"{validation_fraction} and {split_seed}", usual)

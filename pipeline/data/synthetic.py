@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.errors import DataError, expect_at_least
+from pipeline.data.errors import expect_at_least, refuse
 from pipeline.data.image_sets import Part
 
 if TYPE_CHECKING:
@@ -42,7 +42,12 @@ def synthetic(
     >>> x.shape, x.dtype.name, y.shape, y.dtype.name
     ((6, 5), 'float32', (6,), 'int32')
     """
-    _check(shape, num_classes, train_examples, validation_examples, noise, seed)
+    refuse((len(shape) < 1 or min(shape) < 1, "a shape of one or more sizes of at least 1 for data=synthetic",
+            list(shape), "'data.build.shape=[28,28,1]'"))  # fmt: skip
+    limits = [("num_classes", num_classes, 2, 10), ("train_examples", train_examples, 1, 8_192),
+              ("validation_examples", validation_examples, 0, 1_024), ("seed", seed, 0, 0)]  # fmt: skip
+    expect_at_least("synthetic", limits)
+    refuse((not 0 <= noise <= 1, "noise between 0 and 1 for data=synthetic", noise, "data.build.noise=0.7"))
     # A stream for each use: the validation part stays the same however many examples train.
     streams = [np.random.default_rng([seed, use]) for use in range(3)]
     means = np.float32(1 - noise) * _class_means(shape, num_classes, streams[0])
@@ -83,33 +88,6 @@ def _draw(
     return np.minimum(x, 1, out=x), labels
 
 
-def _check(
-    shape: Sequence[int],
-    num_classes: int,
-    train_examples: int,
-    validation_examples: int,
-    noise: float,
-    seed: int,
-) -> None:
-    """Refuses what cannot be made, in words.
-
-    >>> _check([28, 28, 1], num_classes=10, train_examples=1, validation_examples=0, noise=0.5, seed=0)
-    """
-    if len(shape) < 1 or min(shape) < 1:
-        raise DataError(
-            "a shape of one or more sizes of at least 1 for data=synthetic", list(shape), "'data.build.shape=[28,28,1]'"
-        )
-    limits = (
-        ("num_classes", num_classes, 2, 10),
-        ("train_examples", train_examples, 1, 8_192),
-        ("validation_examples", validation_examples, 0, 1_024),
-        ("seed", seed, 0, 0),
-    )
-    expect_at_least("synthetic", limits)
-    if not 0 <= noise <= 1:
-        raise DataError("noise between 0 and 1 for data=synthetic", noise, "data.build.noise=0.7")
-
-
 def clicks(
     *,
     categories: Sequence[int] = (1_000, 200, 20),
@@ -133,7 +111,13 @@ def clicks(
     >>> len(list(train)), train.element_spec[0]["ids"].shape
     (3, TensorShape([3]))
     """
-    _check_clicks(categories, dense_features, train_examples, validation_examples, signal, seed)
+    refuse((len(categories) < 1 or min(categories) < 1,
+            "categories of one or more columns of at least 1 for data=clicks", list(categories),
+            "'data.build.categories=[1000,200,20]'"))  # fmt: skip
+    limits = [("dense_features", dense_features, 1, 8), ("train_examples", train_examples, 1, 65_536),
+              ("validation_examples", validation_examples, 0, 8_192), ("seed", seed, 0, 0),
+              ("signal", signal, 0, 1.6)]  # fmt: skip
+    expect_at_least("clicks", limits)
     import tensorflow as tf
 
     keys = tf.random.split([seed, 0], 4)
@@ -174,31 +158,3 @@ def _log(
         tf.autograph.experimental.do_not_convert(block)
     )
     return dataset.unbatch().take(count).apply(tf.data.experimental.assert_cardinality(count))
-
-
-def _check_clicks(
-    categories: Sequence[int],
-    dense_features: int,
-    train_examples: int,
-    validation_examples: int,
-    signal: float,
-    seed: int,
-) -> None:
-    """Refuses what cannot be made, in words.
-
-    >>> _check_clicks([10], dense_features=1, train_examples=1, validation_examples=0, signal=1.0, seed=0)
-    """
-    if len(categories) < 1 or min(categories) < 1:
-        raise DataError(
-            "categories of one or more columns of at least 1 for data=clicks",
-            list(categories),
-            "'data.build.categories=[1000,200,20]'",
-        )
-    limits = (
-        ("dense_features", dense_features, 1, 8),
-        ("train_examples", train_examples, 1, 65_536),
-        ("validation_examples", validation_examples, 0, 8_192),
-        ("seed", seed, 0, 0),
-        ("signal", signal, 0, 1.6),
-    )
-    expect_at_least("clicks", limits)

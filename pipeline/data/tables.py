@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.data import dialect, folders, narrow
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples, Leaf
+from pipeline.data.examples import Broken, Examples, Leaf, share_of
 from pipeline.data.needed import table_files
 from pipeline.data.split import split
 
@@ -57,7 +57,7 @@ def csv(
     Whether a CSV file has a `header`, and its `separator`, `decimal` sign and `encoding`, are found by its first rows
     where they are not given, see `dialect.find`. Raises `DataError`.
     """
-    location = expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")
+    location = expect_path("csv", path)
     trains, validates, file_notes = folders.divided(location, table_files(location))
     paths = [*trains, *validates]
     dialects = [
@@ -87,7 +87,7 @@ def _maker(
     def make(x: Array, y: Array, chosen: Array) -> Examples:
         def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
             values = np.column_stack(examples.raw)
-            share = range(number * len(values) // shares, (number + 1) * len(values) // shares)
+            share = share_of(len(values), number, shares)
             wrong = ~np.isfinite(values[share.start : share.stop])
             flaws = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
             return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in flaws]
@@ -127,11 +127,8 @@ class _Table:
         for path, frame in zip(paths, frames, strict=True):
             if set(frame.columns) != set(names):
                 differ = ", ".join(sorted(set(map(str, frame.columns)) ^ set(map(str, names))))
-                raise DataError(
-                    "files of the same columns",
-                    f"{paths[0]} and {path}, of which only one has {differ}",
-                    "a data.path of files that have all",
-                )
+                received = f"{paths[0]} and {path}, of which only one has {differ}"
+                raise DataError("files of the same columns", received, "a data.path of files that have all")
         self._frame = pandas.concat(frames, ignore_index=True)[names]
         # Which file each row is from, and its number there.
         self._file = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
@@ -166,11 +163,11 @@ class _Table:
             unknown = [f"no name above {name.replace('Unnamed: ', 'column ')}" for name in others if _is_unnamed(name)]
             others = [name for name in others if not _is_unnamed(name)]
         if unknown or not others or (chosen is not None and not chosen):
-            received = ", ".join(unknown) or "none"
-            offer = f"Try 'data.build.features=[{','.join(others)}]'." if others else "Try another data.path."
             raise DataError(
-                f"Expected data.build.features to be columns of {self._paths[0]} besides the label {self.label} "
-                f"({', '.join(others) or 'there are none'}), received {received}. {offer}"
+                f"data.build.features to be columns of {self._paths[0]} besides the label {self.label} "
+                f"({', '.join(others) or 'there are none'})",
+                ", ".join(unknown) or "none",
+                f"'data.build.features=[{','.join(others)}]'" if others else "another data.path",
             )
         return others if chosen is None else list(chosen)
 
@@ -212,11 +209,9 @@ class _Table:
         over = np.isfinite(values_as_float) & (np.abs(values_as_float) > np.finfo(np.float32).max)
         if over.any():
             row = int(np.flatnonzero(over)[0])
-            raise DataError(
-                f"numbers in column {name} that float32 holds",
-                f"{values_as_float[row]} in {self.place(row)}",
-                "another unit, or data.build.features without it",
-            )
+            received = f"{values_as_float[row]} in {self.place(row)}"
+            instead = "another unit, or data.build.features without it"
+            raise DataError(f"numbers in column {name} that float32 holds", received, instead)
         return values_as_float
 
     def _refuse_text(self, name: str, chosen: Sequence[str]) -> None:
@@ -229,11 +224,8 @@ class _Table:
         offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
         if dialect.is_ambiguous(str(values[row])):
             offer = "data.build.decimal=comma, data.build.decimal=point"
-        raise DataError(
-            f"numbers in column {name}",
-            f"{str(values[row])!r} in {self.place(row)}",
-            f"{offer}, or a number in its place",
-        )
+        received = f"{str(values[row])!r} in {self.place(row)}"
+        raise DataError(f"numbers in column {name}", received, f"{offer}, or a number in its place")
 
     def labels(self, quantity: bool) -> tuple[Array, tuple[str, ...] | None]:
         """Returns the labels, int32 [rows] of classes or float32 [rows] of quantities, and what classes are called."""
@@ -248,26 +240,21 @@ class _Table:
         if not types.is_integer_dtype(values):
             classes, numbers = np.unique(values.astype(str).to_numpy(object), return_inverse=True)
             if len(values) > _FEW_ROWS and len(classes) == len(values):
-                raise DataError(
-                    f"classes in column {name}, fewer than rows", "another text in each row", "data.build.label=COLUMN"
-                )
+                expected, received = f"classes in column {name}, fewer than rows", "another text in each row"
+                raise DataError(expected, received, "data.build.label=COLUMN")
             return numbers.astype(np.int32), tuple(map(str, classes))
         least, greatest = int(values.min()), int(values.max())
         if least < 0 or greatest >= max(len(values), _FEW_CLASSES):
-            raise DataError(
-                f"classes from 0 in column {name}, fewer than rows",
-                least if least < 0 else greatest,
-                "data.build.quantity=true, or data.build.label=COLUMN",
-            )
+            wrong, instead = least if least < 0 else greatest, "data.build.quantity=true, or data.build.label=COLUMN"
+            raise DataError(f"classes from 0 in column {name}, fewer than rows", wrong, instead)
         return values.to_numpy(np.int32), None
 
 
 def _label(path: str, names: Sequence[str], label: str | None) -> str:
     """The column of labels: the one that is named, or the last that has a name."""
     if label is not None and label not in names:
-        raise DataError(
-            f"data.build.label to be a column of {path} ({', '.join(names)})", label, f"data.build.label={names[-1]}"
-        )
+        expected = f"data.build.label to be a column of {path} ({', '.join(names)})"
+        raise DataError(expected, label, f"data.build.label={names[-1]}")
     return label or next((name for name in reversed(names) if not _is_unnamed(name)), names[-1])
 
 
@@ -322,11 +309,8 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
     except Exception as error:  # pandas and pyarrow have errors of their own, many of them
         message = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
         reason = (None if written is None else dialect.too_long(path, written)) or message
-        raise DataError(
-            f"{path} to be a table with a name above each column",
-            f"a file that cannot be read so ({reason})",
-            "putting it right, or another data.path",
-        ) from error
+        expected, received = f"{path} to be a table with a name above each column", "a file that cannot be read so"
+        raise DataError(expected, f"{received} ({reason})", "putting it right, or another data.path") from error
     for name in written.names:
         if not _is_number(frame[name]):
             frame[name] = _converted(frame[name], path, written, name == target)
@@ -347,16 +331,12 @@ def _converted(values: pandas.Series, path: str, written: Dialect, is_label: boo
         return values.where(values.isna(), None)
     if not len(texts) or numbers is None:
         flags = values.str.lower().isin(("true", "false"))
-        return (
-            (values.str.lower() == "true").astype("boolean") if is_label and flags.all() else values.replace("", None)
-        )
+        are_flags = is_label and flags.all()
+        return (values.str.lower() == "true").astype("boolean") if are_flags else values.replace("", None)
     unsaid = [] if is_plain or written.decimal else list(filter(dialect.is_ambiguous, texts))
     if unsaid and is_label:
-        raise DataError(
-            f"a decimal sign that the numbers in {path} tell",
-            unsaid[0],
-            "data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma",
-        )
+        instead = "data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma"
+        raise DataError(f"a decimal sign that the numbers in {path} tell", unsaid[0], instead)
     if unsaid or (is_label and texts.str.fullmatch(dialect.CODE.pattern).any()):
         return values
     whole = texts.str.fullmatch(r"[+-]?\d{1,18}").all()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import folders
-from pipeline.data.errors import DataError, expect_at_least
+from pipeline.data.errors import DataError, expect_at_least, refuse
 from pipeline.data.examples import Examples, Leaf
 from pipeline.data.files import is_remote, opened
 
@@ -45,7 +45,11 @@ def text(
     >>> bool((x[:, 1:] == y[:, :-1]).all()), train.num_classes
     (True, 256)
     """
-    _check(tokens, length, validation_fraction)
+    refuse((tokens not in (BYTES, CHARACTERS), f"tokens of {BYTES} or {CHARACTERS} for data=text", tokens,
+            "data.build.tokens=bytes"))  # fmt: skip
+    expect_at_least("text", [("length", length, 1, 128)])
+    refuse((not 0 < validation_fraction < 1, "validation_fraction between 0 and 1 for data=text", validation_fraction,
+            "data.build.validation_fraction=0.1"))  # fmt: skip
     train_files, held_files, notes = folders.divided(path, [] if path is None else _files(path))
     texts = [_BETWEEN.join(_topics() if path is None else _documents(files)) for files in (train_files, held_files)]
     whole = "".join(texts) if held_files else texts[0]
@@ -61,11 +65,9 @@ def text(
         held_out = round(len(numbers) * validation_fraction)
     parts = numbers[: len(numbers) - held_out], numbers[len(numbers) - held_out :]
     if min(map(len, parts)) <= length:
-        raise DataError(
-            f"text of more than {length} {tokens} to train on and to validate with",
-            f"{len(parts[0]):,} and {len(parts[1]):,}",
-            f"data.build.length={max(min(map(len, parts)) // 2, 1)}, or a longer text",
-        )
+        expected = f"text of more than {length} {tokens} to train on and to validate with"
+        instead = f"data.build.length={max(min(map(len, parts)) // 2, 1)}, or a longer text"
+        raise DataError(expected, f"{len(parts[0]):,} and {len(parts[1]):,}", instead)
     train, validation = (_packed(part, length, names) for part in parts)
     return dataclasses.replace(train, notes=notes), validation
 
@@ -85,9 +87,8 @@ def _documents(files: Sequence[str]) -> Iterator[str]:
             with opened(file) as lines:
                 yield lines.read().decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{file} to be a file of UTF-8 text", f"one that cannot be read so ({error})", "another data.path"
-            ) from error
+            received = f"one that cannot be read so ({error})"
+            raise DataError(f"{file} to be a file of UTF-8 text", received, "another data.path") from error
 
 
 def _topics() -> list[str]:
@@ -109,19 +110,3 @@ def _files(path: str) -> Sequence[str]:
     if not chosen:
         raise DataError(f"{path} to be or to have files of text", "none", "data.path=FILE.txt")
     return chosen
-
-
-def _check(tokens: str, length: int, validation_fraction: float) -> None:
-    """Refuses what cannot be made, in words.
-
-    >>> _check("bytes", length=1, validation_fraction=0.1)
-    """
-    if tokens not in (BYTES, CHARACTERS):
-        raise DataError(f"tokens of {BYTES} or {CHARACTERS} for data=text", tokens, "data.build.tokens=bytes")
-    expect_at_least("text", (("length", length, 1, 128),))
-    if not 0 < validation_fraction < 1:
-        raise DataError(
-            "validation_fraction between 0 and 1 for data=text",
-            validation_fraction,
-            "data.build.validation_fraction=0.1",
-        )

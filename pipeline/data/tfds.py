@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.data import pictures, records
-from pipeline.data.errors import DataError
+from pipeline.data.errors import WHAT, DataError, refuse
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.image_sets import one_at_a_time
 from pipeline.data.needed import PREPARED, check_image
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Info: TypeAlias = tensorflow_datasets.core.DatasetInfo
 
 AUTO, VALIDATION = "auto", ("validation", "test")
-# What the library writes into the folder of a version that is whole.
 
 
 def tfds(
@@ -49,12 +48,9 @@ def tfds(
     """
     check_image("tfds", 3, image_size)
     builder = _builder(name, path, data_dir, download)
-    if builder.info.file_format.value != "tfrecord":
-        raise DataError(
-            f"{builder.data_dir} to have TFRecord files",
-            builder.info.file_format.value,
-            "preparing it with file_format='tfrecord'",
-        )
+    kind = builder.info.file_format.value
+    refuse((kind != "tfrecord", f"{builder.data_dir} to have TFRecord files", kind,
+            "preparing it with file_format='tfrecord'"))  # fmt: skip
     train = _part(builder, train_split, "train_split", keys, image_size)
     validation = _validation(builder) if validation_split == AUTO else validation_split
     if validation is None:
@@ -63,69 +59,42 @@ def tfds(
 
 
 def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Builder:
-    """The library's reader of a data set that is prepared."""
+    """The library's reader of a data set that is prepared, or that it downloads and prepares first."""
     try:
         import tensorflow_datasets
         from tensorflow_datasets.core import read_only_builder
         from tensorflow_datasets.core.utils import file_utils
     except ImportError as error:
-        raise DataError(
-            "the package tensorflow-datasets for data=tfds",
-            f"none that can be imported ({error})",
-            "pip install 'distributed-keras-pipeline[tfds]'",
-        ) from error
-    if path is not None:
-        if not Path(path, PREPARED).is_file():
-            raise DataError(
-                "data.path to be the folder of a version that TensorFlow Datasets prepared",
-                f"{path} without {PREPARED}",
-                "the folder that has it, as data.path=FOLDER/mnist/3.0.1",
-            )
-        return _understood(path, lambda: tensorflow_datasets.builder_from_directory(path))
+        received = f"none that can be imported ({error})"
+        install = "pip install 'distributed-keras-pipeline[tfds]'"
+        raise DataError("the package tensorflow-datasets for data=tfds", received, install) from error
+    if path is not None and not Path(path, PREPARED).is_file():
+        instead = "the folder that has it, as data.path=FOLDER/mnist/3.0.1"
+        raise DataError(f"data.path to be {WHAT['tfds'][0]}", f"{path} without {PREPARED}", instead)
     folder = data_dir and os.path.expanduser(data_dir)
-    if download:
-        return _downloaded(name, folder)
     try:
-        # The same function that others load by name with asks the network first.
-        return read_only_builder.builder_from_files(name, data_dir=folder)
-    except tensorflow_datasets.core.DatasetNotFoundError as error:
-        folders = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=folder)))
-        raise DataError(
-            f"data.name={name} to be prepared in {folders}",
-            "none there",
-            "data.build.download=true, or data.build.data_dir=FOLDER",
-        ) from error
-    except Exception as error:
-        raise _refused(name, error) from error
-
-
-def _downloaded(name: str, data_dir: str | None) -> Builder:
-    """The library's reader of a data set that it downloads and prepares first, where it is not prepared."""
-    import tensorflow_datasets
-
-    try:
-        builder = tensorflow_datasets.builder(name, data_dir=data_dir)
+        if path is not None:
+            return tensorflow_datasets.builder_from_directory(path)
+        if not download:
+            # The same function that others load by name with asks the network first.
+            return read_only_builder.builder_from_files(name, data_dir=folder)
+        builder = tensorflow_datasets.builder(name, data_dir=folder)
         # All processes of a host are here at once.
         with one_at_a_time(Path(f"{builder.data_dir}.lock")):
             builder.download_and_prepare()
         return builder
     except Exception as error:
-        raise _refused(name, error) from error
-
-
-def _understood(name: str, build: Callable[[], Builder]) -> Builder:
-    try:
-        return build()
-    except Exception as error:
-        raise _refused(name, error) from error
-
-
-def _refused(name: str, error: Exception) -> DataError:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return DataError(
-        f"Expected {name} to be a data set of TensorFlow Datasets that can be had, received: {reason.rstrip('.')}. "
-        f"Try data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared."
-    )
+        if isinstance(error, tensorflow_datasets.core.DatasetNotFoundError) and path is None and not download:
+            expected = f"data.name={name} to be prepared in"
+            where = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=folder)))
+            instead = "data.build.download=true, or data.build.data_dir=FOLDER"
+            raise DataError(f"{expected} {where}", "none there", instead) from error
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DataError(
+            f"Expected {path or name} to be a data set of TensorFlow Datasets that can be had, received: "
+            f"{reason.rstrip('.')}. "
+            f"Try data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared."
+        ) from error
 
 
 def _validation(builder: Builder) -> str:
@@ -151,11 +120,8 @@ def _part(
     try:
         instructions = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
-        raise DataError(
-            f"data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one",
-            split,
-            f"data.build.{key}={next(iter(info.splits), 'train')}",
-        ) from error
+        expected = f"data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one"
+        raise DataError(expected, split, f"data.build.{key}={next(iter(info.splits), 'train')}") from error
     segments = tuple(
         Segment(str(instruction.filename), instruction.take, instruction.skip)
         for instruction in instructions
@@ -167,11 +133,9 @@ def _part(
     decode = _decoder(info, chosen, image_size)
     spec = tf.data.Dataset.from_tensors("").map(tf.autograph.experimental.do_not_convert(decode)).element_spec
     if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
-        raise DataError(
-            f"examples of one shape in {info.full_name}",
-            _shapes(spec),
-            "'data.build.image_size=[32,32]', which images are brought to",
-        )
+        shapes = " and ".join(str([size or "any" for size in leaf.shape]) for leaf in tf.nest.flatten(spec))
+        instead = "'data.build.image_size=[32,32]', which images are brought to"
+        raise DataError(f"examples of one shape in {info.full_name}", shapes, instead)
     label = info.features[chosen[1]]
     return Examples(
         raw=segments,
@@ -230,12 +194,6 @@ def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None
         return tf.nest.map_structure(inputs, features[keys[0]]), tf.nest.map_structure(targets, features[keys[1]])
 
     return decode
-
-
-def _shapes(spec: Nested[tf.TensorSpec]) -> str:
-    import tensorflow as tf
-
-    return " and ".join(str([size or "any" for size in leaf.shape]) for leaf in tf.nest.flatten(spec))
 
 
 def _digest(name: str, segments: Sequence[Segment]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
-from pipeline.data.errors import DataError, first_of
+from pipeline.data.errors import DataError, expect_path, first_of
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.data.needed import check_image
@@ -37,21 +37,18 @@ def tfrecord(
     `image_size`. `augment` varies the images `x` of the training part anew in each epoch, see
     `pipeline.data.pictures.augmenter`. Raises `DataError`.
     """
-    if not path:
-        raise DataError("data.path to be a folder that `python -m pipeline prepare` filled", "none", "data.path=FOLDER")
+    path = expect_path("tfrecord", path)
     contents = manifest.load(path, files.text_of)
     if not contents.examples(manifest.TRAIN):
-        raise DataError(
-            f"training examples in {path}",
-            "a manifest without any",
-            f"`python -m pipeline prepare data=SOURCE out={path}` anew",
-        )
+        anew = f"`python -m pipeline prepare data=SOURCE out={path}` anew"
+        raise DataError(f"training examples in {path}", "a manifest without any", anew)
     contents = _with_images(contents, channels, image_size, path)
     vary = pictures.augmenter(augment)
     if vary and not any(_is_image(feature) for feature in contents.features):
         raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
     parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
-    return dataclasses.replace(parts[0], augment=_augmented(vary)), parts[1] if parts[1].raw else None
+    varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
+    return dataclasses.replace(parts[0], augment=varied), parts[1] if parts[1].raw else None
 
 
 def _is_image(feature: Feature) -> bool:
@@ -68,22 +65,12 @@ def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[
         feature.name: (*(image_size or feature.shape[:2]), channels or feature.shape[2] or 3) for feature in encoded
     }
     if any(None in shape for shape in shapes.values()):
-        raise DataError(
-            "images of one size, or a size that they are brought to",
-            f"{path} with images of several",
-            "'data.build.image_size=[32,32]'",
-        )
+        expected = "images of one size, or a size that they are brought to"
+        raise DataError(expected, f"{path} with images of several", "'data.build.image_size=[32,32]'")
     features = tuple(
         dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in contents.features
     )
     return dataclasses.replace(contents, features=features)
-
-
-def _augmented(vary: pictures.Vary | None) -> Make | None:
-    """Returns a function that varies the image of an example."""
-    if vary is None:
-        return None
-    return lambda example, seed: (vary(example[0], seed), *example[1:])
 
 
 def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples:
@@ -97,7 +84,7 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
 
     return Examples(
         raw=tuple(Segment(path, shard.examples) for path, shard in shard_at.items()),
-        spec=_spec(contents),
+        spec=manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features}),
         parse=_parser(contents),
         decode=_decoder(contents, resize),
         num_classes=contents.num_classes,
@@ -116,10 +103,6 @@ def _flaws(contents: Manifest, folder: str, split: str) -> tuple[str, ...]:
     names = [contents.class_names[label] if contents.class_names else str(label) for label in empty]
     listed = f"no training examples of class {first_of(names, between=', ', last=' and')} in {folder}/{manifest.FILE}"
     return (listed,) if names else ()
-
-
-def _spec(contents: Manifest) -> Nested[Leaf]:
-    return manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features})
 
 
 def _parser(contents: Manifest) -> Make:

@@ -1,13 +1,12 @@
 """Looks at arrays before they are trained on, and refuses or leaves out what is broken, whichever engine trains."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from pipeline.data.errors import first_of
-from pipeline.data.examples import Broken, Examples, leaves, rows, whole_rows
-from pipeline.data.nested import Nested
+from pipeline.data.examples import Broken, Examples, are_labels, leaves, look_at_rows, rows, whole_rows
 from pipeline.record.events import Loaded, Lost
 from pipeline.worker.model_error import TrainingError
 
@@ -38,15 +37,14 @@ def broken(part: object, classes: int | None, number: int, of: int, thorough: bo
         return part.look(part, number, of, thorough) if part.look else []
     if not _is_arrays(part):
         return []
-    count = _rows(part)
-    return list(_broken_rows(part, classes, number * count // of, (number + 1) * count // of))
+    return look_at_rows(Examples(part, (), num_classes=classes), number, of)
 
 
 def flaws(part: object, classes: int | None) -> tuple[str, ...]:
     """Returns what is wrong with a training part as a whole, in words that follow "There are"."""
     if isinstance(part, Examples):
         return part.flaws
-    if classes is None or not _is_arrays(part) or not _are_labels(part[1]):
+    if classes is None or not _is_arrays(part) or not are_labels(part[1]):
         return ()
     present = set(np.unique(np.asarray(part[1])).tolist())
     empty = [label for label in range(classes) if label not in present]
@@ -84,14 +82,14 @@ def without(part: Any, lost: Sequence[Broken]) -> Any:
         return part
     if isinstance(part, Examples):
         return part.without(lost)
-    return rows(part, whole_rows(_rows(part), lost))
+    return rows(part, whole_rows(len(leaves(part)[0]), lost))
 
 
 def num_classes(part: object) -> int | None:
     """Returns the number of classes that a part knows of or integer labels name; None where labels do not tell."""
     if isinstance(part, Examples):
         return part.num_classes
-    if not _is_arrays(part) or not _are_labels(part[1]) or not len(part[1]):
+    if not _is_arrays(part) or not are_labels(part[1]) or not len(part[1]):
         return None
     highest = int(np.asarray(part[1]).max())
     # Quantities, which no output could be of.
@@ -100,30 +98,3 @@ def num_classes(part: object) -> int | None:
 
 def _is_arrays(part: object) -> TypeGuard[tuple[Any, ...]]:
     return isinstance(part, tuple) and len(part) > 1
-
-
-def _rows(part: Nested[np.ndarray]) -> int:
-    return len(leaves(part)[0])
-
-
-def _broken_rows(part: tuple[Any, ...], classes: int | None, start: int, stop: int) -> Iterator[Broken]:
-    whole = np.ones(stop - start, bool)
-    arrays: list[np.ndarray] = leaves(part)
-    for leaf in arrays:
-        values = np.asarray(leaf)[start:stop]
-        if values.dtype.kind == "f":
-            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    inside = np.ones(stop - start, bool)
-    if classes is not None and _are_labels(part[1]):
-        labels = np.asarray(part[1])[start:stop]
-        inside = (labels >= 0) & (labels < classes)
-    for row in np.flatnonzero(~(whole & inside)):
-        why = (
-            f"has label {labels[row]}, 0 to {(classes or 0) - 1} were expected" if whole[row] else "has NaN or infinity"
-        )
-        yield Broken(None, int(start + row), 1, f"example {start + row}", why)
-
-
-def _are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:
-    """True for integers, one for each example."""
-    return not isinstance(y, Mapping | tuple | list) and (array := np.asarray(y)).dtype.kind in "iu" and array.ndim == 1
