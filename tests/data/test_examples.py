@@ -10,12 +10,12 @@ import own
 import pytest
 import shards
 import tensorflow as tf
-from batch_layouts import LAYOUTS, ONE, labels, leaves
+from batch_layouts import LAYOUTS, ONE, labels, leaves, stream
 
 from pipeline import data as sources
 from pipeline.data.examples import Examples, Segment, rows
 from pipeline.worker.data import cache, reading, source
-from pipeline.worker.data.batches import DEFAULT, Data, count, spec, stream
+from pipeline.worker.data.batches import DEFAULT, Data, count, spec
 from pipeline.worker.data.reading import Reading
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError

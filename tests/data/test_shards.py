@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import shards
 import tensorflow as tf
+from batch_layouts import stream
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from run_events import wait_for
 
 from pipeline import data as sources
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.worker.data.batches import stream
 from pipeline.worker.data.broken import broken, refuse
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError

@@ -4,14 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.worker.layout import BatchLayout
+from pipeline.worker.data.batches import DEFAULT, Data
+from pipeline.worker.data.reading import Part, Reading
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 
 EXAMPLES = 50
-
-
 ONE = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
-
-
 LAYOUTS = {
     "one replica": ONE,
     "second of two processes": BatchLayout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
@@ -20,6 +18,13 @@ LAYOUTS = {
     "left out": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
     "padded": BatchLayout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
 }
+
+
+def stream(
+    part: Part, layout: BatchLayout, shuffle: bool, seed: int, position: Position = BEGINNING,
+    reading: Reading = DEFAULT,
+) -> tf.data.Dataset:  # fmt: skip
+    return Data(part, layout, shuffle, seed, reading).stream(position)
 
 
 def leaves(batches: tf.data.Dataset) -> list[list[Any]]:

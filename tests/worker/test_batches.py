@@ -9,9 +9,8 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from batch_layouts import EXAMPLES, LAYOUTS, ONE, labels, leaves
+from batch_layouts import EXAMPLES, LAYOUTS, ONE, labels, leaves, stream
 
-from pipeline.worker.data.batches import stream
 from pipeline.worker.layout import BatchLayout, Position
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
+from batch_layouts import stream
 from conftest import QUICK, Ran, sampled
 from tensorflow.core.framework import device_attributes_pb2
 
 from pipeline.errors import UserError
 from pipeline.launch import reach
-from pipeline.worker.data.batches import Data, spec, static_parts, stream
+from pipeline.worker.data.batches import Data, spec, static_parts
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build, static
 from pipeline.worker.tensorflow.loop import Loop

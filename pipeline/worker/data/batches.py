@@ -40,8 +40,54 @@ class Data:
     reading: Reading = DEFAULT
 
     def stream(self, position: Position = BEGINNING) -> tf.data.Dataset:
-        """Each step's batches for this process's replicas, from the position on, without end."""
-        return stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading)
+        """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
+
+        Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
+        part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
+
+        What it yields is what the stream from the beginning comes to at that position. With another global batch, the
+        rest of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same
+        ones. Arrays are not read up to the position; of records in files and of a data set, only the epoch under way
+        is, and no example is made. Orders that a data set draws anew each time it is read, from a seed of its own, are
+        those that it would have come to, except where it reads what it shuffles more than once, or in a function:
+        `repeat`, and `interleave` over data sets made outside of it.
+        """
+        data, reading = self, self.reading
+        if isinstance(self.part, tf.data.Dataset) and (reading.servers or self.layout.local < self.layout.replicas):
+            # Each makes its own examples alone, as far as that is known to make the same.
+            data = dataclasses.replace(self, part=reads.opened(self.part))
+        make = reads.maker(data.part, self.seed, reading.classes)
+        batches = data.raw_stream(position)
+        if make is not None:
+
+            def one(number: tf.Tensor, examples: tf.Tensor, raw: tuple[Batch, ...]) -> Step:
+                return examples, tuple(make(number, batch) for batch in raw)
+
+            def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
+                return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
+
+            batches = reads.made_by(reading.servers, batches, made) if reading.servers else made(batches)
+        # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
+        endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return endless.with_options(_options(data.part)).prefetch(reading.prefetch)
+
+    def raw_stream(self, position: Position) -> tf.data.Dataset:
+        """Returns (examples, batches) of raw elements, from which `stream` makes examples; the epoch's number comes
+        first where it is needed for that.
+        """
+        part, layout, seed = self.part, self.layout, self.seed if self.shuffle else None
+        position = layout.settled(position)
+        raw = reads.raw(part, self.shuffle, self.seed, self.reading)
+        inner = part.raw if isinstance(part, Examples) else part
+        if callable(raw):
+            if isinstance(inner, tf.data.Dataset):
+                _draw_orders(inner, position.epoch)
+            epoch = _from_dataset(raw, layout, seed, self.reading.window)
+        else:
+            epoch = _from_arrays(raw, layout, seed)
+        batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
+        # Those of a data set that is read in a function are lost otherwise.
+        return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
 
 
 def count(part: Part) -> int:
@@ -56,65 +102,6 @@ def count(part: Part) -> int:
             "Expected a data set of single examples that ends, received one without end. Try dataset.take(examples)."
         )
     return cardinality if cardinality >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
-
-
-def stream(
-    part: Part,
-    layout: BatchLayout,
-    shuffle: bool,
-    seed: int,
-    position: Position = BEGINNING,
-    reading: Reading = DEFAULT,
-) -> tf.data.Dataset:
-    """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
-
-    Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
-    part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
-
-    What it yields is what the stream from the beginning comes to at that position. With another global batch, the rest
-    of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same ones.
-    Arrays are not read up to the position; of records in files and of a data set, only the epoch under way is, and no
-    example is made. Orders that a data set draws anew each time it is read, from a seed of its own, are those that it
-    would have come to, except where it reads what it shuffles more than once, or in a function: `repeat`, and
-    `interleave` over data sets made outside of it.
-    """
-    if isinstance(part, tf.data.Dataset) and (reading.servers or layout.local < layout.replicas):
-        # Each makes its own examples alone, as far as that is known to make the same.
-        part = reads.opened(part)
-    make = reads.maker(part, seed, reading.classes)
-    batches = raw_stream(part, layout, shuffle, seed, position, reading)
-    if make is not None:
-
-        def one(number: tf.Tensor, examples: tf.Tensor, raw: tuple[Batch, ...]) -> Step:
-            return examples, tuple(make(number, batch) for batch in raw)
-
-        def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
-            return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
-
-        batches = reads.made_by(reading.servers, batches, made) if reading.servers else made(batches)
-    # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
-    endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return endless.with_options(_options(part)).prefetch(reading.prefetch)
-
-
-def raw_stream(
-    part: Part, layout: BatchLayout, shuffle: bool, seed: int, position: Position, reading: Reading
-) -> tf.data.Dataset:
-    """Returns (examples, batches) of raw elements, from which `stream` makes examples; the epoch's number comes first
-    where it is needed for that.
-    """
-    position = layout.settled(position)
-    raw, seed_of_order = reads.raw(part, shuffle, seed, reading), seed if shuffle else None
-    inner = part.raw if isinstance(part, Examples) else part
-    if callable(raw):
-        if isinstance(inner, tf.data.Dataset):
-            _draw_orders(inner, position.epoch)
-        epoch = _from_dataset(raw, layout, seed_of_order, reading.window)
-    else:
-        epoch = _from_arrays(raw, layout, seed_of_order)
-    batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
-    # Those of a data set that is read in a function are lost otherwise.
-    return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
 
 
 def _options(part: Part) -> tf.data.Options:

@@ -63,17 +63,11 @@ def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str =
     if broken_ones:
         lost = sum(flaw.examples for flaw in broken_ones)
         named = first_of([f"{flaw.name} {flaw.why}" for flaw in broken_ones])
-        raise TrainingError(
-            "examples that can be trained on",
-            f"{lost} that cannot: {named}",
-            f"{also}data.on_error=skip, which trains on the others, or putting the data right",
-        )
+        instead = f"{also}data.on_error=skip, which trains on the others, or putting the data right"
+        raise TrainingError("examples that can be trained on", f"{lost} that cannot: {named}", instead)
     if complaints:
-        raise TrainingError(
-            "data that lack nothing",
-            complaints[0],
-            "data.on_error=skip, which trains nevertheless, or putting the data right",
-        )
+        instead = "data.on_error=skip, which trains nevertheless, or putting the data right"
+        raise TrainingError("data that lack nothing", complaints[0], instead)
 
 
 def without(part: Any, lost: Sequence[Broken]) -> Any:

@@ -102,7 +102,7 @@ def _made(part: Examples | tf.data.Dataset) -> Iterator[Nested[np.ndarray]]:
     """The examples of a part in their order, some at a time: its structure, with arrays [examples, ...]."""
     plain = dataclasses.replace(part, augment=None) if isinstance(part, Examples) else part
     layout = BatchLayout(CHUNK, replicas=1, first=0, local=1, counts=(batches.count(part),))
-    stream = batches.stream(plain, layout, shuffle=False, seed=0).take(layout.steps)
+    stream = batches.Data(plain, layout, shuffle=False, seed=0).stream().take(layout.steps)
     for _, (batch,) in stream.as_numpy_iterator():
         yield batch
 
@@ -114,8 +114,5 @@ def _expect_one_size(part: Examples | tf.data.Dataset) -> None:
             or not leaf.shape.is_fully_defined()
             or (leaf.dtype == tf.string and leaf.shape.rank)
         ):
-            raise TrainingError(
-                "examples of one size to keep",
-                f"a {type(leaf).__name__} of shape {leaf.shape} and {getattr(leaf.dtype, 'name', leaf.dtype)}",
-                "data.cache=none",
-            )
+            received = f"a {type(leaf).__name__} of shape {leaf.shape} and {getattr(leaf.dtype, 'name', leaf.dtype)}"
+            raise TrainingError("examples of one size to keep", received, "data.cache=none")

@@ -69,15 +69,11 @@ def _check(spec: Batch, examples: bool) -> None:
     """Refuses what has no single label an example; `spec` is an example's structure, or that of all examples."""
     _, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if y is None or tf.nest.is_nested(y):
-        raise DataError(
-            "labels of a single output for train.class_weight",
-            "data of x alone" if y is None else f"labels of {len(y)} outputs",
-            "train.class_weight=null, and weights of the examples in the data: (x, y, sample_weight)",
-        )
+        received = "data of x alone" if y is None else f"labels of {len(y)} outputs"
+        instead = "train.class_weight=null, and weights of the examples in the data: (x, y, sample_weight)"
+        raise DataError("labels of a single output for train.class_weight", received, instead)
     shape = np.shape(y)[1:] if examples else y.shape
     if len(shape) > 1:
-        raise DataError(
-            "a class, or a number for each class, as the label of an example for train.class_weight",
-            f"labels of shape {list(shape)}",
-            "train.class_weight=null, and (x, y, sample_weight)",
-        )
+        expected = "a class, or a number for each class, as the label of an example for train.class_weight"
+        instead = "train.class_weight=null, and (x, y, sample_weight)"
+        raise DataError(expected, f"labels of shape {list(shape)}", instead)

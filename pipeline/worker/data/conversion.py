@@ -28,6 +28,7 @@ HANDING_ON = (
     "_ShardDataset",
 )  # fmt: skip
 
+SEVERAL = "several inputs in a dictionary: ({'a': a, 'b': b}, y)"
 PAD = "keras.utils.pad_sequences, which makes all of one length"
 
 
@@ -54,10 +55,9 @@ def both(parts: Iterable[object]) -> tuple[object, object]:
             f"Expected data.build to return (train, validation), received {type(parts).__name__}."
         ) from error
     if _is_array(train) and _is_array(validation):
+        received = f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}"
         raise DataError(
-            "data.build to return (train, validation), each of them (x, y)",
-            f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}",
-            "return (x, y), None",
+            "data.build to return (train, validation), each of them (x, y)", received, "return (x, y), None"
         )
     return train, validation
 
@@ -73,19 +73,16 @@ def part(value: object, name: str) -> Part | None:
         _check_set(value, name)
         return value
     if isinstance(value, Iterator):
-        raise DataError(
-            f"{name} data that can be read again in each epoch",
-            f"a {type(value).__name__}, which ends once it is read",
-            "arrays, or tf.data.Dataset.from_generator",
-        )
+        received = f"a {type(value).__name__}, which ends once it is read"
+        instead = "arrays, or tf.data.Dataset.from_generator"
+        raise DataError(f"{name} data that can be read again in each epoch", received, instead)
     arrays_or_lists = _trimmed(value if isinstance(value, list | tuple) else (value,))
     absent = [path for path, values in zip(NAMES, arrays_or_lists, strict=False) if values is None]
     if not 1 <= len(arrays_or_lists) <= len(NAMES) or absent:
-        raise DataError(
-            f"{name} data as (x, y) or (x, y, sample_weight)",
-            "none" if not arrays_or_lists else f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them",
-            "zeros as y" if absent == ["y"] else "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
-        )
+        received = f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them"
+        instead = "zeros as y" if absent == ["y"] else SEVERAL
+        expected = f"{name} data as (x, y) or (x, y, sample_weight)"
+        raise DataError(expected, received if arrays_or_lists else "none", instead)
     arrays = tuple(
         _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
         for path, values in zip(NAMES, arrays_or_lists, strict=False)
@@ -188,11 +185,8 @@ def _array(values: object, where: _Where) -> np.ndarray:
     except TypeError as error:
         raise DataError(f"numbers as {where}", array.dtype, ".astype('float32'), or whatever stands for it") from error
     if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
-        raise DataError(
-            f"numbers as {where}",
-            f"text, such as {_texts(array.flat[:1])[0]!r}",
-            "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0",
-        )
+        instead = "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0"
+        raise DataError(f"numbers as {where}", f"text, such as {_texts(array.flat[:1])[0]!r}", instead)
     return array
 
 
@@ -201,9 +195,8 @@ def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
     if array.ndim and array.size and all(isinstance(value, str | bytes) for value in array.flat):
         return np.array(_texts(array.flat)).reshape(array.shape)
     if not array.ndim:
-        raise DataError(
-            f"arrays or a tf.data.Dataset as {where}", _short(values), "numpy.array, or tf.data.Dataset.from_generator"
-        )
+        instead = "numpy.array, or tf.data.Dataset.from_generator"
+        raise DataError(f"arrays or a tf.data.Dataset as {where}", _short(values), instead)
     shapes = {np.shape(value) for value in array.flat}
     if shapes == {()}:
         how = ".astype('float32')"
@@ -225,44 +218,30 @@ def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> No
         return
     x, y = named["x"], lengths.get("y", set())
     if isinstance(x, tuple) and y == {len(x)}:
-        raise DataError(
-            f"x of the {name} data to be one array of {len(x)} examples",
-            f"a list of {len(x)} arrays, which stands for as many inputs",
-            "numpy.stack(x)",
-        )
+        received = f"a list of {len(x)} arrays, which stands for as many inputs"
+        raise DataError(f"x of the {name} data to be one array of {len(x)} examples", received, "numpy.stack(x)")
     counts = ", ".join(
         f"{' and '.join(f'{length:,}' for length in sorted(lengths_here))} in {path}"
         for path, lengths_here in lengths.items()
     )
-    raise DataError(
-        f"as many examples in each array of the {name} data",
-        counts,
-        f"looking for those that are missing, or cutting all to {min(set[int]().union(*lengths.values())):,}",
-    )
+    least = min(set[int]().union(*lengths.values()))
+    instead = f"looking for those that are missing, or cutting all to {least:,}"
+    raise DataError(f"as many examples in each array of the {name} data", counts, instead)
 
 
 def _check_set(data: tf.data.Dataset, name: str) -> None:
     """Refuses a data set whose elements are no single examples of tensors of one size."""
     spec = data.element_spec
     if isinstance(spec, tuple) and len(spec) > len(NAMES):
-        raise DataError(
-            f"a {name} data set of (x, y) or (x, y, sample_weight)",
-            f"one of {len(spec)} components",
-            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
-        )
+        expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
+        raise DataError(expected, f"one of {len(spec)} components", SEVERAL)
     _check_kinds(spec, name)
     if is_batched(data):
-        raise DataError(
-            f"a {name} data set of single examples, which are batched here",
-            f"one of batches, {_written(spec)}",
-            "to leave out .batch, or dataset.unbatch()",
-        )
+        expected = f"a {name} data set of single examples, which are batched here"
+        raise DataError(expected, f"one of batches, {_written(spec)}", "to leave out .batch, or dataset.unbatch()")
     if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
-        raise DataError(
-            f"a {name} data set of examples of one size",
-            _written(spec),
-            "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches",
-        )
+        pad = "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches"
+        raise DataError(f"a {name} data set of examples of one size", _written(spec), pad)
 
 
 def _check_batches(data: tf.data.Dataset, name: str) -> None:
@@ -273,27 +252,20 @@ def _check_batches(data: tf.data.Dataset, name: str) -> None:
     _check_kinds(spec, name)
     first = {leaf.shape[0] for leaf in tf.nest.flatten(spec) if leaf.shape.rank} - {None}
     if len(first) > 1:
-        raise DataError(
-            f"a {name} data set of batches, as many examples in each of their arrays",
-            _written(spec),
-            "dataset.batch(32)",
-        )
+        expected = f"a {name} data set of batches, as many examples in each of their arrays"
+        raise DataError(expected, _written(spec), "dataset.batch(32)")
 
 
 def _check_kinds(spec: Spec, name: str) -> None:
     for leaf in tf.nest.flatten(spec):
         if not isinstance(leaf, tf.TensorSpec):
             how = "tf.sparse.to_dense" if isinstance(leaf, tf.SparseTensorSpec) else ".to_tensor(shape=...)"
-            raise DataError(
-                f"a {name} data set of dense tensors", f"a {type(leaf).__name__} in it", f"{how} in dataset.map"
-            )
+            received = f"a {type(leaf).__name__} in it"
+            raise DataError(f"a {name} data set of dense tensors", received, f"{how} in dataset.map")
     labels = tf.nest.flatten(spec[1:]) if isinstance(spec, tuple) else []
     if any(leaf.dtype == tf.string for leaf in labels):
-        raise DataError(
-            f"numbers as y of the {name} data set",
-            "text",
-            "keras.layers.StringLookup in dataset.map, which numbers classes",
-        )
+        instead = "keras.layers.StringLookup in dataset.map, which numbers classes"
+        raise DataError(f"numbers as y of the {name} data set", "text", instead)
 
 
 def is_batched(data: tf.data.Dataset) -> bool:
@@ -316,15 +288,15 @@ def _written(spec: Spec) -> str:
     >>> _written((tf.TensorSpec((None, 6)), tf.TensorSpec((None,))))
     'x of [None, 6] and y of [None]'
     """
+
+    def shape(of_leaf: tf.TensorShape) -> str:
+        return "an unknown rank" if of_leaf.rank is None else str(of_leaf.as_list())
+
     parts = spec if isinstance(spec, tuple) else (spec,)
     return " and ".join(
-        f"{path} of {', '.join(_shape(leaf.shape) for leaf in tf.nest.flatten(part))}"
+        f"{path} of {', '.join(shape(leaf.shape) for leaf in tf.nest.flatten(part))}"
         for path, part in zip(NAMES, parts, strict=False)
     )
-
-
-def _shape(shape: tf.TensorShape) -> str:
-    return "an unknown rank" if shape.rank is None else str(shape.as_list())
 
 
 def _short(values: object) -> str:

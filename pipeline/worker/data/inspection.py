@@ -33,7 +33,7 @@ def examples_of(part: Part, first: int, count: int, classes: int | None) -> Batc
         if not isinstance(part, Examples):
             return tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf[first : first + count]), part)
         layout = BatchLayout(first + count, replicas=1, first=0, local=1, counts=(part.count,))
-        _, (batch,) = next(iter(batches.stream(part, layout, shuffle=False, seed=0)))
+        _, (batch,) = next(iter(batches.Data(part, layout, shuffle=False, seed=0).stream()))
         return tf.nest.map_structure(lambda leaf: leaf[first:], batch)
 
 
@@ -77,11 +77,8 @@ def made_up(spec: Batch, count: int, classes: int | None) -> Batch:
 ENDLESS = 10_000
 # What an operation raises that meets a file or an example that it cannot read; the last where its message quotes that.
 UNREADABLE = (
-    tf.errors.InvalidArgumentError,
-    tf.errors.DataLossError,
-    tf.errors.NotFoundError,
-    UnicodeDecodeError,
-)
+    tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError, UnicodeDecodeError,
+)  # fmt: skip
 
 
 def first_broken(part: Part | None, classes: int | None) -> list[Broken]:
@@ -144,8 +141,6 @@ def _made_or_not(part: tf.data.Dataset) -> int:
         except (tf.errors.OpError, UnicodeDecodeError):
             in_a_row += 1
         count += 1
-    raise TrainingError(
-        "a data set that goes on after an example that cannot be made",
-        f"one that failed {ENDLESS:,} times in a row",
-        "putting it right, or data.on_error=stop, which says what is wrong",
-    )
+    expected, received = "a data set that goes on after an example that cannot be made", "one that failed"
+    instead = "putting it right, or data.on_error=stop, which says what is wrong"
+    raise TrainingError(expected, f"{received} {ENDLESS:,} times in a row", instead)

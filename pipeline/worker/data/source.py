@@ -63,20 +63,21 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
             arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
     part: tf.data.Dataset = data.part
-    counts = list(map(_cardinality, shards)) if len(shards) > 1 else [layout.examples // workers]
+    counts = (
+        [int(tf.data.experimental.cardinality(shard)) for shard in shards]
+        if len(shards) > 1
+        else [layout.examples // workers]
+    )
     if 0 in counts:
-        raise TrainingError(
-            f"training examples for each of {workers} workers",
-            f"{layout.examples} and none for worker {counts.index(0) + 1}",
-            "workers=1",
-        )
+        received = f"{layout.examples} and none for worker {counts.index(0) + 1}"
+        raise TrainingError(f"training examples for each of {workers} workers", received, "workers=1")
     graphs = [graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
         parts = [from_graph(of_shard, part.element_spec).with_options(part.options()) for of_shard in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
-            one = batches.stream(parts[0], layout, data.shuffle, data.seed, position, data.reading)
+            one = dataclasses.replace(data, part=parts[0]).stream(position)
             return one.map(lambda _, own: own[0])
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         if len(parts) == 1:
@@ -115,10 +116,9 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
                 return make(places[start], _gathered(source, places, start + 1, stop))
 
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.after_epochs, gathered)
-    layout = data.layout
 
     def numbered() -> tf.data.Dataset:
-        steps = batches.raw_stream(data.part, layout, data.shuffle, data.seed, position, data.reading)
+        steps = data.raw_stream(position)
         return steps.map(lambda epoch, _, batches: (epoch, batches[0])).enumerate()
 
     def sought(source: Iterator[Batch], numbers: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
@@ -138,18 +138,11 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
     return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
 
 
-def _cardinality(shard: tf.data.Dataset) -> int:
-    return int(shard.cardinality())
-
-
 def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
     if _is_of_python(part):
-        raise TrainingError(
-            "data that workers can read without this program's Python",
-            f"a data set made with {_PYTHONS}",
-            f"arrays, or files: {_PREPARE}",
-        )
+        expected, received = "data that workers can read without this program's Python", "a data set made with"
+        raise TrainingError(expected, f"{received} {_PYTHONS}", f"arrays, or files: {_PREPARE}")
     return part._as_serialized_graph(strip_device_assignment=True)
 
 
@@ -165,11 +158,10 @@ def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
         examples.append([np.asarray(leaf) for leaf in tf.nest.flatten(example)])
         size += sum(leaf.nbytes for leaf in examples[-1])
         if size > MOST_READ:
-            raise TrainingError(
-                f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers",
-                "more",
-                f"files: {_PREPARE}",
+            most = (
+                f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers"
             )
+            raise TrainingError(most, "more", f"files: {_PREPARE}")
     leaves = [np.stack(values) for values in zip(*examples, strict=True)]
     return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]
 

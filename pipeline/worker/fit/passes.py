@@ -17,7 +17,7 @@ from pipeline.data.nested import Nested
 from pipeline.errors import UserError
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.data import inspection, source
-from pipeline.worker.data.batches import Data, stream
+from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step
 from pipeline.worker.data.source import Rows, Source
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
@@ -87,7 +87,7 @@ class Passes(abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> Batches:
-        """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
+        """Another pass: (examples, batches) of each step, as `Data.stream` has them."""
 
     @abc.abstractmethod
     def source(self, workers: int) -> Source:
@@ -211,7 +211,7 @@ class _Arrays(Passes):
 
     def begin(self) -> Batches:
         if self._endless is None:
-            self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
+            self._endless = iter(Data(self._part, self._layout, self._shuffle, self._seed).stream())
         return self._endless
 
     def source(self, workers: int) -> Source:

@@ -24,7 +24,7 @@ def feeds_ahead(devices: Sequence[str]) -> bool:
 
 
 def iterator(strategy: tf.distribute.Strategy, steps: tf.data.Dataset) -> Batches:
-    """Iterates over an endless data set of steps, as `batches.stream` has them; on devices ahead, `is_ahead` of it."""
+    """Iterates over an endless data set of steps, as `Data.stream` has them; on devices ahead, `is_ahead` of it."""
     devices = _devices(strategy)
     if not feeds_ahead(devices):
         return iter(steps)

@@ -224,13 +224,10 @@ def _fill(part: Part) -> None:
                 return
 
 
-def _stream(data: Data) -> tf.data.Dataset:
-    return batches.stream(data.part, data.layout, data.shuffle, data.seed, reading=data.reading)
-
-
 def _first(data: Data) -> Step:
     """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
-    first = _stream(dataclasses.replace(data, reading=dataclasses.replace(data.reading, servers=()))).take(1)
+    unserved = dataclasses.replace(data.reading, servers=())
+    first = dataclasses.replace(data, reading=unserved).stream().take(1)
     options = tf.data.Options()
     # Its thread would hold up the end of the iterator.
     options.autotune.enabled = False
