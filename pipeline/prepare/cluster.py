@@ -90,18 +90,14 @@ class Workers:
         except UserError:
             raise
         except KilledWorker as error:
-            raise LaunchError(
-                "Dask workers that live",
-                f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely",
-                "fewer processes, or a smaller shard_mib",
-            ) from error
+            received = f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely"
+            instead = "fewer processes, or a smaller shard_mib"
+            raise LaunchError("Dask workers that live", received, instead) from error
         except Exception as error:
             where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
-            raise LaunchError(
-                "Dask workers that can do this work",
-                f"from {where}: {type(error).__name__}: {_line(error)}",
-                "the same Python packages on all of them, or scheduler=null",
-            ) from error
+            received = f"from {where}: {type(error).__name__}: {_line(error)}"
+            instead = "the same Python packages on all of them, or scheduler=null"
+            raise LaunchError("Dask workers that can do this work", received, instead) from error
 
 
 @contextmanager
@@ -161,20 +157,14 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
     try:
         client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except Exception as error:
-        raise LaunchError(
-            f"a Dask scheduler at {scheduler}",
-            f"no answer ({_line(error)})",
-            "`dask scheduler` there, or scheduler=null",
-        ) from error
+        received, instead = f"no answer ({_line(error)})", "`dask scheduler` there, or scheduler=null"
+        raise LaunchError(f"a Dask scheduler at {scheduler}", received, instead) from error
     try:
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except Exception as error:
-            raise LaunchError(
-                f"a Dask scheduler with workers at {scheduler}",
-                "one without",
-                f"`dask worker {scheduler}` on the machines that are to work",
-            ) from error
+            instead = f"`dask worker {scheduler}` on the machines that are to work"
+            raise LaunchError(f"a Dask scheduler with workers at {scheduler}", "one without", instead) from error
         yield client
     finally:
         with suppress(Exception):

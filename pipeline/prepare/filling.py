@@ -129,11 +129,9 @@ class _Filling:
         facts = self._make(shards)
         manifest = finished or self._manifest(shards, facts)
         if any(facts[shard.file].shard.sha256 != shard.sha256 for split in manifest.splits.values() for shard in split):
-            raise DataError(
-                f"the shards that {self._folder.path} lacks to come out as they were",
-                "others",
-                f"removing {self._folder.path}, and the same command",
-            )
+            path = self._folder.path
+            expected = f"the shards that {path} lacks to come out as they were"
+            raise DataError(expected, "others", f"removing {path}, and the same command")
         self._folder.finish(manifest)
         return manifest
 
@@ -147,21 +145,10 @@ class _Filling:
             flaws = source.flaws
             self._job.refuse((), flaws)
             self._gather(source)
-            self._note(
-                replace(
-                    self._state,
-                    gathered=len(source.pieces),
-                    num_classes=source.num_classes,
-                    class_names=source.class_names,
-                )
-            )
-        paths = [folders.piece_facts(self._job.folder, number) for number in range(self._state.gathered or 0)]
-        self._job = replace(
-            self._job,
-            num_classes=self._state.num_classes,
-            class_names=self._state.class_names,
-            gathered=tuple(map(str, paths)),
-        )
+            named, count = source.class_names, source.num_classes
+            self._note(replace(self._state, gathered=len(source.pieces), num_classes=count, class_names=named))
+        count, named = self._state.num_classes, self._state.class_names
+        self._job = replace(self._job, gathered=self._state.gathered, num_classes=count, class_names=named)
         return replace(self._description(), flaws=flaws)
 
     def _description(self) -> Description:
@@ -170,11 +157,8 @@ class _Filling:
         if any(other != first for other in others):
             raise work.not_the_same(self._job)
         if self._state.digest not in (None, first.digest) and not first.pieces:
-            raise DataError(
-                f"the source that {self._folder.path} was begun with",
-                "one that has changed since",
-                f"out=ANOTHER, or removing {self._folder.path}",
-            )
+            expected, instead = f"the source that {self._folder.path} was begun with", "out=ANOTHER, or removing"
+            raise DataError(expected, "one that has changed since", f"{instead} {self._folder.path}")
         return first
 
     def _gather(self, source: Description) -> None:
@@ -227,11 +211,8 @@ class _Filling:
             facts[of_shard.shard.file] = of_shard
             self._shows.done(1, of_shard.shard.examples)
         if missing := folders.missing(str(self._folder.path), facts.values()):
-            raise DataError(
-                f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it",
-                f"no {missing[0]} there",
-                "a folder that all machines share",
-            )
+            expected = f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it"
+            raise DataError(expected, f"no {missing[0]} there", "a folder that all machines share")
         return facts
 
     def _manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
@@ -267,12 +248,9 @@ class _Filling:
         source = self._source
         if TRAIN not in source.parts or not source.parts[TRAIN].examples:
             raise _no_examples(sum(source.skipped.values()))
-        if source.has_validation and self._config.validation_fraction:
-            raise DataError(
-                "validation_fraction=0 for a source that has a validation part of its own",
-                f"{self._config.validation_fraction:g}",
-                "validation_fraction=0",
-            )
+        if source.has_validation and (fraction := self._config.validation_fraction):
+            expected = "validation_fraction=0 for a source that has a validation part of its own"
+            raise DataError(expected, f"{fraction:g}", "validation_fraction=0")
         classes = source.parts[TRAIN].classes
         if source.num_classes is None or classes is None or self._job.skip:
             return
@@ -282,11 +260,9 @@ class _Filling:
             if number not in classes
         ]
         if empty:
-            raise DataError(
-                f"training examples of each of {source.num_classes} classes",
-                f"none of class {', '.join(empty[:NAMED])}",
-                "data.on_error=skip, which prepares the others, or another data.num_classes",
-            )
+            expected, received = f"training examples of each of {source.num_classes} classes", "none of class"
+            instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
+            raise DataError(expected, f"{received} {', '.join(empty[:NAMED])}", instead)
 
     def _note(self, state: FolderState) -> None:
         self._state = state
@@ -314,20 +290,14 @@ def _expect_same(path: Path, settings: Mapping[str, Any], manifest: Manifest | N
     """Refuses a folder that was begun with other settings."""
     before: Any = state.asked if state else manifest.source.get("asked") if manifest else settings
     if before is None:
-        raise UserError(
-            "out to be a folder that is empty, or that this command began",
-            f"{path}, whose manifest does not say what it was made from",
-            "out=ANOTHER",
-        )
+        received = f"{path}, whose manifest does not say what it was made from"
+        raise UserError("out to be a folder that is empty, or that this command began", received, "out=ANOTHER")
     for key in {**before, **settings}:
         if before.get(key) == settings.get(key):
             continue
         if key == "code":
-            raise UserError(
-                f"the code that {path} was begun with",
-                f"{settings.get('data.build._target_')} with changes since",
-                f"out=ANOTHER, or removing {path}",
-            )
+            received = f"{settings.get('data.build._target_')} with changes since"
+            raise UserError(f"the code that {path} was begun with", received, f"out=ANOTHER, or removing {path}")
         old, new = (f"{key}={'null' if value is None else value}" for value in (before.get(key), settings.get(key)))
         raise UserError(f"the settings that {path} was begun with, {old}", new, f"out=ANOTHER, or {old}")
 

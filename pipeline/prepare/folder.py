@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pipeline.data import manifest
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.data.split import split as split_rows
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.record.log import write_whole
 
 T = TypeVar("T")
@@ -82,26 +82,19 @@ class Folder:
         try:
             foreign = path.exists() and not hidden.exists() and any(path.iterdir())
             if foreign and not (path / manifest.FILE).is_file():
-                raise UserError(
-                    "out to be a folder that is empty, or that this command began",
-                    f"{path} with other files",
-                    f"out={path / 'prepared'}",
-                )
+                expected = "out to be a folder that is empty, or that this command began"
+                raise UserError(expected, f"{path} with other files", f"out={path / 'prepared'}")
             hidden.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UserError(
-                "out to be a folder that can be written to", f"{path}: {error.strerror or error}", "out=prepared"
-            ) from error
+            received = f"{path}: {error.strerror or error}"
+            raise UserError("out to be a folder that can be written to", received, "out=prepared") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise UserError(
-                f"{path} to be filled by one command at a time",
-                "one that another is filling",
-                "again when that has ended, or out=ANOTHER",
-            ) from error
+            expected, received = f"{path} to be filled by one command at a time", "one that another is filling"
+            raise UserError(expected, received, "again when that has ended, or out=ANOTHER") from error
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -228,11 +221,12 @@ def write_piece(folder: str, number: int, pieces: Mapping[str, ShardPiece]) -> N
         file.write(msgspec.json.encode(values))
 
 
-def read_piece(path: str) -> dict[str, ShardPiece]:
+def read_piece(folder: str, number: int) -> dict[str, ShardPiece]:
     """The parts of a piece by split, from its facts and its indexes."""
-    pieces = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, ShardPiece])
+    path = piece_facts(folder, number)
+    pieces = msgspec.json.decode(path.read_bytes(), type=dict[str, ShardPiece])
     return {
-        split: dataclasses.replace(piece, index=np.load(_index_path(Path(path), split), allow_pickle=False))
+        split: dataclasses.replace(piece, index=np.load(_index_path(path, split), allow_pickle=False))
         for split, piece in pieces.items()
     }
 
@@ -307,11 +301,12 @@ def check_shards(examples: int, shards: int | None, workers: int | None) -> None
 
     >>> check_shards(examples=10, shards=5, workers=5)
     """
-    if workers and examples < workers:
-        raise UserError(f"at least one training example for each of {workers} workers", examples, f"workers={examples}")
-    if shards and examples < shards:
-        near = examples // (workers or 1) * (workers or 1)
-        raise UserError(f"at least one training example in each of {shards} shards", examples, f"shards={near}")
+    refuse(
+        (workers and examples < workers, f"at least one training example for each of {workers} workers", examples,
+         f"workers={examples}"),
+        (shards and examples < shards, f"at least one training example in each of {shards} shards", examples,
+         f"shards={examples // (workers or 1) * (workers or 1)}"),
+    )  # fmt: skip
 
 
 def orders(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,26 +19,12 @@ from numpy.typing import NDArray
 
 from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Examples, Segment
+from pipeline.data.examples import Examples, Segment, leaves
 from pipeline.data.manifest import Feature
 from pipeline.data.nested import Nested
+from pipeline.prepare import values
 from pipeline.prepare.folder import ShardPiece, file_bytes
-from pipeline.prepare.values import (
-    LOOKED_AT,
-    MOST,
-    Example,
-    Labels,
-    channels_of,
-    feature,
-    flat,
-    height_and_width,
-    in_words,
-    is_label,
-    kind_of,
-    labels_of,
-    stored,
-    wrong_label,
-)
+from pipeline.prepare.values import LOOKED_AT, MOST, Example, Labels, in_words, kind_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -71,18 +58,15 @@ class Arrays(Rows):
 
     def __init__(self, part: Nested[np.ndarray | float], split: str, classes: int | None) -> None:
         self._split = split
-        self._arrays = {name: np.asarray(leaf) for name, leaf in flat(part, split).items()}
+        self._arrays = {name: np.asarray(leaf) for name, leaf in values.flat(part, split).items()}
         lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
             shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in self._arrays.items())
-            raise DataError(
-                "arrays with as many examples along their first axis",
-                f"for {split}: {shapes}",
-                "numpy.asarray around lists of numbers",
-            )
+            expected, instead = "arrays with as many examples along their first axis", "numpy.asarray around lists"
+            raise DataError(expected, f"for {split}: {shapes}", f"{instead} of numbers")
         self.count = next(iter(lengths.values()))
-        self.features = tuple(feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
-        self.labels = labels_of(self._arrays.get("y"))
+        self.features = tuple(values.feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
+        self.labels = values.labels_of(self._arrays.get("y"))
         self.broken = self._broken(classes)
         self.nbytes = self._nbytes()
         self.digest = self._digest()
@@ -94,7 +78,7 @@ class Arrays(Rows):
             columns = {one.name: (self._arrays[one.name][block], one.stored) for one in self.features}
             for place, row in enumerate(block.tolist()):
                 data = records.example(
-                    {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in columns.items()}
+                    {name: values.stored(np.asarray(array[place]), kind) for name, (array, kind) in columns.items()}
                 )
                 yield Example(records.framed(data), None if self.labels is None else int(self.labels[row]))
 
@@ -130,7 +114,7 @@ class Arrays(Rows):
                     whys |= {int(start + row): why for row in lost}
         if self.labels is not None:
             wrong = (self.labels < 0) | (self.labels >= (MOST if classes is None else classes))
-            whys |= {int(row): str(wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
+            whys |= {int(row): str(values.wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
         return {row: f"example {row} of {self._split} {whys[row]}" for row in sorted(whys)}
 
 
@@ -143,13 +127,16 @@ class Images(Rows):
         sizes = [file_bytes(path) for path in self._paths]
         self.count = len(self._paths)
         self.nbytes = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
+        # Where the finished example says so, the channels that images are made with.
+        shape = getattr(leaves(part.spec)[0], "shape", None) if part.spec is not None else None
+        channels = int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
         self.features = (
-            Feature("x", (None, None, channels_of(part.spec)), "float32", "image"),
+            Feature("x", (None, None, channels), "float32", "image"),
             Feature("y", (), "int32", "ints"),
         )
         self.labels = labels
         whys = (
-            wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")
+            values.wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")
             for label, size in zip(labels.tolist(), sizes, strict=True)
         )
         self.broken = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
@@ -167,8 +154,11 @@ class Images(Rows):
             if why:
                 yield Example(None, label, f"{path} {why}")
                 continue
-            record = records.example({"x": data, "y": np.asarray(label)})
-            yield Example(records.framed(record), label, size=height_and_width(data))
+            from PIL import Image
+
+            with Image.open(io.BytesIO(data)) as image:
+                size = image.height, image.width
+            yield Example(records.framed(records.example({"x": data, "y": np.asarray(label)})), label, size=size)
 
 
 class Records(Rows):
@@ -183,11 +173,9 @@ class Records(Rows):
         self.features = self._pieces[0].features if self._pieces else ()
         for piece in self._pieces:
             if piece.features != self.features:
-                raise DataError(
-                    "examples that are all alike",
-                    f"{in_words(self.features)} and {in_words(piece.features)}",
-                    "the same shapes and types in every example",
-                )
+                received = f"{in_words(self.features)} and {in_words(piece.features)}"
+                instead = "the same shapes and types in every example"
+                raise DataError("examples that are all alike", received, instead)
         labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
         self.labels = self._index[:, 2] if labelled else None
         self.broken = {
@@ -236,9 +224,8 @@ def parts_of(data: object) -> tuple[object, object]:
         return data[0], data[1]
     if hasattr(data, "__next__") or _is_dataset(data):
         return data, None
-    raise DataError(
-        "data.build to return (train, validation), or an iterator of (x, y)", kind_of(data), "returning (train, None)"
-    )
+    expected = "data.build to return (train, validation), or an iterator of (x, y)"
+    raise DataError(expected, kind_of(data), "returning (train, None)")
 
 
 def is_in_files(part: object) -> TypeGuard[Examples]:
@@ -274,11 +261,8 @@ def rows_of(part: object, split: str, classes: int | None) -> Rows:
         arrays.broken = {**arrays.broken, **_whys(part)}
         return arrays
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
-        raise DataError(
-            f"data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these",
-            kind_of(part),
-            "(x, y), (x_validation, y_validation)",
-        )
+        expected = f"data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these"
+        raise DataError(expected, kind_of(part), "(x, y), (x_validation, y_validation)")
     return Arrays(tuple(part), split, classes)
 
 
@@ -329,7 +313,7 @@ def piece_of_file(part: Examples, segment: Segment) -> ShardPiece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
     description = manifest.load(folder, files.text_of)
-    classed = [feature for feature in description.features if feature.name == "y" and is_label(feature)]
+    classed = [feature for feature in description.features if feature.name == "y" and values.is_label(feature)]
     whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):

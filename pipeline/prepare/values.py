@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Leaf, leaves
 from pipeline.data.manifest import Feature
 from pipeline.data.nested import Nested
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 # Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
 # as bytes, which are read faster.
@@ -38,11 +32,8 @@ def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
     """
     kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
     if kind.kind not in "fiub" or kind.itemsize > 8:
-        raise DataError(
-            f"{name} to be numbers of at most 8 bytes, or true and false",
-            kind,
-            "numbers in its place, such as the places of words in a vocabulary",
-        )
+        instead = "numbers in its place, such as the places of words in a vocabulary"
+        raise DataError(f"{name} to be numbers of at most 8 bytes, or true and false", kind, instead)
     if kind == np.float32:
         stored = "floats"
     elif kind.kind == "f":
@@ -101,11 +92,8 @@ def check_names(node: object, split: str) -> None:
     if isinstance(node, Mapping):
         for key, inner in node.items():
             if not isinstance(key, str) or not key or "/" in key or key.isdigit():
-                raise DataError(
-                    f"names of inputs and outputs that are text without /, and no numbers, for {split}",
-                    f"{key!r}",
-                    "another name",
-                )
+                expected = f"names of inputs and outputs that are text without /, and no numbers, for {split}"
+                raise DataError(expected, f"{key!r}", "another name")
             check_names(inner, split)
     elif isinstance(node, tuple | list):
         for inner in node:
@@ -119,23 +107,9 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
-def channels_of(spec: Nested[Leaf | tf.TypeSpec]) -> int | None:
-    """The channels that images are made with, where the finished example says so."""
-    shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
-    return int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
-
-
 def is_label(feature: Feature) -> bool:
     """True for one whole number for each example."""
     return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
-
-
-def height_and_width(data: bytes) -> tuple[int, int]:
-    """Pixels of an encoded image."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        return image.height, image.width
 
 
 @dataclass(frozen=True)
@@ -162,11 +136,8 @@ class Encoder:
     def make(self, example: object, name: str) -> Example:
         """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
-            raise DataError(
-                "examples (x, y) or (x, y, weight)",
-                f"{name} as {kind_of(example)}",
-                "yielding (x, y) of one example at a time",
-            )
+            received, instead = f"{name} as {kind_of(example)}", "yielding (x, y) of one example at a time"
+            raise DataError("examples (x, y) or (x, y, weight)", received, instead)
         arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
         features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
         if not self.features:

@@ -44,8 +44,8 @@ PieceId: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 class ShardJob:
     """The folder to fill, the function to call, and what decides the examples of a shard; the same for all tasks.
 
-    `gathered` has the paths of the facts of the pieces of a stream, or of files, once these are gathered, and
-    `class_names` the source's names of its classes. `skip`: broken examples are left out.
+    `gathered` is the number of pieces of a stream, or of files, once these are gathered, and `class_names` the source's
+    names of its classes. `skip`: broken examples are left out.
     """
 
     folder: str
@@ -54,7 +54,7 @@ class ShardJob:
     seed: int
     validation_fraction: float
     skip: bool
-    gathered: tuple[str, ...] | None = None
+    gathered: int | None = None
     class_names: tuple[str, ...] | None = None
 
     def refuse(self, broken: Sequence[str], flaws: Sequence[str] = ()) -> None:
@@ -133,11 +133,8 @@ def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> f
 
 def not_the_same(job: ShardJob) -> DataError:
     """The error for a source that differs between processes."""
-    return DataError(
-        f"{job.build[targets.KEY]} to return the same on every call",
-        "other data in another process",
-        "a seed of its own for each random generator in it",
-    )
+    expected = f"{job.build[targets.KEY]} to return the same on every call"
+    return DataError(expected, "other data in another process", "a seed of its own for each random generator in it")
 
 
 @contextmanager
@@ -156,11 +153,9 @@ def _named_errors(job: ShardJob) -> Iterator[None]:
             reason = error.strerror or error
             raise DataError(f"to be able to write {error.filename}", reason, "out=ANOTHER, or making space") from None
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
-        raise DataError(
-            f"{job.build[targets.KEY]} to make data",
-            f"{type(error).__name__}: {first.rstrip('.')}",
-            f"calling it in a Python of your own, or see {folders.log(job.folder)}",
-        ) from None
+        received = f"{type(error).__name__}: {first.rstrip('.')}"
+        instead = f"calling it in a Python of your own, or see {folders.log(job.folder)}"
+        raise DataError(f"{job.build[targets.KEY]} to make data", received, instead) from None
 
 
 _KEPT: dict[str, Any] = {}
@@ -193,7 +188,7 @@ def _source(job: ShardJob) -> Source:
 
 def _open(job: ShardJob) -> Source:
     if job.gathered is not None:
-        pieces = [folders.read_piece(path) for path in job.gathered]
+        pieces = [folders.read_piece(job.folder, number) for number in range(job.gathered)]
         of_split = {split: [piece[split] for piece in pieces if split in piece] for split in SPLITS}
         records = {split: sources.Records(some) if some else None for split, some in of_split.items()}
         lost = {split: [why for piece in some for why in piece.lost] for split, some in of_split.items()}
@@ -247,11 +242,8 @@ def _lay_out(
         orders[VALIDATION] = validation, folders.shuffled(_usable(validation), job.seed, 1)
     features = train.features if train is not None else ()
     if train is not None and validation is not None and validation.count and validation.features != features:
-        raise DataError(
-            f"validation examples as those that train, {values.in_words(features)}",
-            values.in_words(validation.features),
-            "the same shapes and types in both",
-        )
+        expected = f"validation examples as those that train, {values.in_words(features)}"
+        raise DataError(expected, values.in_words(validation.features), "the same shapes and types in both")
     parts = {split: _part(of_split, order) for split, (of_split, order) in orders.items()}
     both = {split: of_split for split, of_split in rows.items() if of_split is not None}
     description = dataclasses.replace(
