@@ -280,22 +280,12 @@ def test_cifar10_is_unpacked_from_kerass_archive(keras_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize(
-    ("build", "file", "address"),
-    [
-        (mnist, "mnist.npz", "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"),
-        (
-            fashion_mnist,
-            "fashion-mnist/train-labels-idx1-ubyte.gz",
-            "https://storage.googleapis.com/tensorflow/tf-keras-datasets/train-labels-idx1-ubyte.gz",
-        ),
-        (
-            cifar10,
-            "cifar-10-batches-py-target_archive",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("build", "file", "address"), [
+    (mnist, "mnist.npz", "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"),
+    (fashion_mnist, "fashion-mnist/train-labels-idx1-ubyte.gz",
+     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/train-labels-idx1-ubyte.gz"),
+    (cifar10, "cifar-10-batches-py-target_archive", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
+])  # fmt: skip
 def test_without_network_the_missing_file_is_named_and_how_to_put_it_there(
     build: Callable[..., Any], file: str, address: str, keras_home: Path
 ) -> None:
@@ -422,21 +412,15 @@ def test_all_noise_leaves_nothing_to_learn_and_none_leaves_the_means() -> None:
     assert np.abs(x[y == 0].mean(axis=0) - x[y == 1].mean(axis=0)).max() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"num_classes": 1}, r"num_classes of at least 2 .* received 1\. Try data\.build\.num_classes=10"),
-        ({"train_examples": 0}, r"train_examples of at least 1 .* received 0\. Try"),
-        ({"validation_examples": -5}, r"validation_examples of at least 0 .* received -5\. Try"),
-        ({"seed": -1}, r"seed of at least 0 .* received -1\. Try data\.build\.seed=0"),
-        ({"noise": 1.1}, r"noise between 0 and 1 .* received 1\.1\. Try data\.build\.noise=0\.7"),
-        (
-            {"shape": []},
-            r"a shape of one or more sizes .* received \[\]\. Try 'data\.build\.shape=\[28,28,1\]'",
-        ),
-        ({"shape": [28, 0, 1]}, r"received \[28, 0, 1\]\. Try"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"num_classes": 1}, r"num_classes of at least 2 .* received 1\. Try data\.build\.num_classes=10"),
+    ({"train_examples": 0}, r"train_examples of at least 1 .* received 0\. Try"),
+    ({"validation_examples": -5}, r"validation_examples of at least 0 .* received -5\. Try"),
+    ({"seed": -1}, r"seed of at least 0 .* received -1\. Try data\.build\.seed=0"),
+    ({"noise": 1.1}, r"noise between 0 and 1 .* received 1\.1\. Try data\.build\.noise=0\.7"),
+    ({"shape": []}, r"a shape of one or more sizes .* received \[\]\. Try 'data\.build\.shape=\[28,28,1\]'"),
+    ({"shape": [28, 0, 1]}, r"received \[28, 0, 1\]\. Try"),
+])  # fmt: skip
 def test_synthetic_nonsense_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         synthetic(**arguments)
@@ -493,19 +477,13 @@ def test_the_signal_in_clicks_allows_the_area_that_is_said(signal: float, least:
     assert least < area < most
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"categories": []}, r"Expected categories of one or more columns .* received \[\]\. Try 'data\.build"),
-        ({"categories": [4, 0]}, r"received \[4, 0\]"),
-        (
-            {"dense_features": 0},
-            "Expected dense_features of at least 1 .* received 0. Try data.build.dense_features=8",
-        ),
-        ({"train_examples": 0}, "Expected train_examples of at least 1"),
-        ({"signal": -1.0}, "Expected signal of at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"categories": []}, r"Expected categories of one or more columns .* received \[\]\. Try 'data\.build"),
+    ({"categories": [4, 0]}, r"received \[4, 0\]"),
+    ({"dense_features": 0}, "Expected dense_features of at least 1 .* received 0. Try data.build.dense_features=8"),
+    ({"train_examples": 0}, "Expected train_examples of at least 1"),
+    ({"signal": -1.0}, "Expected signal of at least 0"),
+])  # fmt: skip
 def test_clicks_that_cannot_be_made_are_refused_in_words(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         clicks(**arguments)
@@ -550,16 +528,13 @@ def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_
     assert "test is not read" in train.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tokens": "words"}, "Expected tokens of bytes or characters .* received words. Try data.build.tokens=bytes"),
-        ({"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
-        ({"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
-        ({"length": 10**6}, r"more than 1000000 bytes to train .* received [\d,]+ and [\d,]+\. Try data.build.length="),
-        ({"path": "nowhere"}, "Expected nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"tokens": "words"}, "Expected tokens of bytes or characters .* received words. Try data.build.tokens=bytes"),
+    ({"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
+    ({"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
+    ({"length": 10**6}, r"more than 1000000 bytes to train .* received [\d,]+ and [\d,]+\. Try data.build.length="),
+    ({"path": "nowhere"}, "Expected nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
+])  # fmt: skip
 def test_text_that_cannot_be_read_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         text(**arguments)

@@ -44,14 +44,11 @@ def test_what_is_no_example_is_said_to_be_none():
         records.parsed(b"\xff\xff\xff")
 
 
-@pytest.mark.parametrize(
-    ("byte", "why"),
-    [
-        (3, "has a length with a wrong checksum"),
-        (9, "has a length with a wrong checksum"),
-        (20, "has a wrong checksum"),
-    ],
-)
+@pytest.mark.parametrize(("byte", "why"), [
+    (3, "has a length with a wrong checksum"),
+    (9, "has a length with a wrong checksum"),
+    (20, "has a wrong checksum"),
+])  # fmt: skip
 def test_a_flipped_bit_costs_one_record_alone(byte, why):
     size = len(record(0))
     data = bytearray(b"".join(record(label) for label in range(6)))

@@ -64,13 +64,10 @@ def expect_seen_once(folder: Path, lost=(), epochs: int = 2) -> None:
     assert seen(folder) == pytest.approx(np.array([trained, validated] * epochs), rel=1e-6), folder
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
-        pytest.param((21, 21, 21, 20), "4 files; each of 2 processes reads its own", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("files", "said"), [
+    ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
+    pytest.param((21, 21, 21, 20), "4 files; each of 2 processes reads its own", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files, said):
     shards.write(tmp_path / "data", files, [13])
     ran = pipeline(*prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=8"))
@@ -120,49 +117,25 @@ def gone(folder: Path) -> None:
 
 
 BROKEN = {
-    "bit flipped": (
-        lambda folder: shards.flip(folder, 1, (7, 20)),
-        "00001-of-00003.tfrecord record 7 has a wrong checksum",
-        [37],
-    ),
-    "length flipped": (
-        lambda folder: shards.flip(folder, 1, (7, 2)),
-        "00001-of-00003.tfrecord record 7 has a length with a wrong checksum",
-        [37],
-    ),
-    "several": (
-        lambda folder: shards.flip(folder, 0, (0, 20), (1, 20), (29, 13)),
-        "00000-of-00003.tfrecord record 0 has a wrong checksum; ",
-        [0, 1, 29],
-    ),
+    "bit flipped": (lambda folder: shards.flip(folder, 1, (7, 20)),
+     "00001-of-00003.tfrecord record 7 has a wrong checksum", [37]),
+    "length flipped": (lambda folder: shards.flip(folder, 1, (7, 2)),
+     "00001-of-00003.tfrecord record 7 has a length with a wrong checksum", [37]),
+    "several": (lambda folder: shards.flip(folder, 0, (0, 20), (1, 20), (29, 13)),
+     "00000-of-00003.tfrecord record 0 has a wrong checksum; ", [0, 1, 29]),
     "cut": (lambda folder: shards.cut(folder, 2, 4), "00002-of-00003.tfrecord record 4 is cut off", range(74, 83)),
-    "cut between two": (
-        lambda folder: shards.cut(folder, 2, 4, byte=0),
-        "00002-of-00003.tfrecord record 4 is not there: 13 were expected",
-        range(74, 83),
-    ),
+    "cut between two": (lambda folder: shards.cut(folder, 2, 4, byte=0),
+     "00002-of-00003.tfrecord record 4 is not there: 13 were expected", range(74, 83)),
     "missing": (gone, "00001-of-00003.tfrecord cannot be read (No such file or directory)", range(30, 70)),
-    "another shape": (
-        lambda folder: shards.put(folder, 1, 5, shards.record(35, np.ones(5, np.float32))),
-        "00001-of-00003.tfrecord record 5 has 5 values of x, 4 of shape (4,) were expected",
-        [35],
-    ),
-    "NaN": (
-        lambda folder: shards.put(folder, 1, 5, shards.record(35, np.array([1, np.nan, 1, 1], np.float32))),
-        "00001-of-00003.tfrecord record 5 has NaN or infinity in x",
-        [35],
-    ),
-    "label": (
-        lambda folder: shards.put(folder, 1, 5, shards.record(96)),
-        "00001-of-00003.tfrecord record 5 has label 96, 0 to 95 were expected",
-        [35],
-    ),
-    "no example": (
-        lambda folder: shards.put(folder, 1, 5, shards.records.framed(b"\xff" * 9)),
-        "00001-of-00003.tfrecord record 5 is no tf.train.Example",
-        [35],
-    ),
-}
+    "another shape": (lambda folder: shards.put(folder, 1, 5, shards.record(35, np.ones(5, np.float32))),
+     "00001-of-00003.tfrecord record 5 has 5 values of x, 4 of shape (4,) were expected", [35]),
+    "NaN": (lambda folder: shards.put(folder, 1, 5, shards.record(35, np.array([1, np.nan, 1, 1], np.float32))),
+     "00001-of-00003.tfrecord record 5 has NaN or infinity in x", [35]),
+    "label": (lambda folder: shards.put(folder, 1, 5, shards.record(96)),
+     "00001-of-00003.tfrecord record 5 has label 96, 0 to 95 were expected", [35]),
+    "no example": (lambda folder: shards.put(folder, 1, 5, shards.records.framed(b"\xff" * 9)),
+     "00001-of-00003.tfrecord record 5 is no tf.train.Example", [35]),
+}  # fmt: skip
 
 
 def break_data(folder: Path, kind: str) -> None:

@@ -329,29 +329,22 @@ def test_augment_true_is_the_usual_and_all_at_0_is_none() -> None:
     assert pictures.augmenter({"flip": False, "shift": 0, "brightness": 0, "contrast": 0}) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"path": None}, "Expected data.path to be a folder of images by class for data=images, received none. Try "),
-        ({"path": "/nowhere"}, "Expected /nowhere to be a folder of images by class, received no such folder. Try "),
-        ({"path": "cat/1.PNG"}, "to be a folder of images by class, received a file. Try data.path=FOLDER"),
-        ({"path": "cat/more"}, "cat/more, one a class, received none. Try data.path=FOLDER"),
-        ({"path": "cat"}, "Expected two or more folders of images in"),
-        ({"channels": 4}, "Expected channels of 1 or 3 for data=images, received 4. Try data.build.channels=3."),
-        (
-            {"image_size": [3]},
-            "Expected image_size to be a height and a width in pixels for data=images, received [3].",
-        ),
-        ({"image_size": [3, 0]}, "received [3, 0]. Try 'data.build.image_size=[32,32]'."),
-        ({"image_size": 32}, "received 32. Try 'data.build.image_size=[32,32]'."),
-        ({"validation_fraction": 1.0}, "Expected a validation_fraction between 0 and 1"),
-        ({"augment": {"zoom": 1}}, "to have flip, shift, brightness, contrast, received zoom. Try"),
-        ({"augment": {"shift": 1}}, "augment.shift to be from 0 to below 1, received 1. Try data.build.augment.shift"),
-        ({"augment": {"flip": 1}}, "Expected data.build.augment.flip to be true or false, received 1."),
-        ({"augment": 3}, "Expected data.build.augment to be true or keys with values, received 3."),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"path": None}, "Expected data.path to be a folder of images by class for data=images, received none. Try "),
+    ({"path": "/nowhere"}, "Expected /nowhere to be a folder of images by class, received no such folder. Try "),
+    ({"path": "cat/1.PNG"}, "to be a folder of images by class, received a file. Try data.path=FOLDER"),
+    ({"path": "cat/more"}, "cat/more, one a class, received none. Try data.path=FOLDER"),
+    ({"path": "cat"}, "Expected two or more folders of images in"),
+    ({"channels": 4}, "Expected channels of 1 or 3 for data=images, received 4. Try data.build.channels=3."),
+    ({"image_size": [3]}, "Expected image_size to be a height and a width in pixels for data=images, received [3]."),
+    ({"image_size": [3, 0]}, "received [3, 0]. Try 'data.build.image_size=[32,32]'."),
+    ({"image_size": 32}, "received 32. Try 'data.build.image_size=[32,32]'."),
+    ({"validation_fraction": 1.0}, "Expected a validation_fraction between 0 and 1"),
+    ({"augment": {"zoom": 1}}, "to have flip, shift, brightness, contrast, received zoom. Try"),
+    ({"augment": {"shift": 1}}, "augment.shift to be from 0 to below 1, received 1. Try data.build.augment.shift"),
+    ({"augment": {"flip": 1}}, "Expected data.build.augment.flip to be true or false, received 1."),
+    ({"augment": 3}, "Expected data.build.augment to be true or keys with values, received 3."),
+], ids=str)  # fmt: skip
 def test_images_that_cannot_be_are_refused_in_words(pets: Path, arguments: dict[str, Any], words: str) -> None:
     given = {"path": str(pets), **arguments}
     if arguments.get("path"):
@@ -496,31 +489,23 @@ def test_text_labels_of_arrays_are_classes_in_their_order(tmp_path: Path, kind: 
 
 
 BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
-    (
-        {"images": np.ones(3)},
-        "Expected arrays x_train and y_train, or x and y, in {}, received images. Try numpy.savez(",
-    ),
+    ({"images": np.ones(3)},
+     "Expected arrays x_train and y_train, or x and y, in {}, received images. Try numpy.savez("),
     ({"x": np.ones((3, 2)), "y": np.ones(2)}, "received x of shape [3, 2] and y of [2]. Try saving both anew."),
     ({"x": np.ones(()), "y": np.ones(())}, "received x of shape [] and y of []."),
     ({"x": np.ones((0, 2)), "y": np.ones(0)}, "received an x without any. Try another data.path."),
-    (
-        {"x": np.array(["a", "b"] * 4), "y": np.zeros(8)},
-        "Expected numbers in {}, received x of text. Try the places of words",
-    ),
-    (
-        {**arrays(4, "_train"), **{name: array[..., :1] for name, array in arrays(4, "_test").items()}},
-        "received x of [4, 3] uint8 to train and of [4, 1] uint8 to validate. Try saving both anew.",
-    ),
-    (
-        {"x": np.ones(4), "y": np.array([{}, [], 0, "a"], object)},
-        "Python's objects, which are not loaded. Try saving y.",
-    ),
+    ({"x": np.array(["a", "b"] * 4), "y": np.zeros(8)},
+     "Expected numbers in {}, received x of text. Try the places of words"),
+    ({**arrays(4, "_train"), **{name: array[..., :1] for name, array in arrays(4, "_test").items()}},
+     "received x of [4, 3] uint8 to train and of [4, 1] uint8 to validate. Try saving both anew."),
+    ({"x": np.ones(4), "y": np.array([{}, [], 0, "a"], object)},
+     "Python's objects, which are not loaded. Try saving y."),
     ({"x": np.array([1, 1e300]), "y": np.ones(2)}, "that float32 holds, received 1e+300. Try dividing them"),
     ({"x": np.ones(2), "y": np.array([1, -1e300])}, "that float32 holds, received -1e+300. Try dividing them"),
     ({"x": np.ones(2), "y": np.array([1, 2**63], np.uint64)}, "that int64 holds, received 9223372036854775808. Try"),
     ({"x": np.ones(2), "y": np.array([["a", "b"]] * 2)}, "y of type <U1 and shape [2] for each. Try numpy.unique("),
     ({"x": np.ones(2), "y": np.array([b"\xff", b"a"])}, "in UTF-8, received"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["data.npz", "folder"])
@@ -800,11 +785,8 @@ BAD_TABLES = [
     (b'a,note,y\n1,"one\ntwo",0\n2,"x",1,3\n', {}, "cannot be read so (4 fields in line 4, 3 in the first)"),
     (b'a,y\n1,0\n2,"0\n3,1\n', {}, "cannot be read so (a quote that nothing ends in line 3)"),
     (b"a,y\n1,gr\xfcn\n2,rot\n", {}, "received bytes that are none. Try data.build.encoding=latin-1, or"),
-    (
-        b"1,2\n3,4\n",
-        {},
-        "Expected a first line of names in {}, received 1, 2, which may be names or a row. Try data.build.header=false",
-    ),
+    (b"1,2\n3,4\n", {},
+     "Expected a first line of names in {}, received 1, 2, which may be names or a row. Try data.build.header=false"),
     (b"2019,2020,y\n0.1,0.2,1.5\n", {}, "Try data.build.header=false, if it is a row, or data.build.header=true."),
     (b"a,a,y\n1,2,3\n", {}, "Expected columns of different names in {}, received a more than once. Try"),
     (b"a b y\n1 2 0\n3 4 1\n", {}, "but with spaces. Try data.build.separator=space."),
@@ -812,35 +794,27 @@ BAD_TABLES = [
     (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=comma, data.bu"),
     (b"a;y\n1;1,234\n2;5,678\n", {}, "received 1,234. Try data.build.decimal=comma, or data.build.decimal=point"),
     (b"a;b;y\n0,5;0.5;1\n1,5;1.5;0\n", {}, "received 0,5 and 0.5. Try data.build.decimal=point"),
-    (
-        b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n",
-        {},
-        "received '2020-01-01' in {} line 2. Try 'data.build.features=[a]'",
-    ),
+    (b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n", {},
+     "received '2020-01-01' in {} line 2. Try 'data.build.features=[a]'"),
     (b"a,,y\n1,2,0\n2,5,1\n", {}, "received no name above column 1. Try 'data.build.features=[a]'."),
     (b"a,y\n1,NA\n2,NA\n", {}, "received none in {} line 2. Try removing"),
     (b"a,y\n1e300,0\n2,1\n", {}, "that float32 holds, received 1e+300 in {} line 2. Try another unit"),
-    (
-        b"a,y\n" + b"".join(b"%d,text %d\n" % (n, n) for n in range(30)),
-        {},
-        "received another text in each row. Try data.build.label=COLUMN.",
-    ),
-    (
-        b"a,town,c,y\n1,2,3,0\n\n2,Oslo,3,0\n",
-        {},
-        "Expected numbers in column town, received 'Oslo' in {} line 4. Try 'data.build.features=[a,c]', or a number",
-    ),
+    (b"a,y\n" + b"".join(b"%d,text %d\n" % (n, n) for n in range(30)), {},
+     "received another text in each row. Try data.build.label=COLUMN."),
+    (b"a,town,c,y\n1,2,3,0\n\n2,Oslo,3,0\n", {},
+     "Expected numbers in column town, received 'Oslo' in {} line 4. Try 'data.build.features=[a,c]', or a number"),
     (b"a,y\n1,0\n2,\n", {}, "Expected a class in column y of every row, received none in {} line 3. Try removing"),
     (b"a,y\n1,0\n2,-1\n", {}, "Expected classes from 0 in column y, fewer than rows, received -1. Try data.build.q"),
     (b"a,y\n1,0\n2,250000\n", {}, "received 250000. Try data.build.quantity=true"),
     (b"a,y\n1,x\n2,z\n", {"quantity": True}, "Expected numbers in column y, received 'x' in {} line 2. Try another"),
-    (b"a,y\n1,0\n", {"label": "z"}, "Expected data.build.label to be a column of {} (a, y), received z. Try data.buil"),
+    (b"a,y\n1,0\n", {"label": "z"},
+     "Expected data.build.label to be a column of {} (a, y), received z. Try data.buil"),
     (b"a,y\n1,0\n", {"features": ["b"]}, "besides the label y (a), received b. Try 'data.build.features=[a]'."),
     (b"a,y\n1,0\n", {"features": ["y"]}, "besides the label y (a), received y."),
     (b"a,y\n1,0\n", {"features": []}, "besides the label y (a), received none."),
     (b"y\n1\n", {}, "besides the label y (there are none), received none. Try another data.path."),
     (b"a,y\n1,0\n", {"split_seed": -1}, "Expected a validation_fraction between 0 and 1 and a split_seed"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "arguments", "words"), BAD_TABLES, ids=lambda value: str(value)[:40])
@@ -1000,52 +974,21 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
     assert (found.examples, found.name, found.why) == (15, str(file), "cannot be read (No such file or directory)")
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        (
-            "mnist",
-            {},
-            "Expected data.name=mnist to be prepared in {}, received none there. Try data.build.download=true",
-        ),
-        ("grey_squares:2.0.0", {}, "Expected data.name=grey_squares:2.0.0 to be prepared in {}, received none there."),
-        ("no such", {}, "Expected no such to be a data set of TensorFlow Datasets that can be had, received: Parsing"),
-        ("nowhere", {"download": True}, "Expected nowhere to be a data set of TensorFlow Datasets that can be had"),
-        (
-            "a",
-            {"path": "{}"},
-            "to be the folder of a version that TensorFlow Datasets prepared, received {} without fea",
-        ),
-        ("grey_squares", {"train_split": "trian"}, "data.build.train_split to be a split of grey_squares/1.2.0 (train"),
-        (
-            "grey_squares",
-            {"train_split": "train[5"},
-            "or a part of one, received train[5. Try data.build.train_split=tr",
-        ),
-        ("grey_squares", {"train_split": "train[:0]"}, "Expected examples in data.build.train_split=train[:0] of"),
-        (
-            "grey_squares",
-            {"keys": ["image"]},
-            "to be two features of grey_squares/1.2.0 (amount, image, label), receiv",
-        ),
-        (
-            "grey_squares",
-            {"image_size": [0, 1]},
-            "Expected image_size to be a height and a width in pixels for data=tfds",
-        ),
-        (
-            "mixed",
-            {"validation_split": None},
-            "received none, and it names none itself. Try 'data.build.keys=[image,la",
-        ),
-        (
-            "mixed",
-            {"keys": ["image", "label"], "image_size": [2, 2]},
-            "Expected a split validation or test in mixed/1.2.0, received train. Try",
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "arguments", "words"), [
+    ("mnist", {}, "Expected data.name=mnist to be prepared in {}, received none there. Try data.build.download=true"),
+    ("grey_squares:2.0.0", {}, "Expected data.name=grey_squares:2.0.0 to be prepared in {}, received none there."),
+    ("no such", {}, "Expected no such to be a data set of TensorFlow Datasets that can be had, received: Parsing"),
+    ("nowhere", {"download": True}, "Expected nowhere to be a data set of TensorFlow Datasets that can be had"),
+    ("a", {"path": "{}"}, "to be the folder of a version that TensorFlow Datasets prepared, received {} without fea"),
+    ("grey_squares", {"train_split": "trian"}, "data.build.train_split to be a split of grey_squares/1.2.0 (train"),
+    ("grey_squares", {"train_split": "train[5"}, "or a part of one, received train[5. Try data.build.train_split=tr"),
+    ("grey_squares", {"train_split": "train[:0]"}, "Expected examples in data.build.train_split=train[:0] of"),
+    ("grey_squares", {"keys": ["image"]}, "to be two features of grey_squares/1.2.0 (amount, image, label), receiv"),
+    ("grey_squares", {"image_size": [0, 1]}, "Expected image_size to be a height and a width in pixels for data=tfds"),
+    ("mixed", {"validation_split": None}, "received none, and it names none itself. Try 'data.build.keys=[image,la"),
+    ("mixed", {"keys": ["image", "label"], "image_size": [2, 2]},
+     "Expected a split validation or test in mixed/1.2.0, received train. Try"),
+], ids=str)  # fmt: skip
 def test_data_sets_that_cannot_be_had_are_refused_in_words_at_once(
     catalogue: Path, name: str, arguments: dict[str, Any], words: str
 ) -> None:

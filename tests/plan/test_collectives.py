@@ -15,32 +15,25 @@ def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
     return config(strategy, hardware, workers, strategy__collective="horovod", **keys)
 
 
-@pytest.mark.parametrize(
-    ("collective", "given", "words"),
-    [
-        ("horovod", {"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy"),
-        ("horovod", {"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_w"),
-        ("horovod", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
-        ("horovod", {"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod"),
-        ("horovod", {"strategy__devices_per_process": 2, "workers": 4}, "Try strategy.devices_per_process=1"),
-        ("horovod", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
-        ("shared_memory", {"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strat"),
-        ("shared_memory", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
-        ("shared_memory", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
-        ("shared_memory", {"hardware": "2x1cpu"}, "several processes on each host under strategy.collective=shared_"),
-        ("shared_memory", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1"),
-        (
-            "horovod",
-            {"strategy__bucket_bytes": 9},
-            "received it with strategy=multi_worker and strategy.collective=horo",
-        ),
-        ("auto", {"strategy": "mirrored", "strategy__bucket_bytes": 0}, "Try strategy.bucket_bytes=null"),
-        ("auto", {"strategy": "parameter_server", "strategy__bucket_bytes": 9}, "step by themselves and add nothing"),
-        ("auto", {"hardware": "4gpu", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes on CPUs, received GPUs"),
-        ("auto", {"backend": "jax", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes=null under backend=jax"),
-        ("auto", {"strategy__bucket_bytes": -1}, "Expected strategy.bucket_bytes to be 0 or more"),
-    ],
-)
+@pytest.mark.parametrize(("collective", "given", "words"), [
+    ("horovod", {"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy"),
+    ("horovod", {"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_w"),
+    ("horovod", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+    ("horovod", {"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod"),
+    ("horovod", {"strategy__devices_per_process": 2, "workers": 4}, "Try strategy.devices_per_process=1"),
+    ("horovod", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+    ("shared_memory", {"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strat"),
+    ("shared_memory", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+    ("shared_memory", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+    ("shared_memory", {"hardware": "2x1cpu"}, "several processes on each host under strategy.collective=shared_"),
+    ("shared_memory", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1"),
+    ("horovod", {"strategy__bucket_bytes": 9}, "received it with strategy=multi_worker and strategy.collective=horo"),
+    ("auto", {"strategy": "mirrored", "strategy__bucket_bytes": 0}, "Try strategy.bucket_bytes=null"),
+    ("auto", {"strategy": "parameter_server", "strategy__bucket_bytes": 9}, "step by themselves and add nothing"),
+    ("auto", {"hardware": "4gpu", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes on CPUs, received GPUs"),
+    ("auto", {"backend": "jax", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes=null under backend=jax"),
+    ("auto", {"strategy__bucket_bytes": -1}, "Expected strategy.bucket_bytes to be 0 or more"),
+])  # fmt: skip
 def test_what_a_collective_cannot_add_is_refused(collective, given, words):
     keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": collective}
     with pytest.raises(UserError) as refused:
@@ -51,50 +44,40 @@ def test_what_a_collective_cannot_add_is_refused(collective, given, words):
 TWO_HOSTS = {"hardware": "2x1cpu", "hardware__devices_per_host": 2}
 
 
-@pytest.mark.parametrize(
-    ("given", "adds", "notes"),
-    [
-        ({}, "shared_memory", 0),
-        ({"strategy__devices_per_process": 2}, "shared_memory", 0),
-        ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
-        ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
-        (
-            {"strategy__build": {"_target_": "pipeline.strategies.multi_worker", "communication": "ring"}},
-            "tensorflow",
-            1,
-        ),
-        (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1),
-        (TWO_HOSTS, "tensorflow", 1),
-        ({"hardware": "4gpu"}, "tensorflow", 0),
-        ({"workers": 1}, "tensorflow", 0),
-        ({"strategy": "mirrored"}, "tensorflow", 0),
-        ({"strategy": "parameter_server"}, "tensorflow", 1),
-        ({"backend": "jax"}, "tensorflow", 1),
-        ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0),
-        (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1),
-        ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0),
-    ],
-)
+@pytest.mark.parametrize(("given", "adds", "notes"), [
+    ({}, "shared_memory", 0),
+    ({"strategy__devices_per_process": 2}, "shared_memory", 0),
+    ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
+    ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
+    ({"strategy__build": {"_target_": "pipeline.strategies.multi_worker", "communication": "ring"}}, "tensorflow", 1),
+    (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1),
+    (TWO_HOSTS, "tensorflow", 1),
+    ({"hardware": "4gpu"}, "tensorflow", 0),
+    ({"workers": 1}, "tensorflow", 0),
+    ({"strategy": "mirrored"}, "tensorflow", 0),
+    ({"strategy": "parameter_server"}, "tensorflow", 1),
+    ({"backend": "jax"}, "tensorflow", 1),
+    ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0),
+    (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1),
+    ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0),
+])  # fmt: skip
 def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_so(given, adds, notes):
     plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
     assert plan.collective == adds
     assert len(plan.notes) == notes
 
 
-@pytest.mark.parametrize(
-    ("given", "bucket_bytes"),
-    [
-        (TWO_HOSTS, None),
-        (TWO_HOSTS | {"strategy__devices_per_process": 1}, None),
-        (TWO_HOSTS | {"strategy__bucket_bytes": 9}, 9),
-        (TWO_HOSTS | {"strategy__bucket_bytes": 0}, 0),
-        (TWO_HOSTS | {"backend": "jax"}, 0),
-        (TWO_HOSTS | {"strategy__collective": "a_package_s"}, 0),
-        ({"hardware": "2x4gpu", "workers": 8}, 0),
-        ({"strategy__bucket_bytes": 9}, 0),
-        ({"strategy": "parameter_server"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("given", "bucket_bytes"), [
+    (TWO_HOSTS, None),
+    (TWO_HOSTS | {"strategy__devices_per_process": 1}, None),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 9}, 9),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 0}, 0),
+    (TWO_HOSTS | {"backend": "jax"}, 0),
+    (TWO_HOSTS | {"strategy__collective": "a_package_s"}, 0),
+    ({"hardware": "2x4gpu", "workers": 8}, 0),
+    ({"strategy__bucket_bytes": 9}, 0),
+    ({"strategy": "parameter_server"}, 0),
+])  # fmt: skip
 def test_gradients_leave_in_buckets_where_tensorflow_adds_over_hosts_of_cpus(given, bucket_bytes):
     plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
     assert plan.bucket_bytes == bucket_bytes
@@ -118,17 +101,14 @@ def test_on_several_hosts_each_process_has_one_device():
     assert [(process.host, len(process.devices)) for process in plan.processes] == [(rank // 4, 1) for rank in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("collective", "asked", "every"),
-    [
-        ("auto", None, None),
-        ("auto", 7, 7),
-        ("shared_memory", None, None),
-        ("tensorflow", None, None),
-        ("horovod", None, 100),
-        ("horovod", 7, 7),
-    ],
-)
+@pytest.mark.parametrize(("collective", "asked", "every"), [
+    ("auto", None, None),
+    ("auto", 7, 7),
+    ("shared_memory", None, None),
+    ("tensorflow", None, None),
+    ("horovod", None, 100),
+    ("horovod", 7, 7),
+])  # fmt: skip
 def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_for(collective, asked, every):
     keys = {"strategy__collective": collective, "train__compare_weights_every": asked}
     plan = make(config("multi_worker", "4cpu", 2, **keys), machine())

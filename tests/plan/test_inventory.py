@@ -40,27 +40,15 @@ def test_different_hosts_are_said_and_the_least_decides():
     assert plan.notes[0] == "b has Another, the others A processor: the slowest decides."
 
 
-@pytest.mark.parametrize(
-    ("hosts", "asked", "words"),
-    [
-        (
-            [host("a", *range(8)), host("b", 0, 1)],
-            {"workers": 16},
-            r"Expected hosts with 8 cores for 8 workers each, received b with 2. Try workers=4, or the cluster without",
-        ),
-        (
-            [host("a", 0, gpus=4), host("b", 0, gpus=2)],
-            {"name": "2x4gpu", "kind": "gpu", "hosts": 2, "devices_per_host": 4},
-            "hardware=2x4gpu has 4 GPUs, b has 2",
-        ),
-        (
-            [host("a", 0), host("b", 0)],
-            {"hosts": 3, "devices_per_host": 1},
-            r"no more hosts than the 2 of the cluster \(a and b\), received hardware.hosts=3. Try hardware.hosts=2.",
-        ),
-        ([host("a", 0), host("b", 0)], {"workers": 3}, "divide evenly over 2 hosts, received workers=3"),
-    ],
-)
+@pytest.mark.parametrize(("hosts", "asked", "words"), [
+    ([host("a", *range(8)), host("b", 0, 1)], {"workers": 16},
+     r"Expected hosts with 8 cores for 8 workers each, received b with 2. Try workers=4, or the cluster without"),
+    ([host("a", 0, gpus=4), host("b", 0, gpus=2)], {"name": "2x4gpu", "kind": "gpu", "hosts": 2,
+     "devices_per_host": 4}, "hardware=2x4gpu has 4 GPUs, b has 2"),
+    ([host("a", 0), host("b", 0)], {"hosts": 3, "devices_per_host": 1},
+     r"no more hosts than the 2 of the cluster \(a and b\), received hardware.hosts=3. Try hardware.hosts=2."),
+    ([host("a", 0), host("b", 0)], {"workers": 3}, "divide evenly over 2 hosts, received workers=3"),
+])  # fmt: skip
 def test_what_the_hosts_have_not_is_refused_by_name(hosts, asked, words):
     asked = asked | ({"kind": Kind[asked["kind"]]} if "kind" in asked else {})
     with pytest.raises(UserError, match=words):

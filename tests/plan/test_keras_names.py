@@ -7,14 +7,11 @@ from keras.src import losses, metrics, optimizers
 from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
 
 
-@pytest.mark.parametrize(
-    ("names", "get", "known"),
-    [
-        (LOSSES, keras.losses.get, losses.ALL_OBJECTS_DICT),
-        (METRICS, None, metrics.ALL_OBJECTS_DICT),
-        (OPTIMIZERS, keras.optimizers.get, optimizers.ALL_OBJECTS_DICT),
-    ],
-)
+@pytest.mark.parametrize(("names", "get", "known"), [
+    (LOSSES, keras.losses.get, losses.ALL_OBJECTS_DICT),
+    (METRICS, None, metrics.ALL_OBJECTS_DICT),
+    (OPTIMIZERS, keras.optimizers.get, optimizers.ALL_OBJECTS_DICT),
+])  # fmt: skip
 def test_the_names_are_those_that_keras_has_but_for_what_needs_something_to_work_on(names, get, known):
     needing = {"Loss", "LossFunctionWrapper", "Metric", "metric", "MeanMetricWrapper", "mean_metric_wrapper"}
     needing |= {"optimizer", "optimizermap", "multioptimizer", "lossscaleoptimizer"}

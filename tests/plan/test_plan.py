@@ -84,22 +84,19 @@ def assert_whole(plan: Plan, cores: int) -> None:
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "hardware", "workers", "processes", "devices"),
-    [
-        ("one_device", "8cpu", None, 1, 1),
-        ("one_device", "8gpu", 1, 1, 1),
-        ("mirrored", "8cpu", None, 1, 8),
-        ("mirrored", "8gpu", 4, 1, 4),
-        ("mirrored", "auto", 3, 1, 3),
-        ("multi_worker", "8cpu", None, 8, 1),
-        ("multi_worker", "4gpu", 2, 2, 1),
-        ("multi_worker", "2x1cpu", None, 2, 1),
-        ("multi_worker", "2x4gpu", None, 2, 4),
-        ("multi_worker", "2x4gpu", 4, 2, 2),
-        ("multi_worker", "2x4gpu", 1, 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "hardware", "workers", "processes", "devices"), [
+    ("one_device", "8cpu", None, 1, 1),
+    ("one_device", "8gpu", 1, 1, 1),
+    ("mirrored", "8cpu", None, 1, 8),
+    ("mirrored", "8gpu", 4, 1, 4),
+    ("mirrored", "auto", 3, 1, 3),
+    ("multi_worker", "8cpu", None, 8, 1),
+    ("multi_worker", "4gpu", 2, 2, 1),
+    ("multi_worker", "2x1cpu", None, 2, 1),
+    ("multi_worker", "2x4gpu", None, 2, 4),
+    ("multi_worker", "2x4gpu", 4, 2, 2),
+    ("multi_worker", "2x4gpu", 1, 1, 1),
+])  # fmt: skip
 def test_a_strategy_lays_its_workers_out(strategy, hardware, workers, processes, devices):
     plan = with_ports(make(config(strategy, hardware, workers), machine(8, 8)))
     assert len(plan.processes) == processes
@@ -222,26 +219,23 @@ def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_proce
     assert from_json(plan.to_json()) == plan
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (("one_device", "2cpu", 2), "Expected workers=1, since one_device trains on one device, received workers=2."),
-        (("mirrored", "2x4gpu"), "Try strategy=multi_worker, or workers=4 for one host."),
-        (("mirrored", "4gpu", 5), "Expected no more workers than devices, received workers=5"),
-        (("multi_worker", "2x4gpu", 9), "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
-        (("multi_worker", "2x4gpu", 7), "Expected workers that divide evenly over 2 hosts, received workers=7."),
-        (("multi_worker", "2x4gpu", 3), "divide evenly over 2 hosts, received workers=3. Try workers=2."),
-        (("mirrored", {"strategy__parameter_servers": 2}), "Try strategy.parameter_servers=null"),
-        (("mirrored", {"strategy__min_shard_bytes": 2}), "Try strategy.min_shard_bytes=null"),
-        (("mirrored", {"strategy__devices_per_process": 4}), "Expected strategy.devices_per_process=2, since mirrored"),
-        (("parameter_server", {"strategy__parameter_servers": 0}), "strategy.parameter_servers to be 1 or more"),
-        (("parameter_server", {"strategy__parameter_servers": 10**9}), "Try strategy.parameter_servers=null."),
-        (("parameter_server", {"strategy__min_shard_bytes": 0}), "Expected strategy.min_shard_bytes to be 1 or more"),
-        (("parameter_server", {"strategy__devices_per_process": 2}), "Try strategy.devices_per_process=1."),
-        (("parameter_server", {"train__deterministic": True}), "workers train asynchronously, received true. Try work"),
-        (("parameter_server", {"launch__max_restarts": -1}), "Expected launch.max_restarts to be 0 or more"),
-    ],
-)
+@pytest.mark.parametrize(("made", "words"), [
+    (("one_device", "2cpu", 2), "Expected workers=1, since one_device trains on one device, received workers=2."),
+    (("mirrored", "2x4gpu"), "Try strategy=multi_worker, or workers=4 for one host."),
+    (("mirrored", "4gpu", 5), "Expected no more workers than devices, received workers=5"),
+    (("multi_worker", "2x4gpu", 9), "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
+    (("multi_worker", "2x4gpu", 7), "Expected workers that divide evenly over 2 hosts, received workers=7."),
+    (("multi_worker", "2x4gpu", 3), "divide evenly over 2 hosts, received workers=3. Try workers=2."),
+    (("mirrored", {"strategy__parameter_servers": 2}), "Try strategy.parameter_servers=null"),
+    (("mirrored", {"strategy__min_shard_bytes": 2}), "Try strategy.min_shard_bytes=null"),
+    (("mirrored", {"strategy__devices_per_process": 4}), "Expected strategy.devices_per_process=2, since mirrored"),
+    (("parameter_server", {"strategy__parameter_servers": 0}), "strategy.parameter_servers to be 1 or more"),
+    (("parameter_server", {"strategy__parameter_servers": 10**9}), "Try strategy.parameter_servers=null."),
+    (("parameter_server", {"strategy__min_shard_bytes": 0}), "Expected strategy.min_shard_bytes to be 1 or more"),
+    (("parameter_server", {"strategy__devices_per_process": 2}), "Try strategy.devices_per_process=1."),
+    (("parameter_server", {"train__deterministic": True}), "workers train asynchronously, received true. Try work"),
+    (("parameter_server", {"launch__max_restarts": -1}), "Expected launch.max_restarts to be 0 or more"),
+])  # fmt: skip
 def test_workers_and_keys_that_a_strategy_or_a_layout_cannot_have_are_refused(made, words):
     strategy, *layout = made
     asked = config(strategy, "2cpu", **layout[0]) if isinstance(layout[0], dict) else config(strategy, *layout)
@@ -256,34 +250,28 @@ def test_mirrored_takes_one_host_s_share_of_two():
     assert plan.processes[0].devices == ("GPU:0", "GPU:1", "GPU:2", "GPU:3")
 
 
-@pytest.mark.parametrize(
-    ("replica", "total", "declared", "expected"),
-    [
-        (None, None, None, ("weak", 64, 256)),
-        (None, None, Scaling.strong, ("strong", 16, 64)),
-        (None, None, Scaling.weak, ("weak", 64, 256)),
-        (32, None, None, ("weak", 32, 128)),
-        (None, 96, None, ("strong", 24, 96)),
-        (7, None, Scaling.weak, ("weak", 7, 28)),
-        (None, 4, Scaling.strong, ("strong", 1, 4)),
-    ],
-)
+@pytest.mark.parametrize(("replica", "total", "declared", "expected"), [
+    (None, None, None, ("weak", 64, 256)),
+    (None, None, Scaling.strong, ("strong", 16, 64)),
+    (None, None, Scaling.weak, ("weak", 64, 256)),
+    (32, None, None, ("weak", 32, 128)),
+    (None, 96, None, ("strong", 24, 96)),
+    (7, None, Scaling.weak, ("weak", 7, 28)),
+    (None, 4, Scaling.strong, ("strong", 1, 4)),
+])  # fmt: skip
 def test_one_batch_is_held_fixed_and_decides_the_other(replica, total, declared, expected):
     made = config(train__replica_batch=replica, train__global_batch=total, measure__scaling=declared)
     assert split_batch(made, 4) == expected
 
 
-@pytest.mark.parametrize(
-    ("replica", "total", "declared", "words"),
-    [
-        (8, 8, None, "received both (8 and 8). Try train.replica_batch=null or train.global_batch=null."),
-        (None, 100, Scaling.weak, "Try train.replica_batch=25 train.global_batch=null, or measure.scaling=strong."),
-        (25, None, Scaling.strong, "Try train.global_batch=100 train.replica_batch=null, or measure.scaling=weak."),
-        (None, 3, None, "evenly over 4 replicas, received 3. Try train.global_batch=4."),
-        (None, 1, None, "Try train.global_batch=4."),
-        (None, 1001, None, "Try train.global_batch=1000."),
-    ],
-)
+@pytest.mark.parametrize(("replica", "total", "declared", "words"), [
+    (8, 8, None, "received both (8 and 8). Try train.replica_batch=null or train.global_batch=null."),
+    (None, 100, Scaling.weak, "Try train.replica_batch=25 train.global_batch=null, or measure.scaling=strong."),
+    (25, None, Scaling.strong, "Try train.global_batch=100 train.replica_batch=null, or measure.scaling=weak."),
+    (None, 3, None, "evenly over 4 replicas, received 3. Try train.global_batch=4."),
+    (None, 1, None, "Try train.global_batch=4."),
+    (None, 1001, None, "Try train.global_batch=1000."),
+])  # fmt: skip
 def test_a_batch_rule_that_contradicts_itself_is_refused_and_a_near_one_offered(replica, total, declared, words):
     made = config(train__replica_batch=replica, train__global_batch=total, measure__scaling=declared)
     with pytest.raises(UserError) as refused:
@@ -464,41 +452,34 @@ def name_of(made: Config, cores: int = 8, gpus: int = 0, versions: dict[str, str
     return fingerprint(baseline_of(with_ports(make(made, there)), there), versions)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (config("mirrored", "4cpu"), config("multi_worker", "4cpu")),
-        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__epochs=9)),
-        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__callbacks=[{"_target_": "a.b"}])),
-        (config("mirrored", "4cpu"), config("mirrored", "4cpu", measure__repeats=3)),
-        (config("mirrored", "4cpu"), config("mirrored", "4cpu", launch__stop_timeout=9.0)),
-        (config("mirrored", "4cpu"), config("mirrored", "8cpu", 4, hardware__threads_per_device=2)),
-        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__replica_batch=64)),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    (config("mirrored", "4cpu"), config("multi_worker", "4cpu")),
+    (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__epochs=9)),
+    (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__callbacks=[{"_target_": "a.b"}])),
+    (config("mirrored", "4cpu"), config("mirrored", "4cpu", measure__repeats=3)),
+    (config("mirrored", "4cpu"), config("mirrored", "4cpu", launch__stop_timeout=9.0)),
+    (config("mirrored", "4cpu"), config("mirrored", "8cpu", 4, hardware__threads_per_device=2)),
+    (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__replica_batch=64)),
+])  # fmt: skip
 def test_a_baseline_is_shared_where_nothing_differs_that_decides_its_speed(one, other):
     assert name_of(one) == name_of(other)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"train__replica_batch": 32},
-        {"train__global_batch": 256},
-        {"train__precision": Precision.mixed_bfloat16},
-        {"train__optimizer": "sgd"},
-        {"train__learning_rate": 0.1},
-        {"train__deterministic": True},
-        {"train__loss": "mse"},
-        {"train__steps_per_call": 3},
-        {"model__build": {"_target_": "pipeline.models.mlp", "hidden": [9]}},
-        {"data__build": {"_target_": "pipeline.data.digits", "split_seed": 1}},
-        {"data__shuffle": False},
-        {"hardware__threads_per_device": 1},
-        {"measure__warmup_steps": 9},
-    ],
-    ids=lambda keys: " ".join(keys),
-)
+@pytest.mark.parametrize("keys", [
+    {"train__replica_batch": 32},
+    {"train__global_batch": 256},
+    {"train__precision": Precision.mixed_bfloat16},
+    {"train__optimizer": "sgd"},
+    {"train__learning_rate": 0.1},
+    {"train__deterministic": True},
+    {"train__loss": "mse"},
+    {"train__steps_per_call": 3},
+    {"model__build": {"_target_": "pipeline.models.mlp", "hidden": [9]}},
+    {"data__build": {"_target_": "pipeline.data.digits", "split_seed": 1}},
+    {"data__shuffle": False},
+    {"hardware__threads_per_device": 1},
+    {"measure__warmup_steps": 9},
+], ids=lambda keys: " ".join(keys))  # fmt: skip
 def test_a_baseline_is_not_shared_where_something_decides(keys):
     assert name_of(config("mirrored", "4cpu", **keys)) != name_of(config("mirrored", "4cpu"))
 
@@ -543,14 +524,11 @@ def test_a_tpu_has_no_baseline_beside_it_and_says_so():
         on_tpu(measure__baseline=Baseline.fresh)
 
 
-@pytest.mark.parametrize(
-    ("examples", "shuffle", "words"),
-    [
-        (1_000, True, "leaves out 488 of 1000 training examples, others each time."),
-        (1_000, False, "leaves out 488 of 1000 training examples."),
-        (None, False, "leaves out up to 511 training examples."),
-    ],
-)
+@pytest.mark.parametrize(("examples", "shuffle", "words"), [
+    (1_000, True, "leaves out 488 of 1000 training examples, others each time."),
+    (1_000, False, "leaves out 488 of 1000 training examples."),
+    (None, False, "leaves out up to 511 training examples."),
+])  # fmt: skip
 def test_what_static_batches_leave_out_is_said(examples, shuffle, words):
     assert words in on_tpu(data__train_examples=examples, data__shuffle=shuffle).notes[0]
     assert not [note for note in on_tpu(data__train_examples=1_024).notes if "leaves out" in note]
@@ -582,18 +560,15 @@ def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "named", "chips", "found"),
-    [
-        (None, None, ("/dev/accel0",), "local"),
-        ("local", "grpc://10.0.0.3:8470", ("/dev/accel0",), "local"),
-        (None, "local", ("/dev/accel0",), "local"),
-        (None, "my-tpu", ("/dev/accel0",), "local"),
-        (None, "grpc://10.0.0.3:8470", (), "grpc://10.0.0.3:8470"),
-        ("grpc://tpu.example:8470", "grpc://10.0.0.3:8470", (), "grpc://tpu.example:8470"),
-        ("grpc://[::1]:8470", None, (), "grpc://[::1]:8470"),
-    ],
-)
+@pytest.mark.parametrize(("given", "named", "chips", "found"), [
+    (None, None, ("/dev/accel0",), "local"),
+    ("local", "grpc://10.0.0.3:8470", ("/dev/accel0",), "local"),
+    (None, "local", ("/dev/accel0",), "local"),
+    (None, "my-tpu", ("/dev/accel0",), "local"),
+    (None, "grpc://10.0.0.3:8470", (), "grpc://10.0.0.3:8470"),
+    ("grpc://tpu.example:8470", "grpc://10.0.0.3:8470", (), "grpc://tpu.example:8470"),
+    ("grpc://[::1]:8470", None, (), "grpc://[::1]:8470"),
+])  # fmt: skip
 def test_a_tpu_is_where_it_is_said_to_be_or_attached(given, named, chips, found):
     there = dataclasses.replace(machine(), tpus=chips, tpu_name=named)
     build = STRATEGIES["tpu"].build | {"address": given}
