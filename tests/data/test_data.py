@@ -77,23 +77,19 @@ def test_mnist5k_is_read_in_under_half_a_second() -> None:
 
 
 @pytest.mark.parametrize(("build", "shape"), [(digits, (8, 8, 1)), (mnist5k, (28, 28, 1))])
-def test_packaged_images_are_float32_from_0_to_1_and_labels_int32(
+def test_packaged_images_are_float32_from_0_to_1_and_every_class_gives_the_same_fraction_to_validation(
     build: Callable[..., Any], shape: tuple[int, ...]
 ) -> None:
-    for x, y in build():
-        assert x.shape[1:] == shape
-        assert x.dtype == np.float32
-        assert (x.min(), x.max()) == (0, 1)
-        assert y.dtype == np.int32
-        assert sorted(set(y.tolist())) == list(range(10))
-
-
-@pytest.mark.parametrize("build", [digits, mnist5k])
-@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
-def test_every_class_gives_the_same_fraction_to_validation(build: Callable[..., Any], fraction: float) -> None:
-    (_, y_train), (_, y_validation) = build(validation_fraction=fraction)
-    held, kept = np.bincount(y_validation), np.bincount(y_train)
-    assert np.abs(held - fraction * (held + kept)).max() <= 0.5
+    for fraction in (0.1, 0.2, 0.5):
+        parts = build(validation_fraction=fraction)
+        for x, y in parts:
+            assert x.shape[1:] == shape
+            assert (x.dtype.name, x.min(), x.max(), y.dtype.name) == ("float32", 0, 1, "int32")
+            assert sorted(set(y.tolist())) == list(range(10))
+        kept, held = (np.bincount(y) for _, y in parts)
+        assert np.abs(held - fraction * (held + kept)).max() <= 0.5
+        # They are mixed, although the table of mnist5k is sorted.
+        assert set(parts[0][1][:100].tolist()) == set(range(10))
 
 
 def test_no_example_is_in_both_parts_and_none_is_lost() -> None:
@@ -111,11 +107,6 @@ def test_a_split_is_decided_by_its_seed_alone() -> None:
     np.testing.assert_array_equal(first[0][0], again[0][0])
     np.testing.assert_array_equal(first[1][1], again[1][1])
     assert (first[1][1] != other[1][1]).any()
-
-
-def test_classes_are_mixed_although_the_table_of_mnist5k_is_sorted() -> None:
-    (_, y_train), _ = mnist5k()
-    assert set(y_train[:100].tolist()) == set(range(10))
 
 
 @pytest.mark.parametrize("arguments", [{"validation_fraction": 1.5}, {"validation_fraction": 0.0}, {"split_seed": -1}])
@@ -220,31 +211,20 @@ def write_cifar10(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("any_checksum")
-def test_mnist_is_read_from_kerass_cache(keras_home: Path) -> None:
+def test_mnist_is_read_from_kerass_cache_and_its_first_train_examples_are_taken(keras_home: Path) -> None:
     write_mnist(keras_home)
     (x, y), (x_validation, y_validation) = mnist()
     np.testing.assert_array_equal(x, pictures(6, 28, 28)[..., None] / np.float32(255))
     assert (x.dtype.name, y.dtype.name, y.tolist()) == ("float32", "int32", [0, 1, 2, 3, 4, 5])
     assert (x_validation.shape, y_validation.tolist()) == ((3, 28, 28, 1), [0, 1, 2])
-
-
-@pytest.mark.usefixtures("any_checksum")
-def test_the_first_train_examples_are_taken_and_validation_stays_whole(keras_home: Path) -> None:
-    write_mnist(keras_home)
-    whole, validation = mnist()
-    (x, y), same = mnist(train_examples=4)
-    np.testing.assert_array_equal(x, whole[0][:4])
-    np.testing.assert_array_equal(y, whole[1][:4])
-    np.testing.assert_array_equal(same[0], validation[0])
-
-
-@pytest.mark.usefixtures("any_checksum")
-@pytest.mark.parametrize("count", [0, -1, 7])
-def test_more_train_examples_than_there_are_or_none_are_refused(count: int, keras_home: Path) -> None:
-    write_mnist(keras_home)
-    words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
-    with pytest.raises(DataError, match=words):
-        mnist(train_examples=count)
+    (first, labels), validation = mnist(train_examples=4)
+    np.testing.assert_array_equal(first, x[:4])
+    np.testing.assert_array_equal(labels, y[:4])
+    np.testing.assert_array_equal(validation[0], x_validation)
+    for count in (0, -1, 7):
+        words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
+        with pytest.raises(DataError, match=words):
+            mnist(train_examples=count)
 
 
 @pytest.mark.slow
@@ -256,14 +236,7 @@ def test_keras_home_is_where_fashion_mnist_is_read_with_nothing_replaced(tmp_pat
         "print(x.shape, x.dtype, y.tolist(), y.dtype, x_validation.shape, y_validation.tolist())"
     )
     environment = {**os.environ, "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "(6, 28, 28, 1) float32 [0, 1, 2, 3, 4, 5] int32 (3, 28, 28, 1) [0, 1, 2]\n"
 
@@ -280,32 +253,19 @@ def test_cifar10_is_unpacked_from_kerass_archive(keras_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize(("build", "file", "address"), [
-    (mnist, "mnist.npz", "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"),
-    (fashion_mnist, "fashion-mnist/train-labels-idx1-ubyte.gz",
-     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/train-labels-idx1-ubyte.gz"),
-    (cifar10, "cifar-10-batches-py-target_archive", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
+@pytest.mark.parametrize(("build", "file"), [
+    (mnist, "mnist.npz"), (fashion_mnist, "fashion-mnist/train-labels-idx1-ubyte.gz"),
+    (cifar10, "cifar-10-batches-py-target_archive"),
 ])  # fmt: skip
-def test_without_network_the_missing_file_is_named_and_how_to_put_it_there(
-    build: Callable[..., Any], file: str, address: str, keras_home: Path
+def test_without_network_the_missing_file_is_named_and_the_address_that_keras_downloads_it_from(
+    build: Callable[..., Any], file: str, keras_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(DataError) as refused:
         build()
-    words = str(refused.value)
+    words, address = str(refused.value), capsys.readouterr().out.split("Downloading data from ")[1].split()[0]
     path = keras_home / "datasets" / file
     assert words.startswith(f"Expected {path} for data={build.__name__}, received no such file (URL fetch failure")
     assert words.endswith(f"Try putting {address} there under that name, or data=mnist5k, which needs no download.")
-
-
-@pytest.mark.usefixtures("no_network")
-def test_the_addresses_that_errors_offer_are_those_that_keras_downloads(
-    keras_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for build in (mnist, fashion_mnist, cifar10):
-        with pytest.raises(DataError) as refused:
-            build()
-        downloaded = capsys.readouterr().out.split("Downloading data from ")[1].split()[0]
-        assert f"Try putting {downloaded} there" in str(refused.value)
 
 
 @pytest.mark.usefixtures("no_network")
@@ -331,16 +291,14 @@ def test_a_truncated_mnist_is_named(keras_home: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [f"{part}-images-idx3-ubyte.gz" for part in FASHION_PARTS])
-def test_a_truncated_file_of_fashion_mnist_is_named_among_its_four(file: str, keras_home: Path) -> None:
+def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its_four(
+    file: str, keras_home: Path, request: pytest.FixtureRequest
+) -> None:
     path = write_fashion_mnist(keras_home) / file
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("):
         fashion_mnist()
-
-
-@pytest.mark.usefixtures("no_network")
-def test_the_one_missing_file_of_fashion_mnist_is_named(keras_home: Path) -> None:
-    path = write_fashion_mnist(keras_home) / "t10k-labels-idx1-ubyte.gz"
+    request.getfixturevalue("no_network")
     path.unlink()
     with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received no such file"):
         fashion_mnist()
@@ -385,16 +343,13 @@ def test_synthetic_examples_have_any_shape_and_stay_between_0_and_1(shape: list[
         assert set(y.tolist()) == {0, 1, 2}
 
 
-def test_synthetic_examples_are_decided_by_the_arguments_alone() -> None:
+def test_synthetic_examples_are_decided_by_the_arguments_alone_and_the_validation_part_not_by_how_many_train() -> None:
     first, again, other = synthetic(seed=1), synthetic(seed=1), synthetic(seed=2)
     for part, same in zip(first, again, strict=True):
         np.testing.assert_array_equal(part[0], same[0])
         np.testing.assert_array_equal(part[1], same[1])
     assert (first[0][0] != other[0][0]).any()
     assert (first[0][0][:1024] != first[1][0]).any()
-
-
-def test_the_synthetic_validation_part_does_not_depend_on_how_many_train() -> None:
     np.testing.assert_array_equal(synthetic(train_examples=5)[1][0], synthetic(train_examples=500)[1][0])
 
 
@@ -550,21 +505,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_every_data_set_has_its_file() -> None:
-    assert [path.stem for path in CHOICES] == [
-        "cifar10",
-        "clicks",
-        "csv",
-        "digits",
-        "fashion_mnist",
-        "images",
-        "mnist",
-        "mnist5k",
-        "numpy",
-        "synthetic",
-        "text",
-        "tfds",
-        "tfrecord",
-    ]
+    sets = "cifar10 clicks csv digits fashion_mnist images mnist mnist5k numpy synthetic text tfds tfrecord"
+    assert [path.stem for path in CHOICES] == sets.split()
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
@@ -596,12 +538,10 @@ def test_the_facts_of_a_file_are_those_of_its_arrays(name: str) -> None:
     assert len(set(y.tolist())) == config["num_classes"]
     assert config["train_examples"] in (None, len(x))
     assert config["validation_examples"] in (None, len(x_validation))
-
-
-def test_facts_of_synthetic_follow_its_arguments() -> None:
-    config = OmegaConf.load(ROOT / "conf/data/synthetic.yaml")
-    config.build.num_classes, config.build.shape = 3, [5]
-    assert (config.num_classes, list(config.input_shape)) == (3, [5])
+    if name == "synthetic":
+        changed = OmegaConf.load(ROOT / "conf/data/synthetic.yaml")
+        changed.build.num_classes, changed.build.shape = 3, [5]
+        assert (changed.num_classes, list(changed.input_shape)) == (3, [5])
 
 
 def test_reading_packaged_images_loads_neither_tensorflow_nor_scikit_learn() -> None:

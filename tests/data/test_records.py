@@ -14,13 +14,16 @@ from pipeline.data.manifest import Feature, Manifest, Shard, flat, from_json, ne
 FEATURES = {
     "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
     "y": np.array(7),
-    "negative": np.array([-1, 2**40], np.int64),
+    "negative": np.array([-1, 0, 127, 128, 2**40], np.int64),
     "image": b"\x00bytes\xff",
+    "empty": b"",
+    "many": [b"one", b"two"],
+    "true": np.array(True),
     "none": np.zeros(0, np.float32),
 }
 
 
-def test_records_are_those_that_tensorflow_writes(tmp_path):
+def test_records_and_examples_are_those_that_tensorflow_writes(tmp_path):
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     example = records.example(FEATURES)
     with tf.io.TFRecordWriter(str(theirs)) as writer:
@@ -28,15 +31,18 @@ def test_records_are_those_that_tensorflow_writes(tmp_path):
             writer.write(data)
     ours.write_bytes(b"".join(map(records.framed, (example, b"", b"x" * 1000))))
     assert ours.read_bytes() == theirs.read_bytes()
-
-
-def test_an_example_is_one_of_tensorflows():
-    theirs = tf.train.Example.FromString(records.example(FEATURES))
-    features = theirs.features.feature
+    message = tf.train.Example.FromString(example)
+    features = message.features.feature
     assert list(features["x"].float_list.value) == FEATURES["x"].ravel().tolist()
-    assert list(features["negative"].int64_list.value) == [-1, 2**40]
-    assert list(features["image"].bytes_list.value) == [b"\x00bytes\xff"]
-    assert records.parsed(theirs.SerializeToString())["y"] == [7]
+    assert [list(features[name].int64_list.value) for name in ("negative", "many", "true")] == [
+        [-1, 0, 127, 128, 2**40], [], [1]
+    ]  # fmt: skip
+    assert [list(features[name].bytes_list.value) for name in ("image", "many")] == [
+        [b"\x00bytes\xff"],
+        [b"one", b"two"],
+    ]
+    assert example == message.SerializeToString(deterministic=True)
+    assert records.parsed(example)["y"] == [7]
 
 
 def test_what_is_no_example_is_said_to_be_none():
