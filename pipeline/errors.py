@@ -1,5 +1,7 @@
 """The one error of a user's making, and its one form."""
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """What a user can put right: what was expected, what was received, and what to type instead.
@@ -31,3 +33,13 @@ def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = Use
     for wrong, expected, received, try_this in rules:
         if wrong:
             raise error(expected, received, try_this)
+
+
+def first_of(names: Sequence[str], limit: int = 5, between: str = "; ", last: str = "; and") -> str:
+    """The first of many names, with `between` between them, and how many more there are, with `last` before that.
+
+    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], limit=1), first_of(["a", "b", "c"], 2, ", ", " and")
+    ('a; b', 'a; and 2 more', 'a, b and 1 more')
+    """
+    more = f"{last} {len(names) - limit} more" if len(names) > limit else ""
+    return between.join(names[:limit]) + more

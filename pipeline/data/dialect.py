@@ -20,7 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from pipeline.data.errors import DataError, first_of, refuse
+from pipeline.data.errors import DataError, refuse
+from pipeline.errors import first_of
 
 Made = TypeVar("Made")
 Record = list[str]

@@ -1,6 +1,6 @@
 """The one error of the data sets, for whatever their user can put right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from pipeline import errors
@@ -41,13 +41,3 @@ def expect_path(data: str, path: str | None) -> str:
     what, example = WHAT[data]
     refuse((not path, f"data.path to be {what} for data={data}", "none", f"data.path={example}"))
     return path or ""
-
-
-def first_of(names: Sequence[str], limit: int = 5, between: str = "; ", last: str = "; and") -> str:
-    """The first of many names, with `between` between them, and how many more there are, with `last` before that.
-
-    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], limit=1), first_of(["a", "b", "c"], 2, ", ", " and")
-    ('a; b', 'a; and 2 more', 'a, b and 1 more')
-    """
-    more = f"{last} {len(names) - limit} more" if len(names) > limit else ""
-    return between.join(names[:limit]) + more

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.data.errors import DataError, first_of, refuse
+from pipeline.data.errors import DataError, refuse
+from pipeline.errors import first_of
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 # Words in the name of a part.

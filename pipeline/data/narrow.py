@@ -28,16 +28,11 @@ def lost(array: Array, dtype: DTypeLike) -> int | float | None:
     if not array.size or wide == narrow or wide.kind not in "iuf" or narrow.kind not in "iuf":
         return None
     finite = array[np.isfinite(array)] if wide.kind == "f" else array
-    least, greatest = _limits(narrow)
+    # In Python's numbers, which are compared as they are.
+    limits = np.finfo(narrow) if narrow.kind == "f" else np.iinfo(narrow)
+    least, greatest = np.asarray(limits.min).item(), np.asarray(limits.max).item()
     extremes = [finite.min().item(), finite.max().item()] if finite.size else []
     return next((value for value in extremes if not least <= value <= greatest), None)
-
-
-def _limits(dtype: np.dtype[Any]) -> tuple[int | float, int | float]:
-    """The range of a type, in Python's numbers, which are compared as they are."""
-    if dtype.kind == "f":
-        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
@@ -66,9 +61,6 @@ def whole(arrays: Sequence[Array], name: str) -> list[Array]:
 
 def features(arrays: Sequence[Array], name: str) -> list[Array]:
     """Returns arrays of numbers as float32; whole numbers, as ids are, stay so where float32 would round them."""
-    exact = all(array.dtype.kind not in "iu" or _largest(array) <= EXACT for array in arrays)
+    numbers = [array for array in arrays if array.dtype.kind in "iu" and array.size]
+    exact = all(max(abs(int(array.min())), abs(int(array.max()))) <= EXACT for array in numbers)
     return [floats(array, np.float32, name) for array in arrays] if exact else whole(arrays, name)
-
-
-def _largest(array: Array) -> int:
-    return max(abs(int(array.min())), abs(int(array.max()))) if array.size else 0

@@ -60,9 +60,8 @@ def csv(
     location = expect_path("csv", path)
     trains, validates, file_notes = folders.divided(location, table_files(location))
     paths = [*trains, *validates]
-    dialects = [
-        None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths
-    ]
+    how = header, separator, decimal, encoding
+    dialects = [None if each.lower().endswith(".parquet") else dialect.find(each, *how) for each in paths]
     table = _Table(paths, dialects, None if label is None else str(label))
     columns = table.features(None if features is None else list(map(str, features)))
     x = np.column_stack([table.numbers(name, columns) for name in columns])
@@ -173,11 +172,16 @@ class _Table:
 
     def notes(self, features: Sequence[str], automatic: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
+        from pandas.api import types
+
+        def is_rounded(values: pandas.Series) -> bool:
+            return bool(types.is_integer_dtype(values) and values.abs().max() > narrow.EXACT)
+
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, each in dialects.items() if each is not None and not each.named]
         zeros = {name for each in dialects.values() if each is not None for name in each.codes if name in features}
         numbering = [name for name in self._numbering if automatic and name not in features and name != self.label]
-        large = [name for name in features if rounds and self._is_rounded(name)]
+        large = [name for name in features if rounds and is_rounded(self._frame[name])]
         where = self._paths[0]
         return (
             *(
@@ -193,12 +197,6 @@ class _Table:
                 for name in sorted(zeros)
             ),
         )
-
-    def _is_rounded(self, name: str) -> bool:
-        from pandas.api import types
-
-        values = self._frame[name]
-        return bool(types.is_integer_dtype(values) and values.abs().max() > narrow.EXACT)
 
     def numbers(self, name: str, chosen: Sequence[str]) -> Array:
         """Returns a column of features, float64, with NaN where there is no number."""
@@ -262,10 +260,6 @@ def _is_number(values: pandas.Series) -> bool:
     from pandas.api import types
 
     return bool(types.is_numeric_dtype(values) or types.is_bool_dtype(values))
-
-
-def _is_parquet(path: str) -> bool:
-    return path.lower().endswith(".parquet")
 
 
 def _is_unnamed(name: str) -> bool:

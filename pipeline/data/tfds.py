@@ -143,7 +143,9 @@ def _part(
         decode=decode,
         num_classes=getattr(label, "num_classes", None),
         class_names=tuple(label.names) if getattr(label, "names", None) else None,
-        look=_look,
+        look=lambda examples, number, shares, thorough: [
+            flaw for segment in examples.raw[number::shares] for flaw in _broken(segment, thorough)
+        ],
         digest=_digest(info.full_name, segments),
     )
 
@@ -200,11 +202,6 @@ def _digest(name: str, segments: Sequence[Segment]) -> str:
     """Names the examples: the data set, and which records of its files. A version is never changed."""
     which = [(os.path.basename(segment.path), segment.first, segment.records) for segment in segments]
     return hashlib.sha256(repr((name, which)).encode()).hexdigest()[:16]
-
-
-def _look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
-    """Returns what is broken in a share of the files; a missing file is found at once."""
-    return [flaw for segment in examples.raw[number::shares] for flaw in _broken(segment, thorough)]
 
 
 def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:

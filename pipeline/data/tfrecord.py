@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
-from pipeline.data.errors import DataError, expect_path, first_of
+from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.data.needed import check_image
+from pipeline.errors import first_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -44,15 +45,12 @@ def tfrecord(
         raise DataError(f"training examples in {path}", "a manifest without any", anew)
     contents = _with_images(contents, channels, image_size, path)
     vary = pictures.augmenter(augment)
-    if vary and not any(_is_image(feature) for feature in contents.features):
+    images = [feature for feature in contents.features if feature.name == "x" and feature.dtype == "float32"]
+    if vary and not any(len(feature.shape) == 3 for feature in images):
         raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
     parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
     varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
     return dataclasses.replace(parts[0], augment=varied), parts[1] if parts[1].raw else None
-
-
-def _is_image(feature: Feature) -> bool:
-    return feature.name == "x" and len(feature.shape) == 3 and feature.dtype == "float32"
 
 
 def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:

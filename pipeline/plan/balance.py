@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_of
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer
 
@@ -105,7 +105,7 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
         if not matching:
             raise UserError(
                 f"each pattern of strategy.build.layout to match {whole}",
-                f"{pattern}, which matches none of {_some(names)}",
+                f"{pattern}, which matches none of {first_of(names, NAMED, ', ', ' and')}",
                 f"{_near(pattern, names)}, or strategy.build.layout=null",
             )
         for name in matching:
@@ -117,11 +117,6 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
                 )
             by[name] = pattern
     return by
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import targets
-from pipeline.data.errors import DataError, first_of
+from pipeline.data.errors import DataError
 from pipeline.data.examples import Segment
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_of
 from pipeline.prepare import folder as folders
 from pipeline.prepare import sources, values
 from pipeline.prepare.folder import ShardPiece

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.analyze import calibration, comparable, explain, measure, outlook, step_model
 from pipeline.config.schema import Config
-from pipeline.data.errors import first_of
+from pipeline.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished

@@ -5,8 +5,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from pipeline.data.errors import first_of
 from pipeline.data.examples import Broken, Examples, are_labels, leaves, look_at_rows, rows, whole_rows
+from pipeline.errors import first_of
 from pipeline.record.events import Loaded, Lost
 from pipeline.worker.model_error import TrainingError
 
