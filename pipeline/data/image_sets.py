@@ -86,11 +86,7 @@ def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], 
 
 
 def hold_out(
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int32],
-    white: int,
-    validation_fraction: float,
-    split_seed: int,
+    images: NDArray[np.uint8], labels: NDArray[np.int32], white: int, validation_fraction: float, split_seed: int
 ) -> tuple[Part, Part]:
     """Holds the same fraction of every class out, shuffles both parts, and scales 0 to `white` to [0, 1].
 

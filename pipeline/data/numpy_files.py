@@ -14,11 +14,7 @@ from pipeline.data.saved_arrays import Part
 
 
 def numpy(
-    path: str | None = None,
-    *,
-    validation_fraction: float = 0.2,
-    split_seed: int = 0,
-    keep_dtype: bool = False,
+    path: str | None = None, *, validation_fraction: float = 0.2, split_seed: int = 0, keep_dtype: bool = False
 ) -> tuple[Part | Examples, Part | Examples]:
     """The arrays of an .npz file, or of a folder of .npy files: x float32 [examples, ...], y int32 or float32.
 

@@ -25,11 +25,7 @@ _PRINTABLE = range(0x20, 0x7F)
 
 
 def text(
-    path: str | None = None,
-    *,
-    tokens: str = BYTES,
-    length: int = 128,
-    validation_fraction: float = 0.1,
+    path: str | None = None, *, tokens: str = BYTES, length: int = 128, validation_fraction: float = 0.1
 ) -> tuple[Examples, Examples]:
     """Sequences packed one after another: x and y, int32 [length], where y is x one token further.
 

@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from pipeline.config.near import near
-from pipeline.config.schema import (
-    Config,
-    DataConfig,
-    Exchange,
-    Json,
-    Store,
-    TrainConfig,
-    check_password,
-)
+from pipeline.config.schema import Config, DataConfig, Exchange, Json, Store, TrainConfig, check_password
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import JAX, check_collective, expect_only
 from pipeline.plan.plan import AUTO, TENSORFLOW

@@ -130,10 +130,7 @@ class Images(Rows):
         # Where the finished example says so, the channels that images are made with.
         shape = getattr(leaves(part.spec)[0], "shape", None) if part.spec is not None else None
         channels = int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
-        self.features = (
-            Feature("x", (None, None, channels), "float32", "image"),
-            Feature("y", (), "int32", "ints"),
-        )
+        self.features = (Feature("x", (None, None, channels), "float32", "image"), Feature("y", (), "int32", "ints"))
         self.labels = labels
         whys = (
             values.wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")

@@ -135,9 +135,7 @@ def test_a_package_without_the_file_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")],
-    ids=["cut", "no number"],
+    "content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")], ids=["cut", "no number"]
 )
 def test_a_broken_table_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "table.csv.gz").write_bytes(content)

@@ -9,14 +9,7 @@ import pytest
 from plans import HARDWARE, PORTS, STRATEGIES, cluster, config, machine, with_ports
 from shipped_sizes import planned
 
-from pipeline.config.schema import (
-    Baseline,
-    Config,
-    Precision,
-    Scaling,
-    Store,
-    TrackingConfig,
-)
+from pipeline.config.schema import Baseline, Config, Precision, Scaling, Store, TrackingConfig
 from pipeline.errors import UserError
 from pipeline.plan.batch_sizes import split_batch
 from pipeline.plan.checks import check_ranges
