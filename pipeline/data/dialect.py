@@ -170,9 +170,10 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
     try:
         return opened(path, records)
     except UnicodeError as error:
-        expected, offer = f"{path} to be text in", "latin-1" if encoding.startswith("utf-8") else "utf-8"
+        expected = f"{path} to be text in {encoding.removesuffix('-sig')}"
+        offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
         instead = f"data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8"
-        raise DataError(f"{expected} {encoding.removesuffix('-sig')}", "bytes that are none", instead) from error
+        raise DataError(expected, "bytes that are none", instead) from error
     except csv.Error as error:
         if strict:
             raise

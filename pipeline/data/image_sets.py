@@ -81,8 +81,9 @@ def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], 
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
         return table[:, :-1].reshape(-1, height, width, 1), table[:, -1].astype(np.int32)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        expected, received = f"lines of {height * width} pixels and a label in {path}", "a file that cannot be read so"
-        raise DataError(expected, f"{received} ({error})", "installing its package again") from error
+        expected = f"lines of {height * width} pixels and a label in {path}"
+        received = f"a file that cannot be read so ({error})"
+        raise DataError(expected, received, "installing its package again") from error
 
 
 def hold_out(

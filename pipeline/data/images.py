@@ -114,8 +114,8 @@ def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], trai
     numbers = {name: classes[name] for name in names if name in classes}
     if (unknown and not chosen) or not numbers:
         offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if numbers else ""
-        expected, received = f"{folder} to have classes that train ({', '.join(classes)})", ", ".join(unknown)
-        raise DataError(expected, received or "no folders", f"{offer}the same folders as in {train}")
+        expected = f"{folder} to have classes that train ({', '.join(classes)})"
+        raise DataError(expected, ", ".join(unknown) or "no folders", f"{offer}the same folders as in {train}")
     return numbers
 
 

@@ -303,8 +303,9 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
     except Exception as error:  # pandas and pyarrow have errors of their own, many of them
         message = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
         reason = (None if written is None else dialect.too_long(path, written)) or message
-        expected, received = f"{path} to be a table with a name above each column", "a file that cannot be read so"
-        raise DataError(expected, f"{received} ({reason})", "putting it right, or another data.path") from error
+        expected = f"{path} to be a table with a name above each column"
+        received = f"a file that cannot be read so ({reason})"
+        raise DataError(expected, received, "putting it right, or another data.path") from error
     for name in written.names:
         if not _is_number(frame[name]):
             frame[name] = _converted(frame[name], path, written, name == target)

@@ -157,8 +157,9 @@ class _Filling:
         if any(other != first for other in others):
             raise work.not_the_same(self._job)
         if self._state.digest not in (None, first.digest) and not first.pieces:
-            expected, instead = f"the source that {self._folder.path} was begun with", "out=ANOTHER, or removing"
-            raise DataError(expected, "one that has changed since", f"{instead} {self._folder.path}")
+            path = self._folder.path
+            instead = f"out=ANOTHER, or removing {path}"
+            raise DataError(f"the source that {path} was begun with", "one that has changed since", instead)
         return first
 
     def _gather(self, source: Description) -> None:
@@ -260,9 +261,9 @@ class _Filling:
             if number not in classes
         ]
         if empty:
-            expected, received = f"training examples of each of {source.num_classes} classes", "none of class"
+            received = f"none of class {', '.join(empty[:NAMED])}"
             instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
-            raise DataError(expected, f"{received} {', '.join(empty[:NAMED])}", instead)
+            raise DataError(f"training examples of each of {source.num_classes} classes", received, instead)
 
     def _note(self, state: FolderState) -> None:
         self._state = state

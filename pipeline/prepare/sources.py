@@ -62,8 +62,8 @@ class Arrays(Rows):
         lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
             shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in self._arrays.items())
-            expected, instead = "arrays with as many examples along their first axis", "numpy.asarray around lists"
-            raise DataError(expected, f"for {split}: {shapes}", f"{instead} of numbers")
+            expected = "arrays with as many examples along their first axis"
+            raise DataError(expected, f"for {split}: {shapes}", "numpy.asarray around lists of numbers")
         self.count = next(iter(lengths.values()))
         self.features = tuple(values.feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
         self.labels = values.labels_of(self._arrays.get("y"))

@@ -141,6 +141,6 @@ def _made_or_not(part: tf.data.Dataset) -> int:
         except (tf.errors.OpError, UnicodeDecodeError):
             in_a_row += 1
         count += 1
-    expected, received = "a data set that goes on after an example that cannot be made", "one that failed"
+    expected = "a data set that goes on after an example that cannot be made"
     instead = "putting it right, or data.on_error=stop, which says what is wrong"
-    raise TrainingError(expected, f"{received} {ENDLESS:,} times in a row", instead)
+    raise TrainingError(expected, f"one that failed {ENDLESS:,} times in a row", instead)

@@ -141,8 +141,8 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
 def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
     if _is_of_python(part):
-        expected, received = "data that workers can read without this program's Python", "a data set made with"
-        raise TrainingError(expected, f"{received} {_PYTHONS}", f"arrays, or files: {_PREPARE}")
+        expected = "data that workers can read without this program's Python"
+        raise TrainingError(expected, f"a data set made with {_PYTHONS}", f"arrays, or files: {_PREPARE}")
     return part._as_serialized_graph(strip_device_assignment=True)
 
 
