@@ -52,10 +52,10 @@ def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
     """The x of each part in the type that is trained on."""
     x = arrays[0]
     if x.dtype.kind not in "fiub":
-        text = "x of text", "the places of words in a vocabulary, or counts of them"
-        raise DataError(
-            f"numbers in {where}", *(text if x.dtype.kind in "US" else (f"x of type {x.dtype}", "x.astype('float32')"))
-        )
+        received, instead = f"x of type {x.dtype}", "x.astype('float32')"
+        if x.dtype.kind in "US":
+            received, instead = "x of text", "the places of words in a vocabulary, or counts of them"
+        raise DataError(f"numbers in {where}", received, instead)
     if keep_dtype:
         return arrays
     if x.dtype != np.uint8:
