@@ -296,7 +296,7 @@ def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> N
     assert len({vx.numpy().tobytes() for vx, _ in varied}) > 30
 
 
-def test_each_option_does_what_it_says() -> None:
+def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none() -> None:
     x = tf.constant(picture(0) / 255, tf.float32)
     seeds = [tf.constant([seed, 0]) for seed in range(60)]
 
@@ -322,9 +322,6 @@ def test_each_option_does_what_it_says() -> None:
     slopes = [((each - means) / (x.numpy() - means))[middle] for each in all_of(contrast=0.1)]
     assert max(np.ptp(slope) for slope in slopes) < 1e-2
     assert 0.9 < min(float(slope.mean()) for slope in slopes) < max(float(slope.mean()) for slope in slopes) < 1.1
-
-
-def test_augment_true_is_the_usual_and_all_at_0_is_none() -> None:
     assert pictures.augmenter(True) is not None
     assert pictures.augmenter({"flip": False, "shift": 0, "brightness": 0, "contrast": 0}) is None
 
@@ -354,24 +351,20 @@ def test_images_that_cannot_be_are_refused_in_words(pets: Path, arguments: dict[
     assert words in str(refused.value)
 
 
-def test_a_class_without_images_is_a_flaw_of_the_training_part(pets: Path) -> None:
+def test_a_class_without_images_is_a_flaw_of_the_training_part_and_folders_without_any_are_named(pets: Path) -> None:
     (pets / "emu").mkdir()
     train, validation = images(str(pets))
     assert train.class_names == ("cat", "dog", "emu")
     assert train.flaws == (f"no images (.png, .jpg, .jpeg, .gif, .bmp) of class emu in {pets}/emu",)
     assert validation.flaws == ()
-
-
-def test_folders_without_images_are_named(pets: Path) -> None:
     for file in pets.rglob("*.PNG"):
         file.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"received 15 files of which none can be read\. Try another data\.path"):
         images(str(pets))
     for file in pets.rglob("*.PNG"):
         file.unlink()
-    with pytest.raises(
-        DataError, match=rf"Expected images \(.*\) in {pets}, received none\. Try data\.path=FOLDER with"
-    ):
+    words = rf"Expected images \(.*\) in {pets}, received none\. Try data\.path=FOLDER with"
+    with pytest.raises(DataError, match=words):
         images(str(pets))
 
 
@@ -766,13 +759,10 @@ def test_tables_named_as_parts_are_the_parts(tmp_path: Path) -> None:
     assert csv(str(tmp_path))[0].flaws == ()
 
 
-def test_ids_that_float32_rounds_are_told(tmp_path: Path) -> None:
+def test_ids_that_float32_rounds_and_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.csv", b"user,y\n16777217,0\n16777216,1\n3,0\n3000000001,1\n"))
     assert "user" in " ".join(csv(path, standardize=False)[0].notes)
     assert csv(path)[0].notes == ()
-
-
-def test_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.csv", b"zip,y\n00123,0\n04567,1\n99999,0\n12345,1\n"))
     assert "zip" in " ".join(csv(path)[0].notes)
 
