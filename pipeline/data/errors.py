@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from functools import partial
 
-from pipeline import errors
+from pipeline.errors import UserError
+from pipeline.errors import refuse as refuse_with
 
 # What each reader finds data in, and what to type as data.path.
 WHAT = {
@@ -16,11 +17,11 @@ WHAT = {
 }
 
 
-class DataError(errors.UserError):
+class DataError(UserError):
     """A data set that is not there, cannot be read, or was asked for what it does not hold."""
 
 
-refuse = partial(errors.refuse, error=DataError)
+refuse = partial(refuse_with, error=DataError)
 
 
 def expect_at_least(data: str, limits: Iterable[tuple[str, float, float, float]]) -> None:

@@ -133,12 +133,8 @@ def _check_numbers(config: Config) -> None:
 
 def _check_training(config: Config) -> None:
     """Refuses what contradicts itself in how is trained."""
-    train, strategy, shape, whose = (
-        config.train,
-        config.strategy,
-        config.data.input_shape,
-        config.train.batch_statistics,
-    )
+    train, strategy, shape = config.train, config.strategy, config.data.input_shape
+    whose = train.batch_statistics
     near_whose = (near(whose, BATCH_STATISTICS) or BATCH_STATISTICS)[0]
     refuse(
         (whose not in BATCH_STATISTICS, "train.batch_statistics to be global, host or replica", whose,
