@@ -124,11 +124,11 @@ def _check_numbers(config: Config) -> None:
     limits += [(key, "above 0", math.ulp(0.0), usual) for key, usual in ABOVE_ZERO.items()]
     for key, expected, least, usual in limits:
         value, group = attrgetter(key)(config), key.partition(".")[0]
-        most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
+        limit = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
         if value is not None and not least <= value < math.inf:
             raise UserError(f"{key} to be {expected}", value, f"{key}={usual}")
-        if value is not None and value > most:
-            raise UserError(f"{key} to be no more than {most:,}", f"{value:g}", f"{key}={usual}")
+        if value is not None and value > limit:
+            raise UserError(f"{key} to be no more than {limit:,}", f"{value:g}", f"{key}={usual}")
 
 
 def _check_training(config: Config) -> None:

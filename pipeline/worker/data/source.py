@@ -158,10 +158,9 @@ def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
         examples.append([np.asarray(leaf) for leaf in tf.nest.flatten(example)])
         size += sum(leaf.nbytes for leaf in examples[-1])
         if size > MOST_READ:
-            most = (
-                f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers"
-            )
-            raise TrainingError(most, "more", f"files: {_PREPARE}")
+            expected = f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}"
+            where = "which the coordinator reads for all workers"
+            raise TrainingError(f"{expected}, {where}", "more", f"files: {_PREPARE}")
     leaves = [np.stack(values) for values in zip(*examples, strict=True)]
     return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]
 
