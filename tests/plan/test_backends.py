@@ -3,29 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from plans import STRATEGIES, machine
+from plans import config as config_of
 
-from pipeline.config.schema import (
-    Cache,
-    ClusterConfig,
-    Config,
-    DataConfig,
-    HardwareConfig,
-    Kind,
-    MeasureConfig,
-    ModelConfig,
-    StrategyConfig,
-    TrackingConfig,
-    TrainConfig,
-)  # fmt: skip
+from pipeline.config.schema import Cache, DataConfig, MeasureConfig, StrategyConfig, TrainConfig
 from pipeline.errors import UserError
-from pipeline.plan.machine import Machine
 from pipeline.plan.planning import baseline_of, make
 
-MACHINE = Machine(hostname="here", cores=(0, 1, 2, 3), memory_gib=16.0, cpu="a processor", gpus=())
+MACHINE = machine(4)
 PARALLEL = StrategyConfig(
     "model_parallel", True, devices_per_replica=2, build={"_target_": "pipeline.strategies.model_parallel"}
 )
-MIRRORED = StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"})
+MIRRORED = STRATEGIES["mirrored"]
 
 
 def laid_out(layout):
@@ -37,19 +26,7 @@ def in_micro_batches(count):
 
 
 def config(**values):
-    return replace(
-        Config(
-            backend="jax",
-            workers=2,
-            strategy=MIRRORED,
-            hardware=HardwareConfig("4cpu", 1, 4, Kind.cpu),
-            model=ModelConfig("mlp", build={"_target_": "pipeline.models.mlp"}),
-            data=DataConfig("digits", build={"_target_": "pipeline.data.digits"}),
-            tracking=TrackingConfig("none"),
-            cluster=ClusterConfig("local"),
-        ),
-        **values,
-    )
+    return replace(config_of("mirrored", "4cpu", 2, backend="jax"), **values)
 
 
 @pytest.mark.parametrize(("values", "words"), [
