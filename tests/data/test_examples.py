@@ -11,9 +11,10 @@ import pytest
 import shards
 import tensorflow as tf
 from batch_layouts import LAYOUTS, ONE, labels, leaves, stream
+from ports import reserved_ports
 
 from pipeline import data as sources
-from pipeline.data.examples import Examples, Segment, rows
+from pipeline.data.examples import Broken, Examples, Segment, rows
 from pipeline.worker.data import cache, reading, source
 from pipeline.worker.data.batches import DEFAULT, Data, count, spec
 from pipeline.worker.data.reading import Reading
@@ -155,15 +156,9 @@ def test_what_is_broken_is_left_out_and_all_else_is_there(tmp_path):
 
 
 def test_rows_that_are_broken_are_left_out():
-    part = of_rows(None, 10).without([dataclasses.replace(lost) for lost in (broken_row(3), broken_row(7))])
+    part = of_rows(None, 10).without([Broken(None, row, 1, f"example {row}", "is broken") for row in (3, 7)])
     assert part.raw["label"].tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
     assert rows({"a": np.arange(3), "b": (np.arange(3) * 2,)}, np.array([2, 0]))["b"][0].tolist() == [4, 0]
-
-
-def broken_row(row):
-    from pipeline.data.examples import Broken
-
-    return Broken(None, row, 1, f"example {row}", "is broken")
 
 
 def test_records_of_segments_are_cut_in_the_middle(tmp_path):
@@ -234,25 +229,16 @@ def test_examples_of_several_sizes_cannot_be_kept():
 )
 def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
     part = own.serial_set(50)[0] if make is own.serial_set else make(tmp_path, 50)
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(3))
-    servers = [reading.serve(address) for address in addresses]
-    served = Reading(servers=addresses)
-    for layout in (ONE, LAYOUTS["second of two processes"]):
-        made, wanted = (
-            leaves(stream(part, layout, True, 1, Position(0, 24), each).take(9)) for each in (served, DEFAULT)
-        )
-        assert made == wanted
-    del servers
-
-
-def free_ports(count):
-    import socket
-
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with reserved_ports(3) as ports:
+        addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+        servers = [reading.serve(address) for address in addresses]
+        served = Reading(servers=addresses)
+        for layout in (ONE, LAYOUTS["second of two processes"]):
+            made, wanted = (
+                leaves(stream(part, layout, True, 1, Position(0, 24), each).take(9)) for each in (served, DEFAULT)
+            )
+            assert made == wanted
+        del servers
 
 
 @pytest.mark.slow

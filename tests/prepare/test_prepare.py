@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, SUPPORT, left_behind
+from conftest import SUPPORT, environment, left_behind
 
 from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
@@ -34,7 +34,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline", "prepare", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", "COLUMNS": "120"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -172,8 +172,7 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
         "    assert made.shard.examples == found.parts['train'].examples, made\n"
         "assert not {'tensorflow', 'keras', 'hydra', 'dask'} & set(sys.modules), 'slow'"
     )
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
 
 
 def test_every_example_is_in_one_shard_in_an_order_of_its_own(tmp_path):
@@ -615,7 +614,7 @@ def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_t
     (tmp_path / "serve.py").write_text(code)
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/mine.yaml").write_text("name: mine\nbuild: {_target_: sources.arrays, examples: 20}\n")
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
+    environ = environment()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, env=environ, text=True, **pipes) as served:
         try:
@@ -636,7 +635,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
     import pty
 
     ours, theirs = pty.openpty()
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}", "TERM": "xterm", "COLUMNS": "120"}
+    environ = environment(TERM="xterm")
     drawn = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=4000")
     arguments = [sys.executable, "-m", "pipeline", "prepare", *drawn, "shards=20", "processes=1", "out=d"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environ, stdout=theirs, stderr=theirs)
