@@ -94,19 +94,16 @@ def test_every_record_is_read_once_an_epoch_however_it_is_read(pipeline, tmp_pat
     expect_once_an_epoch(pipeline(*given, timeout=300), 1 + how.count(","))
 
 
-def test_too_few_files_to_be_divided_are_refused_in_words(pipeline, tmp_path):
+def test_too_few_files_and_a_folder_without_a_manifest_are_refused_before_anything_is_started(asked, tmp_path):
     shards.write(tmp_path / "data", [40, 43])
-    ran = pipeline(*prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file"))
-    assert ran.code == 2
-    assert "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element" in ran.err
-
-
-def test_a_folder_without_a_manifest_is_refused_before_anything_is_started(pipeline, tmp_path):
-    for path, words in (
-        ("nothing", "nothing/manifest.json, received no such file (No such file or directory)"),
-        ("null", "Expected data.path to be a folder"),
-    ):
-        ran = pipeline(*QUICK, "data=tfrecord", f"data.path={path}")
+    several = prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file")
+    for arguments, words in (
+        (several, "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element"),
+        ((*QUICK, "data=tfrecord", "data.path=nothing"),
+         "nothing/manifest.json, received no such file (No such file or directory)"),
+        ((*QUICK, "data=tfrecord", "data.path=null"), "Expected data.path to be a folder"),
+    ):  # fmt: skip
+        ran = asked(*arguments)
         assert ran.code == 2
         assert words in ran.err
         assert "Traceback" not in ran.err

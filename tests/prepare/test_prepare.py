@@ -411,12 +411,12 @@ def test_workers_that_always_die_are_given_up(tmp_path):
     assert "Expected Dask workers that live, received 4 that died one after the other" in err
 
 
-def test_a_finished_folder_is_left_as_it_is(tmp_path):
+def test_a_finished_folder_is_left_as_it_is(asked, tmp_path):
     first = prepared(tmp_path / "d", "data=digits")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
-    out, err = run(tmp_path, "data=digits", "out=d", "processes=1")
-    assert (first.reused, err) == (0, "")
-    assert "nothing to do: all 2 shards were there" in out
+    ran = asked("prepare", "data=digits", "out=d", "processes=1")
+    assert (first.reused, ran.code, ran.err) == (0, 0, "")
+    assert "nothing to do: all 2 shards were there" in ran.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")} == before
 
 
