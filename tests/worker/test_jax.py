@@ -56,6 +56,14 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
 
 
 @pytest.mark.slow
+def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for_ever():
+    # XLA's pool has a thread a device, and each step under way held one while it waited for the others' sums.
+    command = [sys.executable, str(SUPPORT / "many_steps.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 < float(ran.stdout) < 0.01, ran.stderr
+
+
+@pytest.mark.slow
 def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
     room = {name: found["room"] for name, found in came.items()}
     assert room["mlp one"] == 32

@@ -32,6 +32,9 @@ class CompiledSteps:
         self._step, self._mesh = jax.jit(step), mesh
         self._places = jax.tree.map(lambda value: value.sharding, state)
         self._compiled: dict[Any, Any] = {}
+        # A step holds a thread of XLA's pool for each CPU device of this process until all have met in its sums; two
+        # steps under way at once can hold all threads, each for a part of its devices, and neither ends.
+        self._waits = on_cpu(mesh) and len(mesh.local_devices) > 1
         # Steps whose batches lie in a block, one after another; None: each alone.
         self.room: int | None = None
         # Seconds spent on compiling so far.
@@ -64,6 +67,8 @@ class CompiledSteps:
             self._compiled[key] = lowered(function, self._mesh, self._places, state, batches, *first).compile()
             self.compiling += time.perf_counter() - began
         result: tuple[State, Any] = self._compiled[key](state, batches, *first)
+        if self._waits:
+            jax.block_until_ready(result)
         return result
 
 
