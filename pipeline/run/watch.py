@@ -145,7 +145,7 @@ class Watch:
         return (
             self._unreachable()
             or self._own_error(now)
-            or self._death()
+            or self._death(now)
             or self._silence(now)
             or self._peers(now)
             or self._stuck(now)
@@ -188,7 +188,7 @@ class Watch:
             if process.error is not None:
                 # TensorFlow has many errors for a peer that is gone; a process that is gone explains them better.
                 return (
-                    self._death()
+                    self._death(now)
                     or self._gone_quiet(now)
                     or RunFailed(process.error, rank, lost=False, diverged=process.diverged)
                 )
@@ -202,7 +202,7 @@ class Watch:
                 return self._silent(rank, now)
         return None
 
-    def _death(self) -> RunFailed | None:
+    def _death(self, now: float) -> RunFailed | None:
         died = {
             rank: process.exited
             for rank, process in self.processes.items()
@@ -216,6 +216,8 @@ class Watch:
             return None
         # A process that aborts has often only lost another.
         rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
+        if died[rank] == -signal.SIGABRT and (quiet := self._gone_quiet(now)):
+            return quiet
         again = self.replaced.get(rank, 0)
         often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
         return RunFailed(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)

@@ -156,6 +156,17 @@ def test_peers_that_lost_a_stopped_process_take_no_blame():
     assert story.now < BEGIN + 5.0 + SILENT_SECONDS + 2.0
 
 
+def test_a_process_that_aborts_where_another_is_stopped_has_lost_that_one():
+    story = Story()
+    assert story.alive(SILENT_SECONDS + 1.0, 0, 2) is None
+    story.tell(0, Exited(code=-signal.SIGABRT))
+    failure = found(story.watch.failure(story.now))
+    assert (failure.error, failure.rank) == (
+        "worker 1 gave no sign of life for 4 s: it is stopped, or its host is gone.",
+        1,
+    )
+
+
 def test_an_error_that_is_a_peer_s_end_in_other_words_is_not_believed():
     story = Story()
     story.tell(0, Failed(error="InternalError: collective ops is aborted", peer=False))
