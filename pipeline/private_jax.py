@@ -10,7 +10,7 @@ __all__ = ["ATTRIBUTES", "LRUCache", "_jax", "compilation_cache", "compiler", "d
 
 # What is used of these.
 ATTRIBUTES = {
-    "LRUCache": ("put",),
+    "LRUCache": ("get", "put"),
     "_jax": ("make_gloo_tcp_collectives",),
     "compilation_cache": ("put_executable_and_time",),
     "compiler": ("_cache_write",),
