@@ -12,7 +12,7 @@ from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
 from pipeline.plan.buckets import bucket_of
-from pipeline.plan.host import AHEAD, Host, HostMemory, beside_gradients, of_host
+from pipeline.plan.host import Host, HostMemory, ahead, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
@@ -211,9 +211,9 @@ class _Sums:
         if moments is not None:
             fullest = max(fixed + plan.training.replica_batch * growing for fixed, growing in moments)
             self.activations = beside_gradients(plan.backend, fullest, self.trained)
-        fed = plan.backend != JAX and plan.hardware.kind == "gpu"
         of_example = size.batch_bytes or size.example_bytes or 0
-        self.batches = AHEAD * plan.training.replica_batch * of_example if fed else 0
+        of_replica = plan.training.replica_batch * of_example
+        self.batches = of_replica * ahead(plan, plan.workers * of_replica)
         # Only gradients of 32 bits are narrowed.
         narrow = plan.training.gradient_bits == 16
         self.dense = sum(

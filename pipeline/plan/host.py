@@ -16,8 +16,11 @@ ON_THE_WAY = 1.06
 IMPORTED = {TENSORFLOW: 350 * MIB, JAX: 360 * MIB}
 # Bytes that it takes to compute at all, and for each operation that it traces and compiles.
 COMPUTING = {TENSORFLOW: (76 * MIB, 17_000), JAX: (190 * MIB, 40_000)}
-# Batches that lie ready on a GPU: the next one, and one that is copied while that is trained.
+# Batches that lie ready on a GPU under TensorFlow: the next one, and one that is copied while that is trained.
 AHEAD = 2
+# Under JAX they lie in blocks: two that are ready, one that waits for room, and the one that is trained on. A block has
+# as many as one of these loops makes steps, the first whose batches take no more bytes than that.
+READY_BLOCKS, LOOPS, BLOCK_BYTES = 2, (32, 4, 1), 64 * MIB
 # Batches that are there at a time, beside those that are made ahead.
 BATCHES = 2
 
@@ -69,6 +72,15 @@ class Host:
     def fits(self) -> bool:
         """True if there is memory for it."""
         return self.gib is None or self.total <= self.gib * 2**30
+
+
+def ahead(plan: Plan, batch_bytes: int) -> int:
+    """Returns how many batches lie on the devices of a plan, where these have memory of their own."""
+    if plan.hardware.kind != "gpu":
+        return 0
+    if plan.backend != JAX:
+        return AHEAD
+    return (READY_BLOCKS + 2) * next((loop for loop in LOOPS if loop * batch_bytes <= BLOCK_BYTES), 1)
 
 
 def beside_gradients(backend: str, fullest: int, gradients: int) -> int:

@@ -17,7 +17,8 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -34,10 +35,15 @@ LOOKS_SECONDS = 100e-6
 MOST_BYTES = 1 << 17
 # What parts a message's head from the rest.
 END = b"\0"
-# What TensorFlow takes over from NumPy without a copy begins at a multiple of it.
+# What TensorFlow and JAX take over from NumPy without a copy begins at a multiple of it.
 ALIGNED = 64
 # Added in 32 bits, and rounded once.
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+# What a sum's message is called, whether more than two processes add a part each, and, of one that does not and takes a
+# single round, for each of the two buffers and each vector the places of all processes.
+_Layout: TypeAlias = tuple[str, bool, list[list[tuple[np.ndarray, ...]]]]
 
 
 class PeerLostError(ConnectionError):
@@ -118,19 +124,32 @@ class Memory:
         # [buffer, process, byte]
         self._slots = np.frombuffer(shared, np.uint8).reshape(2, self._count, -1)
         self._rounds = self._met = 0
+        # Of sums, by the types and sizes of their vectors, of which a training has few.
+        self._layouts: dict[tuple[tuple[np.dtype, int], ...], _Layout] = {}
         self._heard = bytearray(MOST_BYTES)
 
     def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """The sums of vectors of all processes, which call it with equal sizes and types."""
-        sums = [_new(array.shape, array.dtype) for array in arrays]
+        sums = [aligned(array.shape, array.dtype) for array in arrays]
         self.sum_into(sums, arrays)
         return sums
 
     def sum_into(self, sums: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> None:
         """Writes the sums of vectors of all processes, which call it with equal sizes and types."""
-        description = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
-        in_parts = self._count > 2 and sum(array.nbytes for array in arrays) >= IN_PARTS
+        vectors = tuple([(array.dtype, array.size) for array in arrays])
+        if vectors not in self._layouts:
+            self._layouts[vectors] = self._layout(arrays)
+        description, in_parts, views = self._layouts[vectors]
         with np.errstate(all="ignore"):
+            if views:
+                self._rounds += 1
+                views_of_round = views[self._rounds % 2]
+                for parts, array in zip(views_of_round, arrays, strict=True):
+                    parts[self._rank][:] = array.reshape(-1)
+                self._meet(description)
+                for parts, total in zip(views_of_round, sums, strict=True):
+                    _add_up(parts, total.reshape(-1))
+                return
             for start, end, slots in self._windows(_size(arrays)):
                 self._write(slots, arrays, start, end)
                 self._meet(description)
@@ -139,6 +158,15 @@ class Memory:
                 else:
                     _add(slots, sums, start, end)
 
+    def _layout(self, arrays: Sequence[np.ndarray]) -> _Layout:
+        description = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
+        in_parts, room = self._count > 2 and sum(array.nbytes for array in arrays) >= IN_PARTS, self._slots.shape[2]
+        if in_parts or _size(arrays) > room or not all(array.size for array in arrays):
+            return description, in_parts, []
+        places = [(place, piece.dtype) for place, piece in _pieces(arrays, 0, room)]
+        views = [[tuple(slots[:, place].view(dtype)) for place, dtype in places] for slots in self._slots]
+        return description, in_parts, views
+
     def gather(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """For each array those of all processes, one after another by their ranks, along the first axis."""
         description = "rows of " + ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
@@ -146,7 +174,9 @@ class Memory:
         # [process, array]
         rows = np.array([struct.unpack(f"{len(arrays)}q", of_one) for of_one in counts])
         ends = np.cumsum(rows, axis=0)
-        of_all = [_new((int(end), *array.shape[1:]), array.dtype) for end, array in zip(ends[-1], arrays, strict=True)]
+        of_all = [
+            aligned((int(end), *array.shape[1:]), array.dtype) for end, array in zip(ends[-1], arrays, strict=True)
+        ]
         parts = [
             [whole[end - count : end] for whole, end, count in zip(of_all, ends[rank], rows[rank], strict=True)]
             for rank in range(self._count)
@@ -190,12 +220,15 @@ class Memory:
         """Waits for all processes to do the same; returns what they bring, by their ranks. Raises `PeerLostError`."""
         self._met += 1
         head = f"number {self._met}, {description}"
-        brought = {self._number: own}
+        brought, message = {self._number: own}, head.encode() + END + own
         try:
             for peer in self._peers.values():
-                peer.send(head.encode() + END + own)
+                peer.send(message)
             for rank, peer in self._peers.items():
                 heard = self._hear(peer)
+                if heard == message:
+                    brought[rank] = own
+                    continue
                 head_there, _, brought[rank] = heard.partition(END)
                 if heard and head_there != head.encode():
                     raise TrainingError(
@@ -242,7 +275,8 @@ def _padded(array: np.ndarray) -> int:
     return -(-array.nbytes // ALIGNED) * ALIGNED
 
 
-def _new(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns a new array that an engine takes over without a copy."""
     room = np.empty(math.prod(shape) * dtype.itemsize + ALIGNED, np.uint8)
     return np.ndarray(shape, dtype, room, -room.__array_interface__["data"][0] % ALIGNED)
 
@@ -250,13 +284,17 @@ def _new(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def _add(slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int) -> None:
     """Adds up slots [process, byte], in the order of ranks, which hold a message from `start` to `end`."""
     for place, total in _pieces(sums, start, end):
-        first, second, *others = slots[:, place].view(total.dtype)
-        if total.dtype in NARROW:
-            wide = first.astype(np.float32) + second
-            for other in others:
-                wide += other
-            total[:] = wide
-            continue
-        np.add(first, second, out=total)
+        _add_up(slots[:, place].view(total.dtype), total)
+
+
+def _add_up(parts: Iterable[np.ndarray], total: np.ndarray) -> None:
+    first, second, *others = parts
+    if total.dtype in NARROW:
+        wide = first.astype(np.float32) + second
         for other in others:
-            np.add(total, other, out=total)
+            wide += other
+        total[:] = wide
+        return
+    np.add(first, second, out=total)
+    for other in others:
+        np.add(total, other, out=total)

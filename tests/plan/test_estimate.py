@@ -71,6 +71,13 @@ def test_the_two_batches_that_lie_ready_on_a_gpu_are_counted_on_it_and_those_of_
     assert "batches  " not in text_of(plan, made).splitlines()[0]
 
 
+@pytest.mark.parametrize(("batch", "batches"), [(64, 4 * 32), (1_024, 4 * 4), (16_384, 4)])
+def test_under_jax_the_blocks_that_lie_ready_on_a_gpu_are_counted(batch, batches):
+    plan = planned("strategy=mirrored", "workers=2", f"train.replica_batch={batch}", gpus=2)
+    made = estimate(dataclasses.replace(plan, backend="jax"), shipped(plan))
+    assert made.device.batches == batches * batch * 4 * (28 * 28 + 1)
+
+
 def test_a_servers_workers_are_fed_no_batches_ahead_and_data_that_are_read_know_their_batches():
     assert needs("strategy=parameter_server", "workers=1", gpus=2)[1].device.batches == 0
     # Of clicks, which a process makes as it trains: 11 numbers and a label.

@@ -150,16 +150,23 @@ def read():
     import numpy as np
     from jax.sharding import Mesh
 
+    from pipeline.worker.jax import reader as reading
     from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL
-    from pipeline.worker.jax.reader import Reader
     from pipeline.worker.layout import BatchLayout
 
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (OVER, MODEL))
-    found = {}
-    for name, arrays in (("whole", (np.arange(100.0), np.arange(100))), ("too few", (np.arange(100.0), np.arange(50)))):
-        reader = Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
+    found, whole, strided = {}, (np.arange(100.0), np.arange(100)), np.arange(200, dtype=np.float32)[::2] / 2
+    for name, arrays, beside in (
+        ("whole", whole, True),
+        ("whole, on one core", (whole[0].astype(np.float32), whole[1]), False),
+        ("strided", (strided, whole[1]), False),
+        ("too few", (whole[0], np.arange(50)), True),
+        ("too few, on one core", (whole[0], np.arange(50, dtype=np.int32)), False),
+    ):
+        with mock.patch.object(reading, "has_core_beside", lambda beside=beside: beside):
+            reader = reading.Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
         try:
             found[name] = [
                 np.asarray(block.batches[0] if block.stacked else [block.batches[0]])[first : first + steps].tolist()
@@ -168,8 +175,10 @@ def read():
         except IndexError as error:
             found[name] = str(error)
         reader.close()
-        reader._thread.join(30)
-        found[f"{name}, left"] = reader._thread.is_alive()
+        assert (reader._thread.ident is not None) is beside
+        if beside:
+            reader._thread.join(30)
+            found[f"{name}, left"] = reader._thread.is_alive()
     return found
 
 

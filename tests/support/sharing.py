@@ -228,7 +228,7 @@ def compiling(memory):
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     import jax
 
-    from pipeline.worker.jax.shared_memory import adding
+    from pipeline.worker.jax.ffi_sum import adding
 
     return jax, adding(memory)
 

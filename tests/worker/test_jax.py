@@ -50,7 +50,9 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
     assert [len(batch) for batch in steps] == [16] * 6 + [4] + [16] * 2
     assert [value for batch in steps[:7] for value in batch] == list(range(100))
     assert steps[7:] == steps[:2]
-    assert read["too few"].startswith("index ")
+    assert read["whole, on one core"] == read["strided"] == read["whole"]
+    for name in ("too few", "too few, on one core"):
+        assert read[name].startswith("index ")
     assert not read["whole, left"]
     assert not read["too few, left"]
 
@@ -66,9 +68,9 @@ def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for
 @pytest.mark.slow
 def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
     room = {name: found["room"] for name, found in came.items()}
-    assert room["mlp one"] == 32
-    assert room["transformer both"] == 4, "an epoch has six steps"
-    assert room["normalized looped dropped"] == 4
+    assert room["mlp one"] == 39, "steps of an epoch"
+    assert room["transformer both"] == 6
+    assert room["normalized looped dropped"] == 4, "on a GPU, where an epoch has seven"
     assert room["normalized one"] is room["cnn one dropped"] is room["mlp stepped"] is None
 
 
@@ -155,6 +157,28 @@ def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_a
     (path, (size, _)) = programs.popitem()
     path.write_bytes(path.read_bytes()[: size // 2])
     assert compiled()[path][0] == size
+
+
+def test_programs_that_were_used_least_recently_go_where_they_take_too_much(tmp_path):
+    code = (
+        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import programs\n"
+        "programs.MOST_BYTES = int(sys.argv[2]); programs.keep(Path(sys.argv[1]))\n"
+        "for factor in map(float, sys.argv[3:]): jax.jit(lambda x: x * factor)(2.0)"
+    )
+
+    def compiled(most, *factors):
+        subprocess.run([sys.executable, "-c", code, tmp_path, str(most), *factors], check=True)
+        return {path: path.stat().st_size for path in tmp_path.glob("*/*")}
+
+    (first,) = one = compiled(1 << 30, "3")
+    both = compiled(1 << 30, "4")
+    assert len(both) == 2
+    # The first one is used again.
+    assert compiled(1 << 30, "3") == both
+    left = compiled(int(2.5 * one[first]), "5")
+    assert len(left) == 2
+    assert first in left
+    assert left.keys() - both
 
 
 def test_prepared_files_are_read_without_tensorflow_also_without_what_is_broken(tmp_path):

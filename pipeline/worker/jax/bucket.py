@@ -22,8 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 from keras import layers, losses
 
 from pipeline.worker.jax import step
-from pipeline.worker.jax.compiled import on_cpu
-from pipeline.worker.jax.devices import BATCH, MODEL
+from pipeline.worker.jax.devices import BATCH, MODEL, on_cpu
 
 # Returns the sum of all devices' vectors, inside a function of one of them.
 Add = Callable[[Any], Any]

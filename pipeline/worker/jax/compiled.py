@@ -1,7 +1,8 @@
-"""Compiles a step: alone, and in loops of some sizes that leave the host alone, for each shape of batch that comes.
+"""Compiles a step: alone, and in a loop that leaves the host alone, for each shape of batch that comes.
 
 Such a loop is worth it on GPUs, and on CPUs for models without convolutions: inside a loop XLA's CPU compiler computes
-those on one thread, some fifty times slower, so that they take a call a step.
+those on one thread, some fifty times slower, so that they take a call a step. On CPUs one loop makes any number of
+steps. On GPUs loops have some fixed sizes: the device would ask the host after each step whether another comes.
 """
 
 import time
@@ -14,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from pipeline.plan.host import BLOCK_BYTES, LOOPS
+from pipeline.worker.jax.devices import on_cpu
 from pipeline.worker.jax.reader import ReadBlock
 from pipeline.worker.jax.step import State, Step, everywhere
 
-# Steps of the loops that are compiled; any number of steps is made of these.
-LOOPS = (32, 4, 1)
-# What batches take that lie ready in one block.
-BLOCK_BYTES = 64 << 20
+# What batches take on a CPU that lie ready in one block; fewer than so many lie alone.
+CPU_BLOCK_BYTES, FEWEST = 16 << 20, 4
 CONVOLUTION = "conv_general_dilated"
 
 
@@ -29,44 +30,52 @@ class CompiledSteps:
 
     def __init__(self, step: Step, mesh: Mesh, state: State, batch: Any, in_epoch: int, alike: bool = False) -> None:
         """`batch` is an example of those that come, as shapes; with `alike` the same program makes every step."""
-        self._step, self._mesh = jax.jit(step), mesh
+        self._step, self._mesh, self._on_cpu = jax.jit(step), mesh, on_cpu(mesh)
         self._places = jax.tree.map(lambda value: value.sharding, state)
         self._compiled: dict[Any, Any] = {}
         # A step holds a thread of XLA's pool for each CPU device of this process until all have met in its sums; two
         # steps under way at once can hold all threads, each for a part of its devices, and neither ends.
-        self._waits = on_cpu(mesh) and len(mesh.local_devices) > 1
+        self._waits = self._on_cpu and len(mesh.local_devices) > 1
         # Steps whose batches lie in a block, one after another; None: each alone.
         self.room: int | None = None
         # Seconds spent on compiling so far.
         self.compiling = 0.0
-        if not alike and (not on_cpu(mesh) or not _has(self._step.trace(state, batch).jaxpr, CONVOLUTION)):
+        if not alike and (not self._on_cpu or not _has(self._step.trace(state, batch).jaxpr, CONVOLUTION)):
             size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(batch))
-            # At least a quarter of a block is read where an epoch ends in it.
-            self.room = next((loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES), None)
+            if self._on_cpu:
+                most = min(in_epoch, CPU_BLOCK_BYTES // size)
+                self.room = most if most >= FEWEST else None
+            else:
+                # At least a quarter of a block is read where an epoch ends in it.
+                fitting = (loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES)
+                self.room = next(fitting, None)
 
     def __call__(self, state: State, block: ReadBlock, first: int, steps: int) -> tuple[State, list[Any]]:
-        """(state, losses, arrays of one or several steps) after so many steps on a block's batches from `first` on."""
+        """Makes so many steps on a block's batches from `first` on.
+
+        Returns (state, arrays of losses, of which as many count as there are steps).
+        """
         if not block.stacked:
             state, loss = self._made(1, state, block.batches)
             return state, [loss]
         losses, last = [], first + steps
         while first < last:
-            size = next(loop for loop in LOOPS if first + loop <= last)
-            state, of_loop = self._made(size, state, block.batches, np.int32(first))
+            size = None if self._on_cpu else next(loop for loop in LOOPS if first + loop <= last)
+            state, of_loop = self._made(size, state, block.batches, np.array([first, last], np.int32))
             losses.append(of_loop)
-            first += size
+            first += size or steps
         return state, losses
 
-    def _made(self, size: int, state: State, batches: Any, *first: Any) -> tuple[State, Any]:
-        key = size, len(first), jax.tree.leaves(batches)[0].shape
+    def _made(self, size: int | None, state: State, batches: Any, *between: Any) -> tuple[State, Any]:
+        key = size, len(between), jax.tree.leaves(batches)[0].shape
         if key not in self._compiled:
             # What computes is not to be taken for compiling.
             jax.block_until_ready(state)
             began = time.perf_counter()
-            function = partial(_loop, self._step, size) if first else self._step
-            self._compiled[key] = lowered(function, self._mesh, self._places, state, batches, *first).compile()
+            function = partial(_loop, self._step, size) if between else self._step
+            self._compiled[key] = lowered(function, self._mesh, self._places, state, batches, *between).compile()
             self.compiling += time.perf_counter() - began
-        result: tuple[State, Any] = self._compiled[key](state, batches, *first)
+        result: tuple[State, Any] = self._compiled[key](state, batches, *between)
         if self._waits:
             jax.block_until_ready(result)
         return result
@@ -79,21 +88,25 @@ def lowered(
     return jax.jit(function, donate_argnums=0, out_shardings=(places, everywhere(mesh))).lower(*arguments)
 
 
-def on_cpu(mesh: Mesh) -> bool:
-    """True if its devices are those of CPUs."""
-    cpu: bool = mesh.devices.flat[0].platform == "cpu"
-    return cpu
+def _loop(
+    step: Callable[[State, Any], tuple[State, Any]], size: int | None, state: State, batches: Any, between: Any
+) -> tuple[State, Any]:
+    """(state, losses float32 [size]) after the steps on batches [room, batch, ...] from the first to before the last.
 
+    Without a `size` they are as many as that, and losses are [room], of which the first ones count.
+    """
+    first, last = between
 
-def _loop(step: Callable[[State, Any], tuple[State, Any]], size: int, state: State, batches: Any, first: Any) -> Any:
-    """(state, losses float32 [size]) after so many steps on batches [room, batch, ...] from `first` on."""
+    def body(place: Any, carried: tuple[State, Any]) -> tuple[State, Any]:
+        before, losses = carried
+        batch = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, first + place, keepdims=False), batches)
+        stepped, loss = step(before, batch)
+        after = jax.tree.map(lambda new, old: new.astype(old.dtype), stepped, before)
+        return after, losses.at[place].set(loss.astype(jnp.float32))
 
-    def body(carried: State, place: Any) -> tuple[State, Any]:
-        batch = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False), batches)
-        stepped, loss = step(carried, batch)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), stepped, carried), loss.astype(jnp.float32)
-
-    return jax.lax.scan(body, state, first + jnp.arange(size))
+    room = size or jax.tree.leaves(batches)[0].shape[0]
+    looped: tuple[State, Any] = jax.lax.fori_loop(0, size or last - first, body, (state, jnp.zeros(room, jnp.float32)))
+    return looped
 
 
 def _has(jaxpr: Any, name: str) -> bool:

@@ -272,7 +272,7 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
 
 # Philox of four 32-bit words and ten rounds (Salmon et al., 2011).
 _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
 _ROUNDS = 10
 # The key that scrambles a stateless seed (tensorflow/core/kernels/stateless_random_ops.cc).
 _SCRAMBLING = (0x3EC8F720, 0x02461E29)
@@ -296,10 +296,10 @@ def order(examples: int, seed: int, epoch: int) -> np.ndarray:
     counters[:, 0], counters[:, 1] = blocks & _WORD, blocks >> np.uint64(32)
     counters[:, 2], counters[:, 3] = offset & 0xFFFFFFFF, offset >> 32
     words = _philox(counters, key).ravel()[:draws]
-    jumps = (words % np.arange(examples, examples - draws, -1, dtype=np.uint64)).tolist()
+    jumps = words % np.arange(examples, examples - draws, -1, dtype=np.uint64)
+    others = (np.arange(draws, dtype=np.int64) + jumps.astype(np.int64)).tolist()
     places = list(range(examples))
-    for place, jump in enumerate(jumps):
-        other = place + jump
+    for place, other in enumerate(others):
         places[place], places[other] = places[other], places[place]
     return np.array(places, np.int64)
 
@@ -310,15 +310,9 @@ def _words(number: int) -> tuple[int, int]:
 
 def _philox(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Random words, uint64 [count, 4] below 2**32, of counters of the same shape and type."""
-    first, second, third, fourth = counters.T
-    low, high = key
+    even, odd, keys = counters.T[::2], counters.T[1::2], np.array(key, np.uint64)
     for _ in range(_ROUNDS):
-        one, two = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        first, second, third, fourth = (
-            (two >> np.uint64(32)) ^ second ^ np.uint64(low),
-            two & _WORD,
-            (one >> np.uint64(32)) ^ fourth ^ np.uint64(high),
-            one & _WORD,
-        )
-        low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
-    return np.stack([first, second, third, fourth], axis=1)
+        products = even * _MULTIPLIERS[:, None]
+        even, odd = (products >> np.uint64(32))[::-1] ^ odd ^ keys[:, None], (products & _WORD)[::-1]
+        keys = keys + _WEYL & _WORD
+    return np.stack([even[0], odd[0], even[1], odd[1]], axis=1)

@@ -47,6 +47,8 @@ def prepare_devices(plan: Plan, process: Process) -> None:
             _tell_xla(KEEPS_BARRIERS)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", len(process.devices))
+        # What waits for a step on the core that this takes waits in the thread that makes it.
+        jax.config.update("jax_cpu_enable_async_dispatch", len(process.devices) > 1 or has_core_beside())
     if len(plan.leaders) > 1:
         # Gloo's thread tries for a lock, over and over, that a call holds which it preempted as it woke: 4 ms for each
         # sum, until the kernel takes the core from it. Under this policy no thread preempts another as it wakes; some
@@ -86,6 +88,17 @@ def mesh_of(plan: Plan, process: Process) -> Mesh:
     else:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(devices).reshape(plan.workers, -1), (BATCH, MODEL))
+
+
+def on_cpu(mesh: Mesh) -> bool:
+    """True if its devices are those of CPUs."""
+    cpu: bool = mesh.devices.flat[0].platform == "cpu"
+    return cpu
+
+
+def has_core_beside() -> bool:
+    """True if a thread of this process computes on another core than its steps do."""
+    return len(os.sched_getaffinity(0)) > 1
 
 
 def versions() -> dict[str, str]:

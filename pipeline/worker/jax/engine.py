@@ -18,7 +18,7 @@ from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.jax import bucket, build, layouts, shared_memory, size
+from pipeline.worker.jax import bucket, build, ffi_sum, layouts, size
 from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
@@ -50,7 +50,7 @@ class JaxEngine:
         self._mesh = mesh_of(self._plan, self._process)
         if shares_memory_under_jax(self._plan):
             try:
-                self._add = shared_memory.of_plan(self._plan, self._process)
+                self._add = ffi_sum.of_plan(self._plan, self._process)
             except ConnectionRefusedError as error:
                 self.notes.add(f"Gloo adds gradients, in place of shared memory: {error}.")
         return versions()

@@ -215,15 +215,18 @@ class JaxLoop(TrainingLoop):
         self, function: CompiledSteps, reader: Reader, count: int
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Returns (losses [steps], examples [steps], seconds of reading, seconds of compiling) of `count` steps."""
-        state, losses, sizes = self.values(), list[Any](), list[np.ndarray]()
+        state, losses, sizes = self.values(), list[list[Any]](), list[np.ndarray]()
         waited, compiling = reader.waited, function.compiling
         for block, first, steps in reader.take(count):
             state, of_block = function(state, block, first, steps)
-            losses += of_block
+            losses.append(of_block)
             sizes.append(np.full(steps, block.examples, np.float32))
         self._keep(state)
-        values = np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in jax.device_get(losses)])
-        return values, np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
+        values = [
+            np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in of_block])[: len(of_steps)]
+            for of_block, of_steps in zip(jax.device_get(losses), sizes, strict=True)
+        ]
+        return np.concatenate(values), np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
 
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""

@@ -1,4 +1,8 @@
-"""Turns the order of steps into batches on the devices, made ready by a thread of its own while steps compute."""
+"""Turns the order of steps into batches on the devices, made ready by a thread of its own while steps compute.
+
+Where steps take the one core that there is, they are made between steps: there a thread would hold Python's lock while
+a step needs it to add up over processes, each of which then waits for what the others read as well.
+"""
 
 import itertools
 import queue
@@ -13,14 +17,14 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipeline.data.examples import rows
+from pipeline.plan.host import READY_BLOCKS
 from pipeline.worker.jax.data import DeviceData
-from pipeline.worker.jax.devices import BATCH
-from pipeline.worker.jax.step import over
+from pipeline.worker.jax.devices import BATCH, has_core_beside, on_cpu
 from pipeline.worker.layout import BEGINNING, Position
+from pipeline.worker.shared_memory import aligned
 
-# Blocks that lie ready, and seconds between two looks whether they are wanted still.
-READY, LOOK_SECONDS = 2, 0.5
+# Seconds between two looks whether blocks are wanted still.
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class Reader:
     ) -> None:
         """`room` is how many batches a block holds; None: each is alone."""
         self._data, self._mesh, self._room, self._once, self._position = data, mesh, room, once, position
-        self._ready: queue.Queue[ReadBlock | BaseException] = queue.Queue(READY)
+        self._ready: queue.Queue[ReadBlock | BaseException] = queue.Queue(READY_BLOCKS)
         self._closed, self._thread = threading.Event(), threading.Thread(target=self._fill, daemon=True)
+        self._ahead, self._blocks_left = not on_cpu(mesh) or has_core_beside(), self._blocks()
         self._block, self._next = ReadBlock(None, 0, 0, False), 0
         # Seconds spent on waiting for a block so far.
         self.waited = 0.0
@@ -65,9 +70,9 @@ class Reader:
 
     def _following(self) -> ReadBlock:
         began = time.perf_counter()
-        if self._thread.ident is None:
+        if self._ahead and self._thread.ident is None:
             self._thread.start()
-        block = self._ready.get()
+        block = self._ready.get() if self._ahead else next(self._blocks_left)
         self.waited += time.perf_counter() - began
         if isinstance(block, BaseException):
             raise block
@@ -75,7 +80,7 @@ class Reader:
 
     def _fill(self) -> None:
         try:
-            for block in self._blocks():
+            for block in self._blocks_left:
                 if not self._put(block):
                     return
         except BaseException as error:
@@ -105,17 +110,25 @@ class Reader:
         """The batches of some steps, whose rows are `chosen`, with as much room as others have."""
         cut = BATCH if size % self._mesh.shape[BATCH] == 0 else None
         sharding = NamedSharding(self._mesh, PartitionSpec(None, cut) if room else PartitionSpec(cut))
-        batch = rows(self._data.arrays, np.concatenate(chosen))
+        places = np.stack(chosen) if room else chosen[0]
 
         def placed(leaf: np.ndarray) -> Any:
-            if room is None:
-                return over(leaf, sharding)
-            # What is behind the last is never read.
-            padded = np.empty((room, size, *leaf.shape[1:]), leaf.dtype)
-            padded[: len(chosen)] = leaf.reshape(len(chosen), size, *leaf.shape[1:])
-            return over(padded, sharding)
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
 
-        return ReadBlock(keras.tree.map_structure(placed, batch), len(chosen), size, room is not None)
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                """Returns a device's rows where JAX takes them over without a copy; those after the last are unread."""
+                own = places[index[: places.ndim]]
+                values = aligned((room or len(own), *own.shape[1:], *leaf.shape[1:]), dtype)
+                if leaf.flags.c_contiguous and leaf.dtype == dtype and own.max(initial=0) < len(leaf):
+                    # Straight to their place; NumPy makes a copy first where places might not be in range.
+                    leaf.take(own, 0, values[: len(own)], "clip")
+                else:
+                    values[: len(own)] = leaf[own]
+                return values
+
+            return jax.make_array_from_callback((room, size, *leaf.shape[1:])[not room :], sharding, part)
+
+        return ReadBlock(keras.tree.map_structure(placed, self._data.arrays), len(chosen), size, room is not None)
 
 
 def of_batch(data: DeviceData) -> Any:

@@ -13,8 +13,8 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import variables
 from pipeline.worker.jax import build, layouts, step
-from pipeline.worker.jax.compiled import lowered, on_cpu
-from pipeline.worker.jax.devices import BATCH, MODEL
+from pipeline.worker.jax.compiled import lowered
+from pipeline.worker.jax.devices import BATCH, MODEL, on_cpu
 from pipeline.worker.jax.loop import JaxLoop
 from pipeline.worker.model_error import ModelError
 

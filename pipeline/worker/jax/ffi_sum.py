@@ -99,7 +99,8 @@ def adding(memory: Memory) -> Add:
             return None
         try:
             memory.sum_into([_vector(frame.results)], [_vector(frame.arguments)])
-        except Exception as error:
+        except BaseException as error:
+            # What is raised here ends nowhere else: ctypes would go on with whatever sums there are.
             code = UNAVAILABLE if isinstance(error, PeerLostError) else INTERNAL
             message = f"{type(error).__name__}: {error}".encode()
             raised = _Error(ctypes.sizeof(_Error), None, message, code)
