@@ -76,6 +76,9 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops_v2,
 )
 
+# The operations that XLA has a compiler for.
+from tensorflow.python.util import pywrap_xla_ops
+
 __all__ = [
     "ATTRIBUTES",
     "ArrayDataAdapter",
@@ -109,6 +112,7 @@ __all__ = [
     "prefetch_op",
     "ps_values",
     "pythonify_logs",
+    "pywrap_xla_ops",
     "set_keras_mask",
     "shuffle_op",
     "strategy_supports_no_merge_call",
@@ -180,7 +184,9 @@ ATTRIBUTES = {
     "keras.Model": ("_flatten_layers", "_symbolic_build", "_compute_loss", "_should_eval"),
     "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
     "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),
+    "pywrap_xla_ops": ("get_cpu_kernel_names", "get_gpu_kernel_names"),
     "tf.Graph": ("_get_function",),
+    "tf.Operation": ("_set_attr",),
     "tf.distribute.MirroredStrategy": ("_collective_key_base",),
     "tf.distribute.MultiWorkerMirroredStrategy": ("_collective_key_base",),
 }

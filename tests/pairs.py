@@ -47,6 +47,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "train.seed": (0, 1),
     "train.steps_per_call": (None, 2),
     "train.gradient_bits": (32, 16),
+    "train.xla": (None, "true", "false", "auto"),
     "train.batch_statistics": ("global", "host", "replica"),
     "train.check": ("true", "strict", "off"),
     "train.compare_weights_every": (None, 2),

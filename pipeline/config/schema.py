@@ -220,6 +220,7 @@ class TrainConfig:
     gradient_bits: int = 32
     gather: bool = False
     remat: bool = False
+    xla: str | None = None
     batch_statistics: str = "global"
     save: bool = True
     check: str = "true"

@@ -1,5 +1,6 @@
 """Refuses what a backend cannot do and what a collective cannot add, before anything is started."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -152,6 +153,54 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
          f"{'`make horovod` builds for them alone' if collective == HOROVOD else in_memory}", "GPUs",
          "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL"),
     )  # fmt: skip
+
+
+def xla_of(config: Config) -> str | None:
+    """Returns train.xla as the plan has it: "true", "auto", or None for false, and where there is nothing to choose.
+    Raises `UserError`.
+    """
+    train, strategy = config.train, config.strategy
+    xla = "null" if train.xla is None else train.xla.strip().lower()
+    if xla not in ("true", "false", "auto", "null"):
+        raise UserError("train.xla to be true, false or auto", train.xla or "nothing", "train.xla=auto")
+    if config.backend == JAX or strategy.on_tpu:
+        if xla == "false":
+            where = f"backend={JAX}" if config.backend == JAX else f"strategy={strategy.name}"
+            raise UserError(f"train.xla=null under {where}, where XLA compiles every step", xla, "train.xla=null")
+        return None
+    if xla in ("false", "null"):
+        return None
+    why = _why_no_xla(config)
+    if why is not None and xla == "true":
+        other = "train.deterministic=false" if train.deterministic else "strategy=mirrored"
+        raise UserError(f"train.xla=false under {why}", xla, f"train.xla=false, or {other}")
+    return xla if why is None else None
+
+
+def notes_on_xla(config: Config) -> list[str]:
+    """Returns why `train.xla=auto` has nothing to choose from, where it has not."""
+    why = _why_no_xla(config)
+    left = why is not None and (config.train.xla or "").strip().lower() == "auto" and config.backend != JAX
+    return [f"XLA compiles no step under {why} (train.xla=auto)."] if left and not config.strategy.on_tpu else []
+
+
+def _why_no_xla(config: Config) -> str | None:
+    """Returns what keeps XLA from compiling the steps of TensorFlow's engine, and why; None if nothing does."""
+    strategy = config.strategy
+    if config.train.deterministic:
+        return "train.deterministic=true, since XLA compiles a batch of another size only once that comes again"
+    if strategy.asynchronous:
+        return f"strategy={strategy.name}, whose workers take Keras's own steps"
+    if (strategy.devices_per_replica or 1) > 1:
+        return f"strategy={strategy.name}, whose replicas are laid over several devices"
+    return None
+
+
+def with_xla(plan: Plan, chosen: bool | None) -> Plan:
+    """The plan with what `train.xla=auto` has chosen before; as it is where that is not known, or does not choose."""
+    if plan.training.xla != "auto" or chosen is None:
+        return plan
+    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, xla="true" if chosen else None))
 
 
 def compared_every(config: Config, workers: int) -> int | None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pipeline.config.near import near
 from pipeline.config.schema import Config, DataConfig, Exchange, Json, Store, TrainConfig, check_password
 from pipeline.errors import UserError, refuse
-from pipeline.plan.backends import JAX, check_collective, expect_only
+from pipeline.plan.backends import JAX, check_collective, expect_only, xla_of
 from pipeline.plan.plan import AUTO, TENSORFLOW
 
 
@@ -109,6 +109,7 @@ def check_ranges(config: Config) -> None:
         under = f"strategy={config.strategy.name}, whose workers"
         expect_only(config, ASYNCHRONOUS, under, "strategy=multi_worker", TENSORFLOW)
     check_collective(config)
+    xla_of(config)
     _check_training(config)
     _check_survival(config)
     check_path(config.data)

@@ -166,6 +166,8 @@ class TrainingPart:
     gather: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, default=False)
     # Is what blocks of the model compute forgotten, and computed again on the way back?
     remat: bool = part_of(IDENTITY, BASELINE, STEP_TIME, SIZE, PARAMETER, default=False)
+    # Does XLA compile forward and backward passes: "true", "auto" (where that is faster), or None for not?
+    xla: str | None = part_of(IDENTITY, BASELINE, STEP_TIME, PARAMETER, default=None)
     # Whose batches BatchNormalization normalizes by: all replicas', those of a process ("host"), or each its own.
     batch_statistics: str = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER, default="global")
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
-from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums
+from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums, notes_on_xla, xla_of
 from pipeline.plan.batch_sizes import check_micro_batches, shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
@@ -62,6 +62,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     check_ports(config.cluster.base_port, len(processes))
     hosts = max(process.host for process in processes) + 1
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
+    notes += notes_on_xla(config)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     plan = Plan(
         strategy=_taken(
@@ -136,6 +137,7 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
         callbacks=tuple(train.callbacks),
         precision=precision_of(config),
         check=check_of(train),
+        xla=xla_of(config),
         class_weight=class_weights(train.class_weight),
         compare_weights_every=compared_every(config, workers),
     )

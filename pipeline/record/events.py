@@ -106,10 +106,7 @@ class Loaded(EventBase, frozen=True):
 
 
 class Built(EventBase, frozen=True):
-    """Process: it has its model. Shape and dtype are of one example's input, which may be nested.
-
-    `notes` are those on data and model for the result.
-    """
+    """Process: it has its model, for inputs of a shape and dtype; `notes` and `xla` are those for the result."""
 
     parameters: int | None = None
     state_bytes: int | None = None
@@ -124,6 +121,9 @@ class Built(EventBase, frozen=True):
     epochs: int | None = None
     data_digest: str | None = None
     notes: list[str] | None = None
+    xla: bool | None = None
+    xla_speedup: float | None = None
+    seconds_compiling: float | None = None
 
 
 class Checked(EventBase, frozen=True):

@@ -22,6 +22,8 @@ FILE = "result.json"
 # Of result.json. The first, which had none written, held the same values.
 VERSION = 2
 
+# What only the result of a training under `train.xla` has.
+XLA = ("xla", "xla_speedup", "seconds_compiling")
 # What only the result of a training has that a callback ended early, or whose weights one has put back.
 ENDED_EARLY = ("stopped_by", "stopped_at", "planned_epochs", "restored_epoch")
 # From here on an efficiency is none: something has slowed the baseline.
@@ -140,6 +142,10 @@ class Training:
     state_bytes: int | None = None
     seconds_startup: float | None = None
     seconds_training: float | None = None
+    # Of `train.xla`: does XLA compile the steps, how much faster that was when both were timed, and how long it took.
+    xla: bool | None = None
+    xla_speedup: float | None = None
+    seconds_compiling: float | None = None
     # The command's own: without processes of the run.
     seconds_driver: float | None = None
     saved: str | None = None
@@ -244,7 +250,8 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work", *ENDED_EARLY):
+    absent = ("check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work", *XLA, *ENDED_EARLY)
+    for name in absent:
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}

@@ -50,7 +50,7 @@ def result_of(
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
     speed = speed_of(plan, measured, repeats, source)
-    middle, waited, training = speed.examples_per_second, input_of(plan, measured), training_of(measured, run.folder)
+    middle, waited, training = speed.examples_per_second, input_of(plan, measured), training_of(measured, run)
     timed_workers = measured.timed_workers or plan.workers
     price = config.hardware.price_per_hour
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
@@ -147,10 +147,12 @@ def timed_with(plan: Plan, measured: Measurements, speed: Speed) -> list[str]:
     return notes
 
 
-def training_of(measured: Measurements, folder: Path) -> Training:
+def training_of(measured: Measurements, run: Run) -> Training:
     """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
-    saved, sample = ([name for name in names if (folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,)))
+    saved, sample = (
+        [name for name in names if (run.folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,))
+    )
     return Training(
         epochs=finished.epochs,
         loss=finished.loss,
@@ -161,6 +163,9 @@ def training_of(measured: Measurements, folder: Path) -> Training:
         state_bytes=built.state_bytes,
         seconds_startup=measured.seconds_startup,
         seconds_training=measured.seconds_training,
+        xla=run.xla,
+        xla_speedup=run.xla_speedup,
+        seconds_compiling=built.seconds_compiling,
         saved=next(iter(saved), None),
         sample=next(iter(sample), None),
         stopped_by=finished.stopped_by,

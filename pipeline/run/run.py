@@ -18,6 +18,7 @@ from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
 from pipeline.record.events import (
+    Built,
     Checked,
     Checkpoint,
     Ended,
@@ -55,6 +56,9 @@ class Run:
         self.saved_step: int | None = None
         self.check: Check | None = None
         self.profile: Pace | None = None
+        # Does XLA compile the steps, and how many times as fast that was, as first chosen.
+        self.xla: bool | None = None
+        self.xla_speedup: float | None = None
         self.goodput = measure.Goodput()
         # Why all processes were started again, each time.
         self.restarts: list[str] = []
@@ -112,6 +116,8 @@ class Run:
                 self.saved_step = step
             case Checked(values=check) if event.rank == 0 and event.of_point:
                 self.check = check
+            case Built(xla=bool(xla)) if self.xla is None and event.rank == 0 and event.of_point:
+                self.xla, self.xla_speedup = xla, event.xla_speedup
             case events.Measured() if event.group is not None:
                 self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 

@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.launch import Cancelled, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
-from pipeline.plan.backends import JAX
+from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, with_rate_scale
 from pipeline.record import commands, events, results
 from pipeline.record.commands import Resume
@@ -184,6 +184,7 @@ class Supervisor:
         while True:
             if not taken_over:
                 measured.step, measured.check = self.run.step, self.run.check
+                self._now = with_xla(self._now, self.run.xla)
                 self._hand_over()
             taken_over = False
             try:

@@ -332,6 +332,7 @@ OUT_OF_RANGE = [
     ("train.seed", 2**31, 0),
     ("train.gradient_bits", 8, 32),
     ("train.batch_statistics", "worker", "global"),
+    ("train.xla", "maybe", "auto"),
     ("data.input_shape", [8, 0], None),
     ("train.optimizer", "adamm", None),
     ("train.optimizer", {"momentum": 0.9}, None),
@@ -375,6 +376,22 @@ def test_batch_statistics_that_a_strategy_cannot_have_are_refused(strategy, whos
     with pytest.raises(UserError, match=words):
         planned(f"strategy={strategy}", "workers=2", f"train.batch_statistics={whose}")
     planned(f"strategy={instead}", "workers=2", f"train.batch_statistics={whose}")
+
+
+@pytest.mark.parametrize(("strategy", "keys", "instead"), [
+    ("parameter_server", {}, "strategy=mirrored"),
+    ("mirrored", {"train__deterministic": True}, "train.deterministic=false"),
+])  # fmt: skip
+def test_xla_where_it_compiles_no_step_is_refused(strategy, keys, instead):
+    def asked(xla):
+        return make(config(strategy, "4cpu", 2, train__xla=xla, **keys), machine(8))
+
+    with pytest.raises(UserError, match=rf"train.xla=false under .* received true\. Try train.xla=false, or {instead}"):
+        asked("true")
+    assert asked("auto").training.xla is None
+    assert any(note.startswith("XLA compiles no step under ") for note in asked("auto").notes)
+    assert asked("false").training.xla is None
+    assert make(config(train__xla="True"), machine(8)).training.xla == "true"
 
 
 def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_rule():

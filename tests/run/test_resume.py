@@ -13,6 +13,7 @@ from plans import config, machine
 
 from pipeline.errors import UserError
 from pipeline.plan import planning
+from pipeline.plan.backends import with_xla
 from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
 from pipeline.run import resume, run_folders
@@ -223,6 +224,47 @@ def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
     other = dataclasses.replace(two, workers=3)
     assert earlier.measured(other, None).point == []
     earlier.release()
+
+
+def test_what_auto_chose_for_xla_first_is_what_it_goes_on_with(tmp_path):
+    choosing = wanted(train__xla="auto")
+    run = made(tmp_path, "one", None, planned=choosing)
+    told = [{"group": "baseline", "xla": False}, {"group": "point", "xla": True, "xla_speedup": 1.5},
+            {"group": "point", "xla": False}]  # fmt: skip
+    with (run / "events.jsonl").open("a") as log:
+        log.writelines(json.dumps({"time": 5.0, "event": "built", "rank": 0, **each}) + "\n" for each in told)
+    earlier = resume.find(config(resume="one", train__xla="auto"), choosing, tmp_path)
+    assert earlier is not None
+    assert (earlier.xla, earlier.xla_speedup) == (True, 1.5)
+    earlier.release()
+    assert with_xla(choosing, True).training.xla == "true"
+    assert with_xla(choosing, False).training.xla is None
+    assert with_xla(choosing, None) == choosing
+    assert with_xla(wanted(), True) == wanted()
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_times_xla_no_more(pipeline, tmp_path):
+    command = (
+        *QUICK,
+        "hydra.run.dir=mine",
+        "model=mlp",
+        "data=digits",
+        "workers=2",
+        "train.steps=4",
+        "train.callbacks=[{_target_: own.Preempting, after: [2], number: SIGTERM}]",
+        "train.xla=auto",
+    )
+    chosen = []
+    for code in (75, 0):
+        ran = pipeline(*command)
+        assert ran.code == code, ran.err
+        result = json.loads((tmp_path / "mine/result.json").read_text())
+        chosen.append((result["xla"], result["xla_speedup"]))
+    assert chosen[0] == chosen[1]
+    built = [event for line in (tmp_path / "mine/events.jsonl").read_text().splitlines()
+             if (event := json.loads(line))["event"] == "built"]  # fmt: skip
+    assert [event.get("xla_speedup") is not None for event in built if event["rank"] == 0] == [True, False]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ MEASUREMENT = re.compile(
     r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|other_work|updates|restarts|rollbacks|steps_repeated)$"
 )
 # The values of result.json that are tags.
-RESULT_TAGS = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound", "stopped_by")
+RESULT_TAGS = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound", "xla", "stopped_by")
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 

@@ -136,6 +136,7 @@ def _training(plan: Plan) -> str:
         f"gradients of {plan.training.gradient_bits} bits",
         "losses of the global batch" if plan.training.gather else "",
         "blocks computed again on the way back" if plan.training.remat else "",
+        {None: "", "true": "steps compiled by XLA", "auto": "XLA where it is faster"}[plan.training.xla],
         {
             "global": "",
             "host": "batch normalization by the batches of each process",

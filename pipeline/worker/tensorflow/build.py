@@ -117,8 +117,8 @@ def _unheeded(model: keras.Model) -> list[str]:
     if not model.compiled or not model.jit_compile or not was_asked:
         return []
     return [
-        "The model was compiled with jit_compile=True, which is left out: steps are graphs of TensorFlow, several in "
-        "one call, without XLA. On a TPU (strategy=tpu) it is XLA that compiles them."
+        "The model was compiled with jit_compile=True, which is left out: train.xla=true has XLA compile the steps, "
+        "under every strategy."
     ]
 
 

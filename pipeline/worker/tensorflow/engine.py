@@ -26,7 +26,7 @@ from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison
-from pipeline.worker.tensorflow import build, remat, static, step, tables
+from pipeline.worker.tensorflow import build, remat, static, step, tables, xla
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import texts
@@ -116,6 +116,10 @@ class TensorFlowEngine:
         everywhere = partial(on_all, strategy=self._strategy, collective=self._collective)
         position = resume(data.layout, digest_of(data.part), everywhere)
         self._loop = self._loop_over(model, outputs, data, held_out, position)
+        settled = xla.Settled()
+        if plan.training.xla is not None and not plan.strategy.static_batches and self._process.role != BUILDER:
+            settled = xla.settle(self._loop, self._data.anew()[0], plan.training.xla)
+            self.notes.keep(settled.note)
         whole = self._data.whole["validation"] or self._data.whole["train"]
         self._sample = sample_of(
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
@@ -131,6 +135,9 @@ class TensorFlowEngine:
             num_classes=classes,
             validation_examples=sum(part.layout.examples for part in held_out),
             validation_steps=sum(part.layout.steps for part in held_out),
+            xla=settled.xla,
+            xla_speedup=settled.speedup,
+            seconds_compiling=settled.seconds,
         )
 
     def _build_under_strategy(self, sample: Batch, shape: Shape, classes: int | None) -> tuple[keras.Model, list[str]]:
@@ -239,7 +246,7 @@ class TensorFlowEngine:
     def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
         plan, where = self._plan, self._place
-        keras.utils.set_random_seed(plan.training.seed)
+        xla.seed(self._loop, plan.training.seed)
         hooks = partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights)
 
         def gather(digests: Sequence[str]) -> list[list[str]]:

@@ -91,6 +91,8 @@ class Loop(TrainingLoop):
 
     # Do workers step apart, and their metrics' state lie here?
     is_asynchronous = False
+    # The types of operations that XLA leaves to TensorFlow; None where it compiles no step.
+    xla: set[str] | None = None
     # What makes the compiled function that trains.
     _training_steps = staticmethod(steps.training_steps)
 
@@ -124,6 +126,12 @@ class Loop(TrainingLoop):
     def compiled_anew(self) -> steps.Steps:
         """Its compiled function once more, for a model that is called otherwise by now."""
         return self._compile()
+
+    def compile_by(self, xla: set[str] | None) -> steps.Steps:
+        """Has steps compiled by XLA, see `step.marked`, or not; returns the function that trains from now on."""
+        self.xla, self._compile = xla, partial(self._compile, xla=xla)
+        self._train = self._compile()
+        return self._train
 
     @property
     def validates(self) -> bool:

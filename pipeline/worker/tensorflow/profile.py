@@ -104,8 +104,7 @@ class _Together:
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps on one batch."""
         if self._cached is None:
-            one = batches.again(_first(self._data), self._loop.step_spec)
-            self._cached = feed.iterator(self._loop.strategy, one)
+            self._cached = one_again(self._loop.strategy, self._data)
         return _sum([self._loop.on(self._cached, steps)])
 
 
@@ -167,6 +166,11 @@ class _Asynchronous:
                 return index + 1, examples + tf.cast(tf.shape(leaves[0])[0], tf.float32)
 
         return tf.while_loop(lambda index, _: index < tf.shape(edges)[0] - 1, one, (0, 0.0))[1]
+
+
+def one_again(strategy: tf.distribute.Strategy, data: Data) -> Batches:
+    """Returns the first batch, again and again, as the strategy's steps take it."""
+    return feed.iterator(strategy, batches.again(_first(data), data.stream().element_spec))
 
 
 def plain(part: Part) -> Part:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.private import SeedGenerator, is_op_determinism_enabled
+from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xla_ops
 from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
@@ -29,6 +29,9 @@ from pipeline.worker.tensorflow.loss_scaling.updates import accumulated_among_re
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
 SEED_STRIDE = 2_654_435_769
+
+# What other processes take part in, and what has as many results as its values say.
+NEVER_BY_XLA = ("Collective", "Nccl", "Horovod", "PyFunc", "EagerPyFunc", "Where", "Unique")
 
 # (iterator over (examples, a batch for each local replica), steps)
 #     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps]);
@@ -59,6 +62,7 @@ def training_steps(
     static: bool = False,
     gather: bool = False,
     largest: int | None = None,
+    xla: set[str] | None = None,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
@@ -66,8 +70,9 @@ def training_steps(
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
     a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
     known. With `gather` losses are computed on the whole global batch, of `largest` examples; see `GlobalBatch`.
+    With `xla` it is `marked` for XLA.
     """
-    step = training_step(model, collective, gradient_bits, always_fed, static, gather, largest)
+    step = training_step(model, collective, gradient_bits, always_fed, static, gather, largest, xla)
     return many(strategy, followed(model, step), partial(updating, model.optimizer))
 
 
@@ -79,6 +84,7 @@ def training_step(
     static: bool,
     gather: bool = False,
     largest: int | None = None,
+    xla: set[str] | None = None,
 ) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
@@ -94,13 +100,14 @@ def training_step(
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
         whole = GlobalBatch(collective, batch, share, static, largest)
         with of_step(whole), _undone_unless(has_examples, apart):
-            with normalization.counting_if(has_examples), tf.GradientTape() as tape:
-                y_pred = call(x, training=True)
-                values = losses.weighted(
-                    model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
-                )
-                scaled = model.optimizer.scale_loss(values[0])
-            gradients = tape.gradient(scaled, variables)
+            with marked(xla):
+                with normalization.counting_if(has_examples), tf.GradientTape() as tape:
+                    y_pred = call(x, training=True)
+                    values = losses.weighted(
+                        model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
+                    )
+                    scaled = model.optimizer.scale_loss(values[0])
+                gradients = tape.gradient(scaled, variables)
             if static:
                 # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
                 gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -160,6 +167,31 @@ def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
     """A step of which all runs where the layers of a model are that is laid over several devices; see `placement`."""
     following: ReplicaStep = vars(model).get(FOLLOWED_AS, lambda step: step)(replica_step)
     return following
+
+
+@contextlib.contextmanager
+def marked(xla: set[str] | None) -> Iterator[None]:
+    """Inside, XLA compiles what is traced, in as many pieces as other operations leave; `xla` gets the types of those.
+
+    Variables are read, exchanged values added and shapes that depend on values computed outside. None marks nothing.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if xla is None or tf.executing_eagerly():
+        yield
+        return
+    before = len(graph.get_operations())
+    yield
+    on_gpu = tf.config.list_logical_devices("GPU")
+    compilers = set(pywrap_xla_ops.get_gpu_kernel_names() if on_gpu else pywrap_xla_ops.get_cpu_kernel_names())
+    # Replicas of a process are traced in turns, in one graph: what another has added is to be compiled too.
+    for operation in graph.get_operations()[before:]:
+        tensors = [*operation.inputs, *operation.outputs]
+        if operation.type.startswith(NEVER_BY_XLA) or any(one.dtype in (tf.resource, tf.variant) for one in tensors):
+            continue
+        if operation.type in compilers:
+            operation._set_attr("_XlaCompile", tf.compat.v1.AttrValue(b=True))
+        elif tensors:
+            xla.add(operation.type)
 
 
 @contextlib.contextmanager

@@ -107,14 +107,17 @@ def training_steps(
     static: bool = False,
     gather: bool = False,
     largest: int | None = None,
+    xla: set[str] | None = None,
 ) -> steps.Steps:
     """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
 
     A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
     """
     if of(model) is None:
-        return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, largest)
-    step = training_step(model, collective, gradient_bits, always_fed, static, largest)
+        return steps.training_steps(
+            model, strategy, collective, gradient_bits, always_fed, static, gather, largest, xla
+        )
+    step = training_step(model, collective, gradient_bits, always_fed, static, largest, xla)
     return steps.many(strategy, steps.followed(model, step), partial(_traced, steps.optimizers(model)))
 
 
@@ -125,6 +128,7 @@ def training_step(
     always_fed: bool,
     static: bool,
     most: int | None = None,
+    xla: set[str] | None = None,
 ) -> steps.ReplicaStep:
     """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
     own = _known(model)
@@ -138,7 +142,7 @@ def training_step(
         whole = GlobalBatch(collective, batch, share, static, most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
-        with of_step(whole), normalization.counting_if(present):
+        with of_step(whole), normalization.counting_if(present), steps.marked(xla):
             return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
 
     return replica_step

@@ -1,0 +1,181 @@
+"""`train.xla`: steps that XLA compiles train to the losses of one device without it, under several replicas too."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.models import cnn, mlp, resnet20, transformer
+from pipeline.private import context
+from pipeline.strategies import central_storage, mirrored
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import BatchLayout
+from pipeline.worker.tensorflow import build, remat, xla
+from pipeline.worker.tensorflow.loop import Loop
+
+BATCH = 8
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+NUMBERS = np.random.default_rng(3)
+IMAGES = NUMBERS.random((20, 8, 8, 3), np.float32), NUMBERS.integers(0, 10, 20, np.int32)
+TOKENS = NUMBERS.integers(0, 16, (20, 8), np.int32), NUMBERS.integers(0, 16, (20, 8), np.int32)
+STRATEGIES = {
+    "one": tf.distribute.get_strategy,
+    "mirrored": lambda: mirrored(("CPU:0", "CPU:1")),
+    "central": lambda: central_storage(("CPU:0", "CPU:1")),
+}
+
+
+def small(**_):
+    """Convolution, and normalization over the global batch."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(),
+         layers.Dense(8, activation="tanh"), layers.Dense(10, activation="softmax")]
+    )  # fmt: skip
+
+
+def embedded(**_):
+    """Rows of a table, and a mask, by which the loss is divided over replicas."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((8,), dtype="int32"), layers.Embedding(16, 4, mask_zero=True), layers.LSTM(6, return_sequences=1),
+         layers.Dense(16, activation="softmax")]
+    )  # fmt: skip
+
+
+class OwnStep(keras.Model):
+    """A step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def call(self, x, training=False):
+        return self.inner(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        return {"loss": loss}
+
+
+def loop_over(name, make, part=IMAGES, accumulated=None, **settings):
+    """The loop of a model under a strategy, whose last batches are shorter."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    strategy = STRATEGIES[name]()
+    replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=accumulated)
+    made, outputs = build.model(make, strategy, batches.spec(part), optimizer=optimizer, **settings)
+    layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
+    from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
+
+    kind = custom_loop.CustomLoop if isinstance(made, OwnStep) else Loop
+    return kind(made, strategy, Data(part, layout, True, 5), None, outputs)
+
+
+def trained(loop, steps=7):
+    """(losses of the steps, weights after them)."""
+    losses = loop.call(steps).losses[:, 0]
+    return losses, [np.array(variable.value) for variable in loop.model.weights]
+
+
+def assert_equal(one, other):
+    np.testing.assert_allclose(other[0], one[0], rtol=0, atol=1e-5)
+    for expected, received in zip(one[1], other[1], strict=True):
+        np.testing.assert_allclose(received, expected, rtol=0, atol=1e-5)
+
+
+@contextlib.contextmanager
+def pieces_of_xla():
+    """Gives what XLA runs of the functions that are called inside, by name."""
+    ran = []
+    # Graphs are told of functions that are called first while it is on.
+    context.context().enable_run_metadata()
+    yield ran
+    metadata = context.context().export_run_metadata()
+    context.context().disable_run_metadata()
+    graphs = [graph for one in metadata.function_graphs for graph in one.partition_graphs]
+    ran += [node.name for graph in [*graphs, *metadata.partition_graphs] for node in graph.node if node.op == "_XlaRun"]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "part"),
+    [("mirrored", small, IMAGES), pytest.param("central", embedded, TOKENS, marks=pytest.mark.slow)],
+)
+def test_what_xla_compiles_trains_as_one_device_does_without_it(name, make, part):
+    expected = trained(loop_over("one", make, part))
+    loop = loop_over(name, make, part)
+    with pieces_of_xla() as ran:
+        settled = xla.settle(loop, part, "true")
+    assert ran
+    assert settled.note.startswith("XLA compiled the step before training, in ")
+    assert (settled.xla, settled.speedup) == (True, None)
+    assert settled.seconds > 0
+    xla.seed(loop, 5)
+    with pieces_of_xla() as again:
+        received = trained(loop)
+    assert not again, "compiled again"
+    assert_equal(expected, received)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "resnet", "transformer", "own step", "accumulated", "remat"])
+def test_models_train_as_one_device_does(name, kind):
+    sizes = {"blocks": 2, "width": 16, "heads": 2, "dropout": 0.0}
+    made = {
+        "mlp": lambda: mlp(input_shape=(8, 8, 3), num_classes=10),
+        "cnn": lambda: cnn(input_shape=(8, 8, 3), num_classes=10, dropout=0.0),
+        "resnet": lambda: resnet20(input_shape=(8, 8, 3), num_classes=10, blocks_per_stage=1),
+        "own step": OwnStep,
+        "accumulated": small,
+    }
+    if name == "central" and kind == "own step":
+        pytest.skip("it is the same step")
+    make = made.get(kind, lambda: transformer(input_shape=(8,), num_classes=16, **sizes))
+    part = IMAGES if kind in made else TOKENS
+
+    def loop(of):
+        created = loop_over(of, make, part, 2 if kind == "accumulated" else None)
+        if kind == "remat":
+            remat.forget(created.model)
+        return created
+
+    # An activation near 0 falls on the other side of it by rounding, sooner or later, with and without XLA.
+    steps = 2 if kind == "resnet" else 5
+    expected, by_xla = trained(loop("one"), steps), loop(name)
+    xla.settle(by_xla, part, "true")
+    assert_equal(expected, trained(by_xla, steps))
+
+
+def test_auto_keeps_the_faster_and_changes_nothing_of_training():
+    untouched, loop = loop_over("mirrored", small), loop_over("mirrored", small)
+    settled = xla.settle(loop, IMAGES, "auto")
+    assert ("XLA compiles no step" in settled.note) == (loop.xla is None) == (settled.speedup <= 1)
+    assert settled.xla == (settled.speedup > 1)
+    assert "(train.xla=auto)" in settled.note
+    assert_equal(trained(untouched), trained(loop))
+
+
+def test_what_xla_has_no_compiler_for_stays_and_is_named():
+    def reading():
+        text = keras.layers.Lambda(lambda x: x + tf.cast(tf.strings.length(tf.as_string(x)), tf.float32) * 0)
+        return keras.Sequential([keras.Input((8, 8, 3)), text, keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    loop = loop_over("one", reading, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pieces_of_xla() as ran:
+        settled = xla.settle(loop, IMAGES, "true")
+    assert ran
+    assert "without AsString, StringLength, which it has no compiler for" in settled.note
