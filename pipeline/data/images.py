@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipeline.data import folders, pictures
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, share_of
-from pipeline.data.needed import PICTURES, check_image
+from pipeline.data.needed import PICTURES, check_image, class_names
 from pipeline.data.split import split
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def images(
     check_image("images", channels, image_size)
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path)).absolute()
-    chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
+    chosen = class_names(classes)
     parts, numbers = folders.arranged(root, PICTURES, chosen, validation_path)
     files, labels = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)

@@ -114,10 +114,13 @@ def _rows(path: str, enough: int) -> int:
 
 def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:
     """Returns where the images of each part are. Raises `DataError` for folders that say neither parts nor classes."""
-    classes = arguments.get("classes") or ()
-    chosen = [classes] if isinstance(classes, str) else classes
-    validation_path = arguments.get("validation_path")
-    return folders.arranged(Path(path).absolute(), PICTURES, list(map(str, chosen)), validation_path)[0]
+    chosen = class_names(arguments.get("classes"))
+    return folders.arranged(Path(path).absolute(), PICTURES, chosen, arguments.get("validation_path"))[0]
+
+
+def class_names(classes: Sequence[str] | str | None) -> list[str]:
+    """Returns the names of classes as text: several, one, or none."""
+    return [classes] if isinstance(classes, str) else list(map(str, classes or ()))
 
 
 def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:

@@ -106,11 +106,8 @@ def check_installed(backend: str) -> None:
     """Refuses a backend of ours that is not installed, without importing it. Raises `UserError`."""
     if backend in COMPUTING and find_spec(backend) is None:
         another = TENSORFLOW if backend == JAX else JAX
-        raise UserError(
-            f"the package {backend} for backend={backend}",
-            "a Python without it",
-            f"`pip install {backend}`, or backend={another}",
-        )
+        instead = f"`pip install {backend}`, or backend={another}"
+        raise UserError(f"the package {backend} for backend={backend}", "a Python without it", instead)
 
 
 def check_collective(config: Config) -> None:

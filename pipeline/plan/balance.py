@@ -13,6 +13,7 @@ from pipeline.errors import UserError, first_of
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer
 
+LAYOUT = "strategy.build.layout"
 # How many names an error says.
 NAMED = 12
 
@@ -28,11 +29,8 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
     """
     starts = [place for place, layer in enumerate(layers) if layer.begins]
     if len(starts) < parts:
-        raise UserError(
-            f"a model of at least {parts} layers with kernels or tables, one for each device that shares it",
-            len(starts),
-            f"strategy.devices_per_replica={max(1, len(starts))}",
-        )
+        expected = f"a model of at least {parts} layers with kernels or tables, one for each device that shares it"
+        raise UserError(expected, len(starts), f"strategy.devices_per_replica={max(1, len(starts))}")
     # What comes before the first start is in the first part.
     edges = [0, *starts[1:], len(layers)]
     total_bytes, total_work = (
@@ -83,11 +81,9 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
         for number in range(parts)
     ]
     if 0 in held:
-        raise UserError(
-            f"strategy.build.layout to give weights to each of the {parts} devices",
-            f"one that leaves device {held.index(0)} without",
-            f"a pattern for it, or strategy.devices_per_replica={parts - 1}",
-        )
+        expected = f"{LAYOUT} to give weights to each of the {parts} devices"
+        instead = f"a pattern for it, or strategy.devices_per_replica={parts - 1}"
+        raise UserError(expected, f"one that leaves device {held.index(0)} without", instead)
     return parts_of
 
 
@@ -103,18 +99,13 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
     for pattern in patterns:
         matching = [name for name in names if re.fullmatch(pattern, name)]
         if not matching:
-            raise UserError(
-                f"each pattern of strategy.build.layout to match {whole}",
-                f"{pattern}, which matches none of {first_of(names, NAMED, ', ', ' and')}",
-                f"{_near(pattern, names)}, or strategy.build.layout=null",
-            )
+            received = f"{pattern}, which matches none of {first_of(names, NAMED, ', ', ' and')}"
+            instead = f"{_near(pattern, names)}, or {LAYOUT}=null"
+            raise UserError(f"each pattern of {LAYOUT} to match {whole}", received, instead)
         for name in matching:
             if name in by:
-                raise UserError(
-                    f"one pattern of strategy.build.layout to match {whole}",
-                    f"{by[name]} and {pattern}, which both match {name}",
-                    "a narrower pattern",
-                )
+                received = f"{by[name]} and {pattern}, which both match {name}"
+                raise UserError(f"one pattern of {LAYOUT} to match {whole}", received, "a narrower pattern")
             by[name] = pattern
     return by
 

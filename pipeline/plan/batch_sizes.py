@@ -27,11 +27,9 @@ def shared(shard: str, files: Sequence[int], processes: int) -> str:
         return "element"
     if shard == "file":
         if len(files) < processes:
-            raise UserError(
-                f"data.shard=file with a file for each of {processes} processes",
-                len(files),
-                f"data.shard=element, or `python -m pipeline prepare` with shards={processes}",
-            )
+            expected = f"data.shard=file with a file for each of {processes} processes"
+            instead = f"data.shard=element, or `python -m pipeline prepare` with shards={processes}"
+            raise UserError(expected, len(files), instead)
         return "file"
     largest = max(sum(files[place] for place in part) for part in dealt(files, processes))
     return "file" if len(files) >= processes and largest <= EVEN * sum(files) / processes else "element"
@@ -115,11 +113,9 @@ def expect_batch(examples: int, plan: Plan) -> None:
         strong = plan.training.scaling == "strong"
         batch = f"train.global_batch={each * workers}" if strong else f"train.replica_batch={each}"
         fitting = batch if each else "more data"
-        raise UserError(
-            f"training data for at least one global batch of {global_batch}",
-            f"{examples} examples",
-            f"{fitting}, or data.on_error=skip, which trains on a smaller one",
-        )
+        instead = f"{fitting}, or data.on_error=skip, which trains on a smaller one"
+        expected = f"training data for at least one global batch of {global_batch}"
+        raise UserError(expected, f"{examples} examples", instead)
 
 
 def left_out(examples: int, workers: int, global_batch: int) -> int:

@@ -174,11 +174,8 @@ def class_weights(weights: Json) -> dict[str, float] | None:
         for label, weight in pairs
     )  # fmt: skip
     if not numbers or not any(weight for _, weight in pairs):
-        raise UserError(
-            "train.class_weight to give numbers of classes weights from 0 on, one of them above 0",
-            weights,
-            "train.class_weight='{0: 1.0, 1: 5.0}', or null",
-        )
+        expected = "train.class_weight to give numbers of classes weights from 0 on, one of them above 0"
+        raise UserError(expected, weights, "train.class_weight='{0: 1.0, 1: 5.0}', or null")
     return {str(label): float(str(weight)) for label, weight in pairs}
 
 
@@ -187,11 +184,8 @@ def check_of(train: TrainConfig) -> str:
     # YAML's true is a word here.
     check = train.check.strip().lower()
     if check not in CHECKS:
-        raise UserError(
-            "train.check to be true, strict or off",
-            train.check or "nothing",
-            f"train.check={'off' if check == 'false' else 'true'}",
-        )
+        instead = f"train.check={'off' if check == 'false' else 'true'}"
+        raise UserError("train.check to be true, strict or off", train.check or "nothing", instead)
     return check
 
 
@@ -257,11 +251,8 @@ def _check_survival(config: Config) -> None:
 
 def _check_optimizer(optimizer: Json) -> None:
     if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
-        raise UserError(
-            "train.optimizer to be a Keras optimizer's name or {_target_: ...}",
-            f"{optimizer!r}",
-            "train.optimizer=adam",
-        )
+        expected = "train.optimizer to be a Keras optimizer's name or {_target_: ...}"
+        raise UserError(expected, f"{optimizer!r}", "train.optimizer=adam")
     name = optimizer.lower() if isinstance(optimizer, str) else optimizer
     _check_named("train.optimizer", name, OPTIMIZERS, "adam")
 
@@ -278,20 +269,14 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
         what, one = key.removeprefix("train.").replace("metrics", "metric"), (near(node, reversed(names)) or [usual])[0]
         if "." in node:
             one = f"{{_target_: {node}}}"
-        raise UserError(
-            f"{key} to be Keras's name of {'an' if what == 'optimizer' else 'a'} {what}, or a function "
-            "{_target_: ...}",
-            node.strip() or "nothing",
-            f"{shlex.quote(form.format(key, one))}",
-        )
+        article = "an" if what == "optimizer" else "a"
+        expected = f"{key} to be Keras's name of {article} {what}, or a function {{_target_: ...}}"
+        raise UserError(expected, node.strip() or "nothing", shlex.quote(form.format(key, one)))
     if isinstance(node, str):
         return
     if not isinstance(node, dict | list) or not node:
-        raise UserError(
-            f"{key} to be Keras's names or functions {{_target_: ...}}",
-            f"{node!r}",
-            f"{shlex.quote(form.format(key, usual))}",
-        )
+        expected = f"{key} to be Keras's names or functions {{_target_: ...}}"
+        raise UserError(expected, f"{node!r}", shlex.quote(form.format(key, usual)))
     for item in node.values() if isinstance(node, dict) else node:
         _check_named(key, item, names, usual)
 

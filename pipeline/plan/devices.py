@@ -35,11 +35,8 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
         lacks = f"hardware={hardware.name} has {needed} GPUs, {whose} has {gpus} and {cores} CPU cores"
         if present:
             instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
-            raise UserError(
-                "the devices that the hardware names",
-                f"a machine without them: {lacks}",
-                f"{instead}, or hardware.rehearse=true to run the same layout on logical CPU devices",
-            )
+            instead += ", or hardware.rehearse=true to run the same layout on logical CPU devices"
+            raise UserError("the devices that the hardware names", f"a machine without them: {lacks}", instead)
         notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
     return kind.value, per_host, notes
 

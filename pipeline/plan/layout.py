@@ -66,11 +66,8 @@ def hosts_of(config: Config, machine: Machine) -> int:
     if hosts is None:
         return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
     if members and hosts > len(members):
-        raise UserError(
-            f"no more hosts than the {len(members)} of the cluster ({some(members)})",
-            f"hardware.hosts={hosts}",
-            f"hardware.hosts={len(members)}",
-        )
+        expected = f"no more hosts than the {len(members)} of the cluster ({some(members)})"
+        raise UserError(expected, f"hardware.hosts={hosts}", f"hardware.hosts={len(members)}")
     return hosts
 
 
@@ -82,11 +79,9 @@ def check_cores(config: Config, layout: "Layout", machine: Machine) -> None:
         return
     fewest = min(len(host.cores) for host in short)
     fitting = max(1, fewest // layout.threads) * layout.hosts
-    raise UserError(
-        f"hosts with {needed} cores for {layout.workers_per_host} workers each",
-        f"{some(short)} with {fewest}",
-        f"workers={fitting}, or the cluster without {some(short)}",
-    )
+    expected = f"hosts with {needed} cores for {layout.workers_per_host} workers each"
+    instead = f"workers={fitting}, or the cluster without {some(short)}"
+    raise UserError(expected, f"{some(short)} with {fewest}", instead)
 
 
 def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
@@ -167,9 +162,8 @@ def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
         return 0, ()
     if re.fullmatch(r"\d+", service):
         if not 1 <= int(service) <= MOST_SERVERS:
-            raise UserError(
-                f"data.service to be from 1 to {MOST_SERVERS} processes on each host", service, "data.service=2"
-            )
+            expected = f"data.service to be from 1 to {MOST_SERVERS} processes on each host"
+            raise UserError(expected, service, "data.service=2")
         return int(service) * (config.hardware.hosts or 1), ()
     addresses = tuple(part.strip().removeprefix("grpc://") for part in service.split(","))
     hosts_ports = [address.rpartition(":")[::2] for address in addresses]
