@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
+from pipeline.analyze import comparable
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.least_squares import CONFIDENCE
 from pipeline.analyze.predict import Basis, Prediction
@@ -71,10 +73,7 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
     (0.0, 0.061, 3)
     """
     expected = math.hypot(PRIOR_SPREAD, repeats)
-    points: dict[str, list[float]] = {}
-    for one in past:
-        if one.point is not None:
-            points.setdefault(one.point, []).append(one.value)
+    points = comparable.grouped((one.point, one.value) for one in past if one.point is not None)
     # A point that ran once says nothing of a spread.
     equal = [values for values in points.values() if len(values) > 1]
     predictions = [one for one in past if one.point is None]
@@ -123,7 +122,8 @@ def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
     """The prediction without the bias of earlier ones, with the spread between runs in its interval.
 
     >>> from pipeline.record.predictions import FittedOn
-    >>> made = Prediction(100.0, 90.0, 110.0, 0.9, 1.0, {}, FittedOn(runs=1))
+    >>> made = Prediction(examples_per_second=100.0, low=90.0, high=110.0, confidence=0.9, fitted_on=FittedOn(runs=1),
+    ...                   step_seconds=1.0, parts={})
     >>> wider = calibrated(made, Calibration(shift=math.log(0.9), deviation=0.07, freedom=20, spread=0.06, equal=8,
     ...                                      predictions=4))
     >>> round(wider.examples_per_second, 6), wider.low < 81 < 99 < wider.high
@@ -170,22 +170,9 @@ class Score:
     held: float | None = None
 
 
-def line_of(planned: Plan, parameters: int, prediction: Prediction, now: float) -> PredictionLine:
+def line_of(planned: Plan, prediction: Prediction, now: float) -> PredictionLine:
     """A prediction as a line of predictions.jsonl."""
-    return PredictionLine(
-        time=now,
-        identity=identity(planned),
-        examples_per_second=prediction.examples_per_second,
-        low=prediction.low,
-        high=prediction.high,
-        confidence=prediction.confidence,
-        strategy=planned.strategy.name,
-        workers=planned.workers,
-        parameters=parameters,
-        fitted_on=prediction.fitted_on,
-        correction=prediction.correction,
-        unsure=prediction.unsure,
-    )
+    return PredictionLine(**_fields(replace(prediction, time=now)), identity=identity(planned))
 
 
 def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> list[Scored]:
@@ -198,13 +185,17 @@ def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> l
     distinct = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == identity}
     return [
         Scored(
-            **{field.name: getattr(line, field.name) for field in fields(Predicted)},
+            **_fields(line),
             measured=measured,
             error=round(line.examples_per_second / measured - 1, 6),
             held=line.low <= measured <= line.high,
         )
         for line in distinct.values()
     ]
+
+
+def _fields(predicted: Predicted) -> dict[str, Any]:
+    return {field.name: getattr(predicted, field.name) for field in fields(Predicted)}
 
 
 def score(results: Sequence[Result]) -> Score:

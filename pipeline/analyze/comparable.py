@@ -9,9 +9,9 @@ not refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.config import parts
 from pipeline.config.parts import Part, fields_of
@@ -22,6 +22,8 @@ from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
 if TYPE_CHECKING:
     from pipeline.analyze.history import LoggedRun
 
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 # A note of a run that waits for its input begins so; under a table of many, a mark says it.
 WAITED = "Input-bound:"
 # So does that of one that other programs disturbed.
@@ -77,6 +79,18 @@ class Marks:
     def compares(self) -> bool:
         """True if the speed can be compared with the others."""
         return not self.differs and REFUSED.isdisjoint(self.doubts)
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Returns the values of each key, in their order.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def doubts(layout: Layout) -> list[str]:
@@ -154,10 +168,7 @@ def engine_of(result: Result) -> str | None:
 
 def engines(runs: Sequence[LoggedRun]) -> dict[str, list[int]]:
     """The places of the runs that each engine trained, where these are several."""
-    places: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        if engine := engine_of(run.result):
-            places.setdefault(engine, []).append(place)
+    places = grouped((engine, place) for place, run in enumerate(runs) if (engine := engine_of(run.result)))
     return places if len(places) > 1 else {}
 
 
@@ -206,12 +217,8 @@ def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, dict[str, list[int
     all_facts = [facts(run) for run in runs]
     rows = []
     for name in _differing(all_facts):
-        places: dict[str, list[int]] = {}
-        values = {one[name] for one in all_facts if name in one}
-        for place, one in enumerate(all_facts):
-            if name in one:
-                places.setdefault(_short(one[name], *values - {one[name]}), []).append(place)
-        rows.append((name, places))
+        values = {place: one[name] for place, one in enumerate(all_facts) if name in one}
+        rows.append((name, grouped((_short(one, *{*values.values()} - {one}), at) for at, one in values.items())))
     return rows
 
 

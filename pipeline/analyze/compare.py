@@ -249,15 +249,17 @@ def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn:
 
     It is pooled over all that are equal, baselines among them, and drawn together with what is to be expected.
     """
-    alike: dict[Hashable, list[float]] = {}
     names = [_asked(run, "point") for run in runs] if same is None else same
-    for run, name in zip(runs, names, strict=True):
-        if _in_turn(run) if in_turn else _is_measured(run):
-            alike.setdefault(name, []).append(math.log(_figures(run, in_turn)[0]))
-        if not in_turn:
-            one = run.result.speed.baseline_examples_per_second
-            if one and run.result.speed.baseline_source == IN_THIS_RUN:
-                alike.setdefault(_asked(run, "baseline"), []).append(math.log(one))
+    speeds = [
+        (name, math.log(_figures(run, in_turn)[0]))
+        for run, name in zip(runs, names, strict=True)
+        if (_in_turn(run) if in_turn else _is_measured(run))
+    ]
+    for run in [] if in_turn else runs:
+        one = run.result.speed.baseline_examples_per_second
+        if one and run.result.speed.baseline_source == IN_THIS_RUN:
+            speeds.append((_asked(run, "baseline"), math.log(one)))
+    alike = comparable.grouped(speeds)
     squares = sum(float(np.var(logarithms)) * len(logarithms) for logarithms in alike.values())
     degrees = sum(len(logarithms) - 1 for logarithms in alike.values())
     prior = PRIOR_SPREAD_IN_TURN if in_turn else PRIOR_SPREAD

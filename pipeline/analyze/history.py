@@ -11,8 +11,8 @@ from pipeline.analyze import comparable
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import events, log, results, sweeps
-from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
+from pipeline.record import log, results, sweeps
+from pipeline.record.events import Built, Epoch, Event, Measured, Restarted, Resumed, Run
 from pipeline.record.results import Result
 
 if TYPE_CHECKING:
@@ -56,17 +56,17 @@ class LoggedRun:
     @cached_property
     def measured_at(self) -> float | None:
         """The time of its first repeat, in seconds since 1970; None if none was timed."""
-        return next((event.time for event in self._timing if isinstance(event, Measured)), None)
+        return next((event.time for event in self.events if isinstance(event, Measured)), None)
 
     def _timed(self, group: str) -> "list[measure.Repeat]":
         """The repeats of its point or its baseline, in order."""
         from pipeline.analyze import measure
 
         attempt, by_repeat = 0, dict[int, tuple[int, dict[int, Measured]]]()
-        for event in self._timing:
-            if not isinstance(event, Measured):
+        for event in self.events:
+            if isinstance(event, Resumed | Restarted):
                 attempt += 1
-            elif event.group == group:
+            elif isinstance(event, Measured) and event.group == group:
                 # What was timed once more, perhaps by others, takes the place of what was cut short.
                 last, ranks = by_repeat.get(event.repeat, (attempt, {}))
                 by_repeat[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
@@ -75,25 +75,21 @@ class LoggedRun:
         return [measure.slowest(ranks, others=len(ranks) == everyone) for ranks in repeats]
 
     @cached_property
-    def _timing(self) -> list[Event]:
-        """The events of its log on timed repeats, and on starts after which they may come again."""
-        return [
-            event
-            for event, _ in log.read(self.folder / "events.jsonl")
-            if isinstance(event, Resumed | Restarted | Measured)
-        ]
+    def events(self) -> list[Event]:
+        """The events of its log on how it began, was built, timed and trained, and was started again."""
+        shows = Run | Built | Resumed | Restarted | Measured | Epoch
+        return [event for event, _ in log.read(self.folder / "events.jsonl") if isinstance(event, shows)]
 
-    @cached_property
-    def began(self) -> events.Run | None:
+    @property
+    def began(self) -> Run | None:
         """The first event of its log; None if there is none."""
-        first = next((event for event, _ in log.read(self.folder / "events.jsonl")), None)
-        return first if isinstance(first, events.Run) else None
+        return next((event for event in self.events if isinstance(event, Run)), None)
 
-    @cached_property
+    @property
     def train_examples(self) -> int | None:
         """Examples of an epoch, if the log has them."""
-        logged = (event for event, _ in log.read(self.folder / "events.jsonl"))
-        return next((event.train_examples for event in logged if isinstance(event, Built) and event.of_point), None)
+        built = (event for event in self.events if isinstance(event, Built) and event.of_point)
+        return next((event.train_examples for event in built), None)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,11 @@ from pipeline.record.results import Result
 class Outlook:
     """Places of the best points: for each thing that is known, by its name, the one that needs least for an example.
 
-    `knee` is the place beyond which another worker brings less than `knee_share` of what the first one does; None where
-    every one does more, or where points are not `alike` but for their workers. `after` is what the next ones brought,
-    as a share.
+    The `knee` is None where points are not alike but for their workers.
     """
 
     best: Mapping[str, int]
-    alike: bool
-    knee: int | None
-    after: float | None
+    knee: "Knee | None"
 
 
 @dataclass(frozen=True)
@@ -67,15 +63,15 @@ def look(results: Sequence[Result], knee_share: float) -> Outlook:
     >>> from pipeline.record.results import Layout, Speed
     >>> speeds = ((1, 100.0), (2, 190.0), (4, 250.0))
     >>> made = look([Result(layout=Layout(workers=workers), speed=Speed(speed)) for workers, speed in speeds], 0.5)
-    >>> made.best, made.knee, made.after
-    ({'time': 2}, 1, 0.3)
+    >>> made.best, made.knee.found
+    ({'time': 2}, (2, 4, 0.3))
     """
     best = {}
     for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
         values = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
         if values:
             best[what] = min(values, key=lambda place: values[place])
-    return Outlook(best, *_knee(results, knee_share))
+    return Outlook(best, _knee(results, knee_share))
 
 
 def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | None:
@@ -131,17 +127,16 @@ def _joules(result: Result) -> float | None:
     return None if not joules or not seconds or of_example is None else joules / seconds * of_example
 
 
-def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
+def _knee(results: Sequence[Result], share: float) -> Knee | None:
     points = [
-        (place, workers, speed)
-        for place, result in enumerate(results)
+        (_but_workers(result), workers, speed)
+        for result in results
         if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
     ]
-    places = {workers: place for place, workers, _ in points}
-    if len({_but_workers(results[place]) for place in places.values()}) != 1 or len(places) < len(points):
-        return False, None, None
-    turn = knee({workers: speed for _, workers, speed in points}, share)
-    return (True, None, None) if turn is None else (True, places[turn[0]], round(turn[2], 9))
+    speeds = {workers: speed for _, workers, speed in points}
+    if len({others for others, *_ in points}) != 1 or len(speeds) < len(points):
+        return None
+    return Knee(None, share, max(speeds), knee(speeds, share))
 
 
 def _but_workers(result: Result) -> tuple[str | int | None, ...]:

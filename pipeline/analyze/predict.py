@@ -32,31 +32,25 @@ from pipeline.analyze.step_model import (
 )
 from pipeline.errors import UserError
 from pipeline.plan.plan import Plan
-from pipeline.record.predictions import FittedOn
+from pipeline.record.predictions import FittedOn, Predicted
 
 # What a link carries differs by about so much from one time to the next, as others use it too.
 LINK_SPREAD = 0.1
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Examples per second with an interval, `parts` of the step time as shares, and what it was fitted on.
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Predicted):
+    """A prediction with the `parts` of its step as shares of `step_seconds`.
 
-    Once it is calibrated: what the fit's speed was multiplied by, how sure the fit was (a standard deviation of the
-    logarithm), how far equal runs lie apart (likewise), and how many have told that.
+    Once it is calibrated, `spread` is how far `equal` runs lie apart, as a standard deviation of the logarithm.
     """
 
-    examples_per_second: float
-    low: float
-    high: float
     confidence: float
+    fitted_on: FittedOn
     step_seconds: float
     parts: Mapping[str, float]
-    fitted_on: FittedOn
     notes: tuple[str, ...] = ()
-    correction: float = 1.0
-    unsure: float | None = None
-    spread: float | None = None
+    spread: float = 0.0
     equal: int = 0
 
 
@@ -235,14 +229,15 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
             f"{_listed(why) or 'workers that it lost, or events that it lacks'}",
             f"{first} on such hardware first",
         )
-    groups: dict[str, list[TimedRun]] = {}
-    for timed_run in alike:
-        environment = dataclasses.asdict(timed_run.run.result.environment)
-        key = json.dumps(environment | {"machine": timed_run.plan.hardware.machine}, sort_keys=True)
-        groups.setdefault(key, []).append(timed_run)
-    on_this_machine = [runs for runs in groups.values() if runs[0].plan.hardware.machine == planned.hardware.machine]
-    runs = max(on_this_machine or list(groups.values()), key=len)
+    groups = list(comparable.grouped((_machine_and_versions(timed_run), timed_run) for timed_run in alike).values())
+    on_this_machine = [runs for runs in groups if runs[0].plan.hardware.machine == planned.hardware.machine]
+    runs = max(on_this_machine or groups, key=len)
     return Basis(runs, len(history) - len(runs))
+
+
+def _machine_and_versions(timed_run: TimedRun) -> str:
+    environment = dataclasses.asdict(timed_run.run.result.environment)
+    return json.dumps(environment | {"machine": timed_run.plan.hardware.machine}, sort_keys=True)
 
 
 def sized(planned: Plan, basis: Basis) -> bool:
@@ -293,6 +288,9 @@ def of_plan(
         low=measure.throughput(case.examples, high),
         high=measure.throughput(case.examples, low),
         confidence=CONFIDENCE,
+        strategy=planned.strategy.name,
+        workers=planned.workers,
+        parameters=parameters,
         step_seconds=seconds,
         parts=parts,
         fitted_on=basis.about(None if timed is None else timed.seconds),
@@ -311,17 +309,15 @@ def _shared(runs: Sequence[TimedRun]) -> float | None:
 def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
     """A note on how far the case is beyond the measured ones."""
     phrases = []
-    for name, value, measured in (
-        ("workers", case.workers, [run.case.workers for run in runs]),
-        ("the replica batch", case.replica_batch, [run.case.replica_batch for run in runs]),
-        ("the parameters", case.parameters, [run.case.parameters for run in runs]),
+    for name, superlative, value, measured in (
+        ("workers are", "most", case.workers, [run.case.workers for run in runs]),
+        ("the replica batch is", "largest", case.replica_batch, [run.case.replica_batch for run in runs]),
+        ("the parameters are", "most", case.parameters, [run.case.parameters for run in runs]),
     ):
-        least, largest = min(measured), max(measured)
-        if value > largest:
-            phrases.append(f"{name} are {value / largest:.3g} times the most" if name != "the replica batch" else
-                         f"{name} is {value / largest:.3g} times the largest")  # fmt: skip
-        elif value < least:
-            phrases.append(f"{name} {'is' if 'batch' in name else 'are'} {value / least:.2g} of the least")
+        if value > max(measured):
+            phrases.append(f"{name} {value / max(measured):.3g} times the {superlative}")
+        elif value < min(measured):
+            phrases.append(f"{name} {value / min(measured):.2g} of the least")
     return [f"Extrapolated: {_listed(phrases)} that was measured."] if phrases else []
 
 

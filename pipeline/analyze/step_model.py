@@ -123,9 +123,7 @@ def observed(runs: Sequence[TimedRun]) -> list[Observed]:
 def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> list[Observed]:
     """The same from the cases of runs in order of time, and the step times of each one's repeats."""
     slower = drift(cases, [float(np.median(of_run)) for of_run in seconds])
-    timed: dict[Case, list[tuple[Sequence[float], float]]] = {}
-    for case, of_run, factor in zip(cases, seconds, slower, strict=True):
-        timed.setdefault(case, []).append((of_run, factor))
+    timed = comparable.grouped(zip(cases, zip(seconds, slower, strict=True), strict=True))
     return [joined_runs(case, many) for case, many in timed.items()]
 
 
@@ -158,9 +156,7 @@ def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
 
 def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
     """For each value the median of its group."""
-    every: dict[Hashable, list[float]] = {}
-    for group, value in zip(groups, values, strict=True):
-        every.setdefault(group, []).append(float(value))
+    every = comparable.grouped(zip(groups, values, strict=True))
     middles = {group: np.median(of_group) for group, of_group in every.items()}
     return np.asarray([middles[group] for group in groups])
 

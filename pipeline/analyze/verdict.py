@@ -3,8 +3,8 @@
 A verdict is values: views put it into words.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pipeline.analyze import comparable, outlook
@@ -12,14 +12,6 @@ from pipeline.analyze.comparable import Marks
 from pipeline.analyze.compare import Answer, Comparison, Contestant, Judge
 from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.outlook import Knee
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Places of measured points that a verdict leaves out, and why."""
-
-    places: tuple[int, ...]
-    why: Marks
 
 
 class Use(StrEnum):
@@ -49,7 +41,7 @@ class Verdict:
     """The recommendation of a sweep, with the best compared with one device and `against` each other, fastest first.
 
     `best` seems best if that is not known, and is None if nothing was `measured` with its hardware's speed. Points are
-    named by their places: those `disturbed`, with why, those `left_out`, and those `without` a speed.
+    named by their places: those `disturbed`, with why, those `left_out`, by why, and those `without` a speed.
     """
 
     measured: bool
@@ -59,7 +51,7 @@ class Verdict:
     against: tuple[Comparison, ...] = ()
     disturbed: tuple[tuple[int, str], ...] = ()
     knee: Knee | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: Mapping[Marks, Sequence[int]] = field(default_factory=dict)
     without: tuple[int, ...] = ()
     engines: Engines | None = None
 
@@ -76,9 +68,7 @@ def decide(runs: Sequence[LoggedRun], same: Sequence[Hashable], knee_share: floa
     left_out = _left_out(runs, measured, group)
     if not sound:
         return Verdict(measured=True, left_out=left_out, without=without)
-    by_name: dict[Hashable, list[int]] = {}
-    for place in sound:
-        by_name.setdefault(same[place], []).append(place)
+    by_name = comparable.grouped((same[place], place) for place in sound)
     contestants = [Contestant(tuple(places), tuple(runs[place] for place in places)) for places in by_name.values()]
     judge = Judge([runs[place] for place in sound], [same[place] for place in sound])
     ranked = sorted(contestants, key=judge.score, reverse=True)
@@ -135,15 +125,17 @@ def _use(
     return Use.ONE_DEVICE if no_faster else Use.NOT_KNOWN
 
 
-def _left_out(runs: Sequence[LoggedRun], measured: Sequence[int], group: Sequence[int]) -> tuple[LeftOut, ...]:
+def _left_out(runs: Sequence[LoggedRun], measured: Sequence[int], group: Sequence[int]) -> dict[Marks, list[int]]:
     """The measured points that the verdict leaves out, and why."""
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
-    reasons: dict[Marks, list[int]] = {}
-    for place in measured:
-        if place not in group or not comparable.sound(runs[place]):
-            doubts = tuple(doubt for doubt in marks[place].doubts if doubt in comparable.REFUSED)
-            reasons.setdefault(Marks(doubts, marks[place].differs), []).append(place)
-    return tuple(LeftOut(tuple(places), why) for why, places in reasons.items())
+    return comparable.grouped(
+        (
+            Marks(tuple(doubt for doubt in marks[place].doubts if doubt in comparable.REFUSED), marks[place].differs),
+            place,
+        )
+        for place in measured
+        if place not in group or not comparable.sound(runs[place])
+    )
 
 
 def _engines(runs: Sequence[LoggedRun], best: Contestant, against: Sequence[Comparison]) -> Engines | None:

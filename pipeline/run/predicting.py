@@ -48,17 +48,8 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     examples = plan.data.train_examples or basis.runs[-1].run.train_examples
     result = _result(plan, config, prediction, examples, basis)
     score = calibration.score([timed_run.run.result for timed_run in logged])
-    knee = config.predict.knee_share
-    foreseen = Foreseen(
-        prediction.step_seconds,
-        prediction.parts,
-        prediction.fitted_on,
-        score,
-        knee,
-        prediction.spread or 0.0,
-        prediction.equal,
-    )
-    predictions.append(output, calibration.line_of(plan, parameters, prediction, now))
+    predictions.append(output, calibration.line_of(plan, prediction, now))
+    foreseen = Foreseen(prediction, score, config.predict.knee_share)
     point = dataclasses.replace(request.ended(result), foreseen=foreseen)
     # The plan's notes were shown with it.
     session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=prediction.notes)))

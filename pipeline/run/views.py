@@ -11,12 +11,12 @@ from pipeline.config.shipped import load_offer
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
-from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
 from pipeline.record.tracking import TrackingStore
 
 if TYPE_CHECKING:
     from pipeline.analyze.calibration import Score
+    from pipeline.analyze.predict import Prediction
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A prediction beside its speed: a step's seconds and the shares of its parts, the runs that it is fitted on, how
-    good earlier predictions were, and the share of a worker that pays.
+    """A prediction, how good earlier ones were, and the share of a worker that pays."""
 
-    `spread` is how far `equal` runs lie apart, as a relative standard deviation.
-    """
-
-    step_seconds: float
-    parts: Mapping[str, float]
-    fitted_on: FittedOn
+    prediction: "Prediction"
     score: "Score"
     knee_share: float
-    spread: float = 0.0
-    equal: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import hours
 import numpy as np
 import pytest
-from predicted_runs import ASKED, PARAMETERS, ran
+from predicted_runs import ASKED, ran
 from shipped_sizes import planned
 
 from pipeline.analyze import calibration, history, predict
@@ -62,8 +62,11 @@ def test_runs_of_one_point_that_lie_apart_widen_the_interval_and_say_so():
 
 
 def line(plan, speed: float, **other: object) -> PredictionLine:
-    made = predict.Prediction(speed, speed * 0.9, speed * 1.1, 0.9, 1.0, {}, FittedOn(runs=4, machine="host"))
-    return dataclasses.replace(calibration.line_of(plan, PARAMETERS, made, 1.0), **other)
+    made = predict.Prediction(
+        examples_per_second=speed, low=speed * 0.9, high=speed * 1.1, confidence=0.9, step_seconds=1.0, parts={},
+        fitted_on=FittedOn(runs=4, machine="host"), strategy=plan.strategy.name,
+    )  # fmt: skip
+    return dataclasses.replace(calibration.line_of(plan, made, 1.0), **other)
 
 
 def test_the_log_tells_of_runs_that_are_alike_and_of_predictions_once_for_each_run(tmp_path):
@@ -106,11 +109,15 @@ def test_beside_a_prediction_stands_how_wide_it_is_how_far_runs_lie_apart_and_ho
     speed = Speed(100.0, 85.0, 115.0, interval_confidence=0.9)
     result = Result(speed=speed, layout=Layout(workers=2, scaling="weak"))
     score = calibration.Score(count=20, median_error=0.06, held=0.85)
-    foreseen = Foreseen(1.0, {"compute": 1.0}, FittedOn(runs=4), score, 0.5, 0.071, 12)
+    prediction = predict.Prediction(
+        examples_per_second=100.0, low=85.0, high=115.0, confidence=0.9, step_seconds=1.0, parts={"compute": 1.0},
+        fitted_on=FittedOn(runs=4), spread=0.071, equal=12,
+    )  # fmt: skip
+    foreseen = Foreseen(prediction, score, 0.5)
     lines = predicted_lines(RunResult(result, foreseen=foreseen))
     wide = "15% to either side; equal runs lie 7.1% apart (a standard deviation, as 12 of them tell)"
     assert f"interval   {wide}" in lines
     assert "earlier    20 predictions scored: off by 6.0% (median), 17 of 20 intervals held." in lines
-    unknown = dataclasses.replace(foreseen, equal=0)
+    unknown = dataclasses.replace(foreseen, prediction=dataclasses.replace(prediction, equal=0))
     told = predicted_lines(RunResult(result, foreseen=unknown))[1]
     assert told.endswith("7.1% apart (a standard deviation, as on other machines, since none was run again here)")

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from compared_runs import wrote
+from judged_points import without_figures
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import load
 from pipeline.commands import compare
 from pipeline.commands.report import main
 from pipeline.views import report
+
+__all__ = ["without_figures"]
 
 MLP = {"_target_": "pipeline.models.mlp"}
 # (what the plan says otherwise, what the result says otherwise, what is written beside the speed)
@@ -98,6 +101,7 @@ def test_the_points_that_compare_win_a_sweep_of_all_kinds(all_kinds):
     )
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_asynchronous_steps_are_marked_and_still_compared(tmp_path, capsys):
     folder = a_sweep(tmp_path / "sweeps" / "kinds", ({}, {"strategy": "parameter_server", "asynchronous": True}))
     assert main(["sweep=kinds", f"output_dir={tmp_path}"]) == 0
@@ -120,6 +124,7 @@ def test_a_run_of_an_earlier_version_lacks_settings_and_is_compared(tmp_path):
     assert comparable.unlike(load(tmp_path / "old"), load(tmp_path / "new")) == []
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_largest_group_of_sound_points_decides(tmp_path):
     other = {"precision": "mixed_bfloat16"}
     folder = a_sweep(tmp_path, ({}, other), ({}, other), ({}, other | {"rehearsal": True}), ({}, {}))
@@ -129,6 +134,7 @@ def test_the_largest_group_of_sound_points_decides(tmp_path):
     assert written.verdict.best.places == (5,)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_sweep_of_rehearsals_has_no_verdict(tmp_path):
     folder = a_sweep(tmp_path)
     for path in folder.glob("*/result.json"):

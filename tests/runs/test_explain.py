@@ -29,8 +29,7 @@ from pipeline.record.codec import to_plain
 from pipeline.record.findings import Explanation
 from pipeline.record.log import from_plain
 from pipeline.run.explaining import _one_of_each_host
-from pipeline.views.mlflow.changes import LogState, changes
-from pipeline.views.mlflow.fields import MetricValue, Tag
+from pipeline.views.mlflow.changes import LogState
 from pipeline.views.terminal.result import explained_line, explained_lines
 
 PLAN = make(config("multi_worker", workers=2, hardware="2cpu"), machine())
@@ -161,11 +160,10 @@ def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     assert second.startswith(said)
     assert explained_line(made) == "lost 56% = communication 56%"
     told = from_plain({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}})
-    made = list(changes(told, LogState()))
-    assert {each.name: each.value for each in made if isinstance(each, Tag)} == {
-        "explain.bound": "communication", "explain.straggler": "worker 1",
-    }  # fmt: skip
-    points = {each.name: each.value for each in made if isinstance(each, MetricValue)}
+    state = LogState()
+    state.take(told)
+    assert state.changes.tags == {"explain.bound": "communication", "explain.straggler": "worker 1"}
+    points = {each.name: each.value for each in state.changes.metrics}
     assert points["explain/lost"] == pytest.approx(found["lost"], rel=1e-3)
     assert points["explain/input_wait"] == 0
     assert len(points) == 1 + len(found["parts"])

@@ -165,7 +165,10 @@ def _predicted(
     seconds, low, high, *_ = predict.predict(
         case, runs, timed and replace(timed, spread=max(known.spread, timed.spread))
     )
-    made = predict.Prediction(1 / seconds, 1 / high, 1 / low, CONFIDENCE, seconds, {}, FittedOn(runs=len(seen)))
+    made = predict.Prediction(
+        examples_per_second=1 / seconds, low=1 / high, high=1 / low, confidence=CONFIDENCE, step_seconds=seconds,
+        parts={}, fitted_on=FittedOn(runs=len(seen)),
+    )  # fmt: skip
     return calibration.calibrated(made, known)
 
 

@@ -18,7 +18,7 @@ def point(strategy: str, workers: int, speed: float, **result: Any) -> Point:
     return strategy, workers, speed, result
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second, and have no part in the words."""
     monkeypatch.setattr(report, "draw", lambda sweep: ())

@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 @contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
     """Ports that nobody else is given. SO_REUSEADDR, which gRPC sets too, lets a server listen beside these sockets."""

@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -28,6 +28,7 @@ from pipeline.record.tracking import TrackingStore
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.stores import open_client
+from pipeline.views.mlflow.tracker import remember
 
 BEGAN = 1_700_000_000.0
 
@@ -122,15 +123,24 @@ class Server:
         raise TimeoutError((self.folder / "server.log").read_text())
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @contextlib.contextmanager
-def serving(handler: type[Handler]) -> Iterator[str]:
-    """The address of a server of our own, which answers as `handler` does."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as ours:
+def serving(answer: Callable[["Request"], tuple[int, bytes] | None]) -> Iterator[str]:
+    """The address of a server of our own: a status and a body for each request; None for no answer."""
+
+    class Handler(Request):
+        def do_GET(self) -> None:
+            if (answered := answer(self)) is None:
+                self.close_connection = True
+                return
+            status, body = answered
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as ours:
         ours.daemon_threads = True
         thread = threading.Thread(target=ours.serve_forever, args=(0.05,))
         thread.start()
@@ -139,11 +149,26 @@ def serving(handler: type[Handler]) -> Iterator[str]:
         thread.join()
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+class Request(http.server.BaseHTTPRequestHandler):
+    """A request to a server of our own."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def passed_on(self, uri: str) -> tuple[int, bytes]:
+        """(status, body) of the answer of the real server at `uri`."""
+        length = int(self.headers.get("Content-Length") or 0)
+        kept = {name: text for name, text in self.headers.items() if name in ("Content-Type", "Accept")}
+        data = self.rfile.read(length) if length else None
+        real = urllib.request.Request(uri + self.path, data, kept, method=self.command)
+        try:
+            with urllib.request.urlopen(real, timeout=30) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except OSError:
+            return 502, b""
 
 
 def store(uri: str | None, experiment: str = "pipeline") -> TrackingStore:
@@ -179,6 +204,19 @@ class Writer:
 
     def end(self, status: str = "FINISHED", error: str | None = None) -> None:
         self.write({"time": BEGAN + 9999, "event": "ended", "status": status, "error": error})
+
+
+def local(folder: Path, experiment: str = "pipeline") -> TrackingStore:
+    """The local store in a folder."""
+    uri, artifacts = f"sqlite:///{folder}/mlflow.db", (folder / "mlartifacts").as_uri()
+    return TrackingStore("any", uri, experiment, artifacts)
+
+
+def sent(writer: Writer, folder: Path, experiment: str = "pipeline") -> Any:
+    """The run of a log, once it was sent to the local store in a folder."""
+    remember(writer.folder, local(folder, experiment))
+    assert sync(writer.folder)[0]
+    return only_run(str(local(folder).uri), writer.key)
 
 
 def only_run(uri: str, key: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from compared_runs import wrote
-from judged_points import Point, point, told_of, without_figures  # noqa: F401
+from judged_points import Point, point, told_of, without_figures
 
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load
@@ -15,6 +15,9 @@ from pipeline.record.events import Report
 from pipeline.record.log import read
 from pipeline.record.tracking import TrackingStore
 from pipeline.views import report
+
+__all__ = ["without_figures"]
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 class Nowhere:

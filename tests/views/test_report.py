@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from compared_runs import wrote
 from conftest import ROOT
+from judged_points import without_figures
 
 from pipeline.analyze import history
 from pipeline.commands.report import main
@@ -20,7 +22,10 @@ from pipeline.errors import UserError
 from pipeline.record.tracking import TrackingStore
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
-from pipeline.views.report import canvas, figures, sweep_facts
+from pipeline.views.report import canvas, figures
+from pipeline.views.report.page import facts, typed_commands
+
+__all__ = ["without_figures"]
 
 WIDTHS = (1280, 360)
 COMMIT = "3a0ee61939d3"
@@ -135,8 +140,7 @@ def test_the_parts_of_a_step_add_up_to_it(written):
 
 
 def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
-    told = {fact.name: fact for fact in sweep_facts.facts(written.sweep)}
-    said = {name: fact.said for name, fact in told.items()}
+    said = facts(written.sweep)
     assert said["model"] == "mlp(hidden=[8]), 9,610 parameters"
     assert said["data"] == "digits"
     assert said["batch"] == "64 examples a step on each replica, held fixed: weak scaling"
@@ -145,36 +149,31 @@ def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
     assert said["intervals"].endswith("of the repeats, which holds the true median with a probability of 94%")
     assert said["versions"] == "keras 3"
     assert said["commit"] == COMMIT
-    (first, *others) = told["commands"].commands
+    (first, *others) = typed_commands(written.sweep)
     # One of the points was asked for something else, so they are no combinations of some values.
     assert first.startswith("python -m pipeline -m --config-dir=mine data=digits 'model.build.hidden=[8]'")
     assert len(others) == 5
     page = written.html.read_text()
     assert page.index('id="facts"') < page.index('id="figures"')
-    assert all(f"<dt>{name}</dt>" in page for name in told)
+    assert all(f"<dt>{name}</dt>" in page for name in [*said, "commands"])
     assert "Under throughput and speedup: 94% interval." in page
     # In the table stands what not all points share.
     assert '<td class="long">strategy=<wbr>mirrored workers=<wbr>2</td>' in page
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_points_that_differ_in_what_was_run_are_told_with_it(tmp_path):
     a_point(tmp_path / "0_mirrored", "mirrored", 1, 100.0, baseline_source="measured in this run")
-    a_point(
-        tmp_path / "1_mirrored",
-        "mirrored",
-        2,
-        190.0,
-        baseline_source="reused from there",
-        precision="mixed_bfloat16",
-        scaling="strong",
-    )
-    told = {fact.name: fact for fact in sweep_facts.facts(report.write(tmp_path).sweep)}
-    assert told["baseline"].said.endswith(": 100 examples/s, measured in turn with point 0")
-    assert told["precision"].said == "float32 (point 0); mixed_bfloat16 (point 1)"
-    assert told["batch"].said.endswith("128 examples a step over all replicas, held fixed: strong scaling (point 1)")
-    assert told["command"].commands == (
+    other = {"precision": "mixed_bfloat16", "scaling": "strong"}
+    a_point(tmp_path / "1_mirrored", "mirrored", 2, 190.0, baseline_source="reused from there", **other)
+    sweep = report.write(tmp_path).sweep
+    said = facts(sweep)
+    assert said["baseline"].endswith(": 100 examples/s, measured in turn with point 0")
+    assert said["precision"] == "float32 (point 0); mixed_bfloat16 (point 1)"
+    assert said["batch"].endswith("128 examples a step over all replicas, held fixed: strong scaling (point 1)")
+    assert typed_commands(sweep) == [
         "python -m pipeline -m --config-dir=mine data=digits 'model.build.hidden=[8]' strategy=mirrored workers=1,2",
-    )
+    ]
 
 
 def test_a_strategy_has_one_colour_and_one_marker_in_every_figure(written):
@@ -185,12 +184,9 @@ def test_a_strategy_has_one_colour_and_one_marker_in_every_figure(written):
         assert orange in svg, name
         # Causes have colours of their own.
         assert name == "steps" or not [colour for colour in others[:-1] if colour in svg], name
-    looks = figures._looks(written.sweep)
-    assert [(name, look.marker) for name, look in looks.items()] == [
-        ("mirrored", "o"),
-        ("multi_worker", "s"),
-        ("tpu", "D"),
-    ]
+    markers = {figures._strategy(point): figures._look_of(point, written.sweep)["marker"]
+               for point in written.sweep.points}  # fmt: skip
+    assert markers == {"mirrored": "o", "multi_worker": "s", "tpu": "D"}
 
 
 def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found_by_name_and_folder(written):
@@ -230,6 +226,7 @@ def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_p
     assert [figure.title for figure in report.write(tmp_path).left_out] == ["Step time by cause"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_repeats(tmp_path):
     points = []
     for place, (strategy, repeat, speed) in enumerate(
@@ -247,6 +244,7 @@ def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_r
     assert "Point 4 not run yet" in made.html.read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_path):
     """It has timed its steps, and has no result that says what it was; a file of it was cut short."""
     killed = Path(wrote(tmp_path / "0_mirrored", [300.0, 301.0]))
@@ -267,6 +265,7 @@ def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_pa
     assert [point.result.ending.status for point in made.results] == ["UNFINISHED", "FINISHED", "FINISHED"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path):
     a_point(tmp_path / "0_mirrored", "mirrored", 1, 100.0)
     a_point(tmp_path / "1_mirrored", "mirrored", 2, 190.0, status="FAILED")
@@ -277,6 +276,7 @@ def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path
     assert [sweep.seconds_to_target(point) for point in sweep.points] == [pytest.approx(5.0), None]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_of_points_that_are_near_each_other_neither_is_called_faster(tmp_path):
     for place, speed in enumerate((150.0, 156.0)):
         a_point(tmp_path / f"{place}_mirrored", "mirrored", 2, speed)
@@ -325,7 +325,7 @@ def test_the_colours_are_told_apart_by_the_colour_blind(blindness, paper):
     shown = np.clip((rgb**2.2) @ seen.T, 0, 1) ** (1 / 2.2)
     apart = [np.abs(one - two).max() for at, one in enumerate(shown) for two in shown[:at]]
     assert min(apart) > 0.08
-    assert len({figures.look(place) for place in range(14)}) == 14
+    assert len({tuple(figures.look(place).values()) for place in range(14)}) == 14
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -373,14 +373,26 @@ PICTURES = (
 )
 
 
+@pytest.fixture
+def opened(written, browser) -> Iterator[Callable[..., Any]]:
+    """Opens the page in a browser that is so wide, on a screen or on paper, in a reader's colours."""
+
+    def open_page(width: int, media: str = "", scheme: str = "light") -> Any:
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+        browser.get(written.html.as_uri())
+        return browser
+
+    yield open_page
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_page_reads_at_desktop_and_phone_width(written, browser, width):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
-    )
-    browser.get(written.html.as_uri())
+def test_the_page_reads_at_desktop_and_phone_width(written, opened, width):
+    browser = opened(width)
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.execute_script(TOO_WIDE) == []
     assert browser.execute_script(OVERLAPPING) == []
@@ -405,47 +417,28 @@ return [getComputedStyle(document.body).backgroundColor, ...papers];
 
 
 @pytest.mark.slow
-def test_the_page_is_light_or_dark_as_the_reader_has_it_and_light_on_paper(written, browser):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
+def test_the_page_is_light_or_dark_as_the_reader_has_it_and_light_on_paper(opened):
     light, dark = "rgb(255, 255, 255)", "rgb(22, 24, 28)"
-    try:
-        for media, scheme, paper in (("", "light", light), ("", "dark", dark), ("print", "dark", light)):
-            asked = {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]}
-            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", asked)
-            browser.get(written.html.as_uri())
-            assert browser.execute_script(DRAWN) == [paper] * 5
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    for media, scheme, paper in (("", "light", light), ("", "dark", dark), ("print", "dark", light)):
+        assert opened(1280, media, scheme).execute_script(DRAWN) == [paper] * 5
 
 
 @pytest.mark.slow
-def test_the_second_column_of_figures_is_filled_and_nothing_is_cut_on_paper(written, browser):
-    def emulate(width: int, media: str) -> None:
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
-        browser.get(written.html.as_uri())
-
-    try:
-        emulate(1280, "")
-        boxes = browser.execute_script(
-            "return [...document.querySelectorAll('figure')].map(each => each.getBoundingClientRect().toJSON());"
-        )
-        columns = [[box for box in boxes if box["left"] == left] for left in sorted({box["left"] for box in boxes})]
-        assert len(columns) == 2
-        # Under each figure the next one begins.
-        assert all(lower["top"] - upper["bottom"] < 40 for column in columns for upper, lower in pairwise(column))
-        # A4 between its margins.
-        emulate(688, "print")
-        assert browser.execute_script(TOO_WIDE) == []
-        assert browser.execute_script(
-            "const [table] = document.getElementsByTagName('table');"
-            "return table.scrollWidth <= table.parentNode.clientWidth + 1;"
-        )
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+def test_the_second_column_of_figures_is_filled_and_nothing_is_cut_on_paper(opened):
+    boxes = opened(1280).execute_script(
+        "return [...document.querySelectorAll('figure')].map(each => each.getBoundingClientRect().toJSON());"
+    )
+    columns = [[box for box in boxes if box["left"] == left] for left in sorted({box["left"] for box in boxes})]
+    assert len(columns) == 2
+    # Under each figure the next one begins.
+    assert all(lower["top"] - upper["bottom"] < 40 for column in columns for upper, lower in pairwise(column))
+    # A4 between its margins.
+    browser = opened(688, "print")
+    assert browser.execute_script(TOO_WIDE) == []
+    assert browser.execute_script(
+        "const [table] = document.getElementsByTagName('table');"
+        "return table.scrollWidth <= table.parentNode.clientWidth + 1;"
+    )
 
 
 @pytest.mark.slow

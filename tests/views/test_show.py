@@ -19,7 +19,7 @@ from conftest import ROOT, SUPPORT
 from rich.console import Console, RenderableType
 from shown_runs import a_plan, a_point, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import Plan
 from pipeline.record.events import (
     Beat,
     Built,
@@ -78,13 +78,6 @@ def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() ->
     assert "optimizer" in "\n".join(full)
 
 
-def test_a_rehearsal_and_its_notes_are_in_the_plan() -> None:
-    plan = a_plan(rehearsal=True, oversubscribed=True, notes=("This machine stands for 2 hosts.",))
-    text = "\n".join(plan_lines(plan, full=False))
-    assert "2 CPU workers (rehearsal, oversubscribed)" in text
-    assert "note       This machine stands for 2 hosts." in text
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -96,33 +89,31 @@ def test_a_rehearsal_and_its_notes_are_in_the_plan() -> None:
         ({"baseline": "none"}, "none, so no speedup"),
         ({"measure_steps": 0}, "nothing is measured"),
         ({"measure_steps": 50}, "2 repeats of 50 steps"),
+        ({"rehearsal": True, "oversubscribed": True}, "2 CPU workers (rehearsal, oversubscribed)"),
+        ({"notes": ("This machine stands for 2 hosts.",)}, "note       This machine stands for 2 hosts."),
     ],
 )
-def test_the_plan_says_how_long_and_against_what(changes: dict[str, Any], words: str) -> None:
+def test_the_plan_says_how_long_against_what_and_what_its_speed_is_not(changes: dict[str, Any], words: str) -> None:
     assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
 
 
 def test_a_baseline_that_was_measured_before_is_not_said_to_be_measured_in_turn() -> None:
     (line,) = [line for line in plan_lines(a_plan(), False, "outputs/sweeps/s/0_mirrored") if "baseline" in line]
-    assert line == (
-        "baseline   one device, no strategy, batch 64; reused from outputs/sweeps/s/0_mirrored; throughput from 2 "
-        "repeats of about 0.75 s"
-    )
+    where = "reused from outputs/sweeps/s/0_mirrored; throughput from 2 repeats of about 0.75 s"
+    assert line == f"baseline   one device, no strategy, batch 64; {where}"
 
 
 def test_the_full_plan_says_free_port_and_default_threads_where_nothing_is_chosen_yet() -> None:
+    def row(plan: Plan) -> str:
+        return next(line for line in plan_lines(plan, full=True) if line.lstrip().startswith("0 "))
+
+    assert row(a_plan()).split() == ["0", "chief", "0", "-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]
     process = dataclasses.replace(
         a_plan().processes[0], address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
     )
-    row = next(line for line in plan_lines(a_plan(processes=1), full=True) if line.lstrip().startswith("0 "))
-    assert row.split() == ["0", "chief", "0", "-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]
-    row = next(line for line in plan_lines(a_plan_of(process), full=True) if line.lstrip().startswith("0 "))
-    assert "10.0.0.1:(free port)  GPU:0-1" in row
-    assert row.endswith("any    default + 2")
-
-
-def a_plan_of(process: Process) -> Plan:
-    return dataclasses.replace(a_plan(), processes=(process,))
+    unchosen = row(dataclasses.replace(a_plan(), processes=(process,)))
+    assert "10.0.0.1:(free port)  GPU:0-1" in unchosen
+    assert unchosen.endswith("any    default + 2")
 
 
 # --------------------------------------------------------------------------------------- while it runs
@@ -227,8 +218,18 @@ def test_what_many_say_is_a_few_lines(case: str) -> None:
     assert told(a_plan(**plan), timed).splitlines() == lines
 
 
-def test_a_terminal_shows_what_is_happening_now() -> None:
-    text = without_codes(told(a_plan(), a_run(a_plan()), a_terminal()))
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_terminal_shows_what_is_happening_now_in_bars_that_fit_and_go_and_epochs_that_stay(width: int) -> None:
+    shown_codes = told(a_plan(), a_run(a_plan()), a_terminal(width))
+    text = without_codes(shown_codes)
+    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith(("training ", "measuring ", "      "))]
+    assert bars
+    assert max(map(len, bars)) <= width
+    assert shown_codes.index(HIDE) < shown_codes.rindex(SHOW)
+    assert shown_codes.endswith("\x1b[2K" + SHOW)
+    assert "repeat 1 of 2:" not in text
+    if width < 80:
+        return
     for label, words in {
         "starting": "0 of 2 processes joined",
         "building": "have data and model",
@@ -240,23 +241,7 @@ def test_a_terminal_shows_what_is_happening_now() -> None:
         assert re.search(f"{label} [^\n]*{words}", text)
     assert "3,200 examples/s, baseline 1,600 examples/s" in text
     assert re.search(r"4,096 examples/s, \S+ s left, loss 0\.3, accuracy 0\.9", text)
-
-
-def test_epochs_and_warnings_stay_on_the_terminal_and_bars_go() -> None:
-    console = a_terminal()
-    text = told(a_plan(), a_run(a_plan()), console)
     assert "epoch 2 of 3: loss 0.3, accuracy 0.91, val_loss 0.35, val_accuracy 0.89, 2.1 s" in text
-    assert "repeat 1 of 2:" not in text
-    assert text.index(HIDE) < text.rindex(SHOW)
-    assert text.endswith("\x1b[2K" + SHOW)
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_bars_fit_the_terminal(width: int) -> None:
-    text = without_codes(told(a_plan(), a_run(a_plan()), a_terminal(width)))
-    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith(("training ", "measuring ", "      "))]
-    assert bars
-    assert max(map(len, bars)) <= width
 
 
 def test_nothing_is_drawn_while_a_repeat_is_timed() -> None:
@@ -461,52 +446,54 @@ def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
     assert "rehearsal: logical devices stand for others" in text
 
 
-def test_a_run_that_a_callback_ended_is_shown_with_the_epochs_that_were_planned() -> None:
-    ended = a_result(epochs=19, planned_epochs=50, stopped_by="EarlyStopping", stopped_at=1197)
-    assert "training    19 of 50 epochs, " in shown(table_of(ended), 80)
-    whole = a_result(epochs=50, planned_epochs=50)
-    assert "training    50 epochs, " in shown(table_of(whole), 80)
+NOTHING = dict.fromkeys(a_result())
+FAILED = NOTHING | {"status": "FAILED", "error": "worker 1 was killed by SIGKILL.\nTry less.", "folder": "outputs/a"}
+BOUND = a_result(input_wait=0.31, input_wait_by_worker={"chief 0": 0.02, "worker 1": 0.31}, input_bound=True)
+NOT_BOUND = a_result(input_wait=0.0123, input_wait_by_worker={"chief 0": 0.0123}, input_bound=False)
+ONE_REPEAT = a_result(
+    examples_per_second=3412.3, examples_per_second_low=3412.3, examples_per_second_high=3412.3, speedup_low=1.842,
+    speedup_high=1.842, interval_confidence=0.0, repeats=1,
+)  # fmt: skip
+# What is shown of a result, and what is not.
+RESULTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "the epochs that were planned, where a callback ended them": (
+        a_result(epochs=19, planned_epochs=50, stopped_by="EarlyStopping", stopped_at=1197),
+        ["training    19 of 50 epochs, "], "50 of 50",
+    ),
+    "those of a run that no callback ended": (
+        a_result(epochs=50, planned_epochs=50), ["training    50 epochs, "], "of 50 epochs",
+    ),
+    "who waits for input": (BOUND, ["input wait  31% of the step time, most of all worker 1, input-bound\n"], "1.2%"),
+    "who hardly waits": (NOT_BOUND, ["input wait  1.2% of the step time\n"], "bound"),
+    "why a run failed and where to look": (
+        FAILED, ["FAILED", "worker 1 was killed by SIGKILL.", "Try less.",
+                 "outputs/a: events.jsonl, and a .log of each process"], "speedup",
+    ),
+    "the log of what failed": (FAILED | {"log": "outputs/a/point-1.log"}, ["outputs/a/point-1.log"], "speedup"),
+    "that nothing was measured": (NOTHING | {"status": "FINISHED"}, ["throughput  not measured"], "examples/s"),
+    "that there was no baseline": (
+        a_result(speedup=None, efficiency=None, baseline_examples_per_second=None),
+        ["speedup     - (no baseline to compare with)"], "efficiency",
+    ),
+    "one repeat without an interval": (ONE_REPEAT, ["throughput  3,412 examples/s, 1 repeat\n"], "interval"),
+}  # fmt: skip
 
 
-def test_a_run_that_waits_for_its_input_is_called_input_bound() -> None:
-    waits = {"chief 0": 0.02, "worker 1": 0.31}
-    bound = a_result(input_wait=0.31, input_wait_by_worker=waits, input_bound=True)
-    assert "input wait  31% of the step time, most of all worker 1, input-bound" in shown(table_of(bound), 80)
-    quick = a_result(input_wait=0.0123, input_wait_by_worker={"chief 0": 0.0123}, input_bound=False)
-    assert "input wait  1.2% of the step time\n" in re.sub(" +\n", "\n", shown(table_of(quick), 80))
-    lines = [line.rstrip() for line in shown(sweep_of([bound, quick]), 80).splitlines()]
+@pytest.mark.parametrize("case", RESULTS)
+def test_a_result_says(case: str) -> None:
+    result, parts, absent = RESULTS[case]
+    text = re.sub(" +\n", "\n", shown(table_of(result), 80))
+    assert [part for part in parts if part not in text] == []
+    assert absent not in text
+
+
+def test_a_sweep_says_which_points_wait_for_their_input_and_of_one_repeat_no_interval() -> None:
+    lines = [line.rstrip() for line in shown(sweep_of([BOUND, NOT_BOUND]), 80).splitlines()]
     assert lines[2] == "                      3,301-3,503  1.79-1.88   31%  input-bound"
     assert lines[4] == "                      3,301-3,503  1.79-1.88  1.2%"
     assert "Under eff.: share of the step time that was spent waiting for input." in lines
     assert any(line.startswith("input-bound: ") for line in lines)
-
-
-def test_a_failed_run_says_why_and_which_log_to_look_at() -> None:
-    error = "worker 1 was killed by SIGKILL.\nTry less."
-    failed = dict.fromkeys(a_result()) | {"status": "FAILED", "error": error, "folder": "outputs/a"}
-    text = shown(table_of(failed), 80)
-    assert "FAILED" in text
-    assert "worker 1 was killed by SIGKILL." in text
-    assert "Try less." in text
-    assert "outputs/a: events.jsonl, and a .log of each process" in text
-    assert "speedup" not in text
-    assert "outputs/a/point-1.log" in shown(table_of(failed | {"log": "outputs/a/point-1.log"}), 80)
-
-
-def test_a_run_that_measured_nothing_or_had_no_baseline_says_so() -> None:
-    nothing = dict.fromkeys(a_result()) | {"status": "FINISHED"}
-    assert "throughput  not measured" in shown(table_of(nothing), 80)
-    alone = a_result(speedup=None, efficiency=None, baseline_examples_per_second=None)
-    assert "speedup     - (no baseline to compare with)" in shown(table_of(alone), 80)
-
-
-def test_one_repeat_has_no_interval() -> None:
-    one = a_result(
-        examples_per_second=3412.3, examples_per_second_low=3412.3, examples_per_second_high=3412.3,
-        speedup_low=1.842, speedup_high=1.842, interval_confidence=0.0, repeats=1,
-    )  # fmt: skip
-    assert "throughput  3,412 examples/s, 1 repeat\n" in re.sub(" +\n", "\n", shown(table_of(one), 80))
-    assert "interval" not in shown(table_of(one), 80) + shown(sweep_of([one]), 80)
+    assert "interval" not in shown(sweep_of([ONE_REPEAT]), 80)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ import pytest
 import sqlalchemy
 from conftest import ROOT, Ran, finish, left_behind, start
 from tracked_runs import (
-    Handler,
+    Request,
     Server,
     Value,
     Writer,
@@ -38,8 +36,7 @@ from pipeline.record.log import read
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import stores as store_modules
-from pipeline.views.mlflow.changes import LogState, changes
-from pipeline.views.mlflow.fields import MetricValue
+from pipeline.views.mlflow.changes import LogState
 from pipeline.views.mlflow.tracker import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
@@ -55,9 +52,10 @@ SHORT = (
 
 def told(log: Path) -> Counter[Value]:
     """Every point of a log, once."""
-    seen = LogState()
-    found = (change for event, _ in read(log) for change in changes(event, seen) if isinstance(change, MetricValue))
-    return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in found})
+    state = LogState()
+    for event, _ in read(log):
+        state.take(event)
+    return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in state.changes.metrics})
 
 
 def key_of(log: Path) -> str:
@@ -114,21 +112,13 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
     server = Server(tmp_path).start()
     ill = threading.Event()
 
-    class Between(Handler):
+    def between(request: Request) -> tuple[int, bytes]:
         """Passes requests on to the real server, or answers 500 while `ill` is set, after doing what was asked."""
-
-        def do_GET(self) -> None:
-            answer = passed_on(self, server.uri)
-            status, said = (500, b"") if ill.is_set() else answer
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+        answer = request.passed_on(server.uri)
+        return (500, b"") if ill.is_set() else answer
 
     try:
-        with serving(Between) as uri:
+        with serving(between) as uri:
             writer = Writer(tmp_path / "run")
             said = tmp_path / "tracker.log"
 
@@ -183,22 +173,6 @@ def processes_of(server: Server) -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-def passed_on(request: Handler, uri: str) -> tuple[int, bytes]:
-    """(status, body) of the real server's answer to a request."""
-    length = int(request.headers.get("Content-Length") or 0)
-    kept = {name: text for name, text in request.headers.items() if name in ("Content-Type", "Accept")}
-    data = request.rfile.read(length) if length else None
-    wanted = urllib.request.Request(uri + request.path, data, kept, method=request.command)
-    try:
-        with urllib.request.urlopen(wanted, timeout=30) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-    except OSError:
-        return 502, b""
-
-
 NAME, PASSWORD, TOKEN = "ann-3d6f", "s3cret-b19c!", "t0ken-77aa"
 BASIC = base64.b64encode(f"{NAME}:{PASSWORD}".encode()).decode()
 
@@ -225,19 +199,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
     server = Server(tmp_path_factory.mktemp("guarded")).start()
     asked: list[str | None] = []
 
-    class Guard(Handler):
-        def do_GET(self) -> None:
-            asked.append(given := self.headers.get("Authorization"))
-            known = given in (f"Basic {BASIC}", f"Bearer {TOKEN}")
-            status, said = passed_on(self, server.uri) if known else (401, f"Who is {given}?".encode())
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+    def guard(request: Request) -> tuple[int, bytes]:
+        asked.append(login := request.headers.get("Authorization"))
+        is_known = login in (f"Basic {BASIC}", f"Bearer {TOKEN}")
+        return request.passed_on(server.uri) if is_known else (401, f"Who is {login}?".encode())
 
-        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-    with serving(Guard) as uri:
+    with serving(guard) as uri:
         yield uri, server, asked
     server.stop()
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -19,17 +17,19 @@ from typing import Any
 
 import pytest
 from conftest import finish, left_behind, start
+from ports import free_port
 from tracked_runs import (
     BEGAN,
-    Handler,
+    Request,
     Server,
     Value,
     Writer,
     _mlflow_settings,
-    free_port,
     home,
+    local,
     only_run,
     own_tracker,
+    sent,
     serving,
     store,
     sync,
@@ -48,16 +48,15 @@ import pipeline
 from pipeline.analyze import history
 from pipeline.commands.sync import main
 from pipeline.record import kept
-from pipeline.record.events import Ended, Resumed, Run, Warned
+from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.kept import Kept
 from pipeline.record.log import from_plain, to_line
-from pipeline.record.tracking import TrackingStore, recall
+from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker, pages, stores
-from pipeline.views.mlflow.changes import LogState, changes
+from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
-from pipeline.views.mlflow.fields import End, MetricValue, Reopen, Tag
-from pipeline.views.mlflow.follow import LogFollower
 from pipeline.views.mlflow.stores import open_client
+from pipeline.views.mlflow.sync_runs import LogFollower
 from pipeline.views.mlflow.tracker import remember
 
 __all__ = ["_mlflow_settings", "home", "own_tracker", "tracker"]
@@ -73,11 +72,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server")).start()
     yield server
     server.stop()
-
-
-def local(tmp_path: Path, experiment: str = "pipeline") -> TrackingStore:
-    uri, artifacts = f"sqlite:///{tmp_path}/mlflow.db", (tmp_path / "mlartifacts").as_uri()
-    return TrackingStore("any", uri, experiment, artifacts)
 
 
 def files(uri: str, run: Any, path: str | None = None) -> set[str]:
@@ -325,9 +319,7 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
     uri, names = local(home).uri, []
     for place, bracket in enumerate(("", "", " (rehearsal)")):
         writer = Writer(home / f"named{place}", name=f"mirrored-2-mlp-digits{bracket}")
-        remember(writer.folder, local(home))
-        assert sync(writer.folder)[0]
-        run = only_run(uri, writer.key)
+        run = sent(writer, home)
         names.append(run.info.run_name)
         assert names[-1] == f"mirrored-2-mlp-digits-{run.info.run_id[:5]}{bracket}"
         (writer.folder / "result.json").write_text(json.dumps({"mlflow_run_id": run.info.run_id}))
@@ -338,9 +330,8 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
     # A person's own name stays, also where a run is found again.
     MlflowClient(uri).update_run(run.info.run_id, name="mine")
     (home / "runs" / "named2" / "tracking.json").unlink()
-    remember(home / "runs" / "named2", local(home))
-    assert sync(home / "runs" / "named2")[0]
-    assert only_run(uri, writer.key).info.run_name == "mine"
+    writer.folder = home / "runs" / "named2"
+    assert sent(writer, home).info.run_name == "mine"
 
 
 def test_the_run_of_a_sweep_has_no_metrics_that_its_points_have(home: Path) -> None:
@@ -349,9 +340,7 @@ def test_the_run_of_a_sweep_has_no_metrics_that_its_points_have(home: Path) -> N
     told = {"values": {"speedup": 2.0}, "tags": {"best": "mirrored", "confidence": None}, "text": "A tie.", "files": {}}
     writer.write({"time": BEGAN, "event": "report"} | told)
     writer.end()
-    remember(writer.folder, local(home))
-    assert sync(writer.folder)[0]
-    run = only_run(local(home).uri, writer.key)
+    run = sent(writer, home)
     assert run.data.metrics == {}
     assert run.data.tags.items() >= {"best": "mirrored", "mlflow.note.content": "A tie."}.items()
 
@@ -425,9 +414,7 @@ def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
     experiment = client.create_experiment("described", tags={"mlflow.note.content": "Ours."})
 
     def send(name: str) -> dict[str, str]:
-        writer = Writer(home / name)
-        remember(writer.folder, local(home, "described"))
-        assert sync(writer.folder)[0]
+        sent(Writer(home / name), home, "described")
         tags: dict[str, str] = client.get_experiment(experiment).tags
         return tags
 
@@ -447,8 +434,7 @@ def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
 def test_workers_and_batches_are_sorted_as_numbers(home: Path) -> None:
     for workers in (10, 9, 100):
         writer = Writer(home / f"workers {workers}", params={"workers": workers, "global_batch": 64 * workers})
-        remember(writer.folder, local(home, "sorted"))
-        assert sync(writer.folder)[0]
+        sent(writer, home, "sorted")
     client = MlflowClient(local(home).uri)
     (found,) = client.search_experiments(filter_string="name = 'sorted'")
     for name in ("workers", "global_batch"):
@@ -465,9 +451,7 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     )
     names = {"": 1, "a" * 300: 2, "../up": 3, "a//b": 4, "ünï": 5, "ok": float("nan"), "yes": True, "big": 10**400}
     writer.write({"time": BEGAN, "event": "steps", "step": 1, "losses": [], "metrics": names})
-    remember(writer.folder, local(home))
-    assert sync(writer.folder)[0]
-    run = only_run(local(home).uri, writer.key)
+    run = sent(writer, home)
     assert len(run.data.params) == 66
     assert run.data.params["long"] == "x" * 6000
     assert run.data.params["wide"] == "é" * 6000
@@ -523,7 +507,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tracker) -> None:
+def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone(home: Path, tracker: Tracker) -> None:
     writer = Writer(home / "signals")
     tracker.follow(writer.folder, local(home))
     assert tracker.run_id(writer.folder, 60)
@@ -536,6 +520,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
     wait_for(lambda: not group.exists() or not (said := group.read_text()) or int(said.split()[-1]) >= 10)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
+    assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
     writer.end("KILLED")
     assert tracker.drain(writer.folder, 30) == (True, None)
     assert only_run(local(home).uri, writer.key).info.status == "KILLED"
@@ -620,35 +605,18 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
 def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
     lost: list[str] = []
 
-    class LosesFirstAnswers(Handler):
+    def loses_first_answers(request: Request) -> tuple[int, bytes] | None:
         """Passes every request on, and the first answer to each kind of it never back."""
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            request = urllib.request.Request(server.uri + self.path, body or None, method=self.command)
-            request.add_header("Content-Type", self.headers.get("Content-Type") or "application/json")
-            try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
-                    status, said = answer.status, answer.read()
-            except urllib.error.HTTPError as error:
-                status, said = error.code, error.read()
-                error.close()
-            name = self.path.partition("?")[0]
-            if self.command == "POST" and name not in lost:
-                lost.append(name)
-                self.close_connection = True
-                return
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_POST = do_PUT = do_GET
+        answer, name = request.passed_on(server.uri), request.path.partition("?")[0]
+        if request.command == "POST" and name not in lost:
+            lost.append(name)
+            return None
+        return answer
 
     writer = Writer(tmp_path / "run", params={"a": 1})
     losses = writer.steps(1, 30)
     writer.end()
-    with serving(LosesFirstAnswers) as uri:
+    with serving(loses_first_answers) as uri:
         remember(writer.folder, store(uri, "lost answers"))
         wait_for(lambda: sync(writer.folder)[0], 60)
     assert any(name.endswith("runs/create") for name in lost)
@@ -664,24 +632,19 @@ def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
     for _ in range(2):
         client.create_run(experiment, tags={"pipeline.key": writer.key})
     writer.end()
-    remember(writer.folder, local(home, "twins"))
-    assert sync(writer.folder)[0]
-    assert only_run(local(home).uri, writer.key).info.status == "FINISHED"
+    assert sent(writer, home, "twins").info.status == "FINISHED"
     assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
 
 
 def test_a_server_that_hangs_is_waited_for_no_longer_than_asked_and_one_that_is_ill_is_named(tmp_path: Path) -> None:
     over = threading.Event()
 
-    class Hangs(Handler):
-        def do_GET(self) -> None:
-            over.wait(30)
-
-        do_POST = do_GET
+    def hangs(request: Request) -> None:
+        over.wait(30)
 
     writer = Writer(tmp_path / "run")
     writer.end()
-    with serving(Hangs) as uri:
+    with serving(hangs) as uri:
         with tracking(tmp_path / "tracker.log", MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
             tracker.follow(writer.folder, store(uri))
             assert tracker.run_id(writer.folder, 60) is None
@@ -691,13 +654,7 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_asked_and_one_that_is_
         over.set()
     assert "Traceback" not in (tmp_path / "tracker.log").read_text()
 
-    class Ill(Handler):
-        def do_GET(self) -> None:
-            self.send_error(503)
-
-        do_POST = do_GET
-
-    with serving(Ill) as uri:
+    with serving(lambda request: (503, b"")) as uri:
         remember(writer.folder, store(uri))
         assert "answers with error 503" in sync(writer.folder)[1][0]
 
@@ -788,27 +745,15 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
 
 
-def test_a_log_is_sent_by_one_process_at_a_time(home: Path, tracker: Tracker) -> None:
-    writer = Writer(home / "one")
-    tracker.follow(writer.folder, local(home))
-    assert tracker.run_id(writer.folder, 60)
-    assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
-    writer.end()
-    assert tracker.drain(writer.folder, 30) == (True, None)
-
-
 def test_no_password_is_kept_or_shown(tmp_path: Path, own_tracker: Tracker) -> None:
     seen: list[str | None] = []
 
-    class Asks(Handler):
-        def do_GET(self) -> None:
-            seen.append(self.headers.get("Authorization"))
-            self.send_error(401)
-
-        do_POST = do_GET
+    def asks(request: Request) -> tuple[int, bytes]:
+        seen.append(request.headers.get("Authorization"))
+        return 401, b""
 
     writer = Writer(tmp_path / "run")
-    with serving(Asks) as uri:
+    with serving(asks) as uri:
         own_tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@")))
         assert own_tracker.run_id(writer.folder, 60) is None
         writer.end()
@@ -880,22 +825,25 @@ def test_a_wrong_argument_is_refused(arguments: list[str], key: str, capsys: pyt
 
 
 def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
-    seen = LogState()
+    state = LogState()
+
+    def changed(event: Event) -> Changes:
+        state.changes = Changes()
+        state.take(event)
+        return state.changes
 
     def points(**event: Any) -> list[tuple[str, int]]:
-        made = list(changes(from_plain({"time": 9.0, "group": "point", "rank": 0, **event}), seen))
-        return [(point.name, point.step) for point in made if isinstance(point, MetricValue)]
+        made = changed(from_plain({"time": 9.0, "group": "point", "rank": 0, **event}))
+        return [(point.name, point.step) for point in made.metrics]
 
-    list(changes(Run(params={"workers": 2}, time=1.0), seen))
+    changed(Run(params={"workers": 2}, time=1.0))
     call = {"event": "steps", "losses": [0.3, 0.2], "metrics": {"accuracy": 0.5}, "seconds": 1.0}
     assert ("train/loss", 4) in points(**call, step=4)
-    (ended,) = [change for change in changes(Ended("PREEMPTED", time=9.0), seen) if isinstance(change, End)]
-    assert ended.status == "KILLED"
-    resumed = list(changes(Resumed({"workers": 4}, time=10.0), seen))
-    assert Reopen() in resumed
-    assert Tag("error", "") in resumed
-    assert Tag("resumed/workers", "4") in resumed
-    assert not seen.ended
+    assert changed(Ended("PREEMPTED", time=9.0)).end == ("KILLED", 9000)
+    resumed = changed(Resumed({"workers": 4}, time=10.0))
+    assert resumed.reopened
+    assert resumed.tags.items() >= {"error": "", "resumed/workers": "4"}.items()
+    assert not state.ended
     assert points(**call, step=3) == []
     assert points(**call, step=5) == [("train/loss", 5), ("train/accuracy", 5)]
     assert points(event="epoch", epoch=1, step=5, loss=0.1) != []

@@ -5,11 +5,17 @@ import shlex
 from typing import Any
 
 import pytest
-from judged_points import Point, point, told_of, without_figures  # noqa: F401
+from judged_points import Point, point, told_of, without_figures
 
 from pipeline.views import report
 
+__all__ = ["without_figures"]
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 IN_TURN = {"baseline_source": "measured in this run", "baseline_examples_per_second": 100.0}
+
+SLOWED = {"examples_per_second": 102.0, "examples_per_second_low": 101.0, "examples_per_second_high": 103.0,
+          "baseline_examples_per_second": 64.0}  # fmt: skip
 
 
 def in_turn(strategy: str, workers: int, speedup: float, low: float, high: float, **result: Any) -> Point:
@@ -82,17 +88,7 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
     ),
     "a baseline that was slowed": (
         [
-            in_turn(
-                "default",
-                1,
-                1.6,
-                1.58,
-                1.62,
-                examples_per_second=102.0,
-                examples_per_second_low=101.0,
-                examples_per_second_high=103.0,
-                baseline_examples_per_second=64.0,
-            ),
+            in_turn("default", 1, 1.6, 1.58, 1.62, **SLOWED),
             in_turn("mirrored", 2, 1.7, 1.66, 1.74),
         ],
         ("point 1", SURELY, [0], [], []),

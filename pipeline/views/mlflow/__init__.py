@@ -1,6 +1,6 @@
 """Turns a run's event log into an MLflow run: as it grows, by a process of its own, or later, by `sync`.
 
-    python -m pipeline.views.mlflow.follow  started by a `Tracker`, which names to it the folders of runs to follow
+    python -m pipeline.views.mlflow.sync_runs  started by a `Tracker`, which names to it the folders of runs to follow
     python -m pipeline sync                 sends what MLflow does not hold yet, and ends runs whose driver is gone
 
 Both fold the log through `changes`, and note in the run's `tracking.json` how far they came, where the driver reads it.

@@ -1,59 +1,20 @@
-"""Turns an event into what it changes in an MLflow run: points, parameters, tags, the data set, the end.
+"""Folds a run's events into what they change in its MLflow run: metrics, parameters, tags, the data set, the end.
 
-A pure mapping: it imports no MLflow, and leaves the sending to `pipeline.views.mlflow.copies`.
+It imports no MLflow, and leaves the sending to `pipeline.views.mlflow.copies`.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.analyze import comparable
-from pipeline.record import results
-from pipeline.record.events import (
-    Attached,
-    Built,
-    Checked,
-    Ended,
-    Epoch,
-    Event,
-    EventBase,
-    Explained,
-    Measured,
-    Profiled,
-    Report,
-    Restarted,
-    Result,
-    Resumed,
-    Run,
-    Saved,
-    Steps,
-    System,
-    Warned,
-)
+from pipeline.record import events, results
 from pipeline.record.log import to_plain
 from pipeline.views.mlflow import fields
-from pipeline.views.mlflow.fields import (
-    DIGEST_CHARACTERS,
-    NAME_CHARACTERS,
-    NOTE_TAG,
-    PARAM_CHARACTERS,
-    TAG_CHARACTERS,
-    Change,
-    DatasetUsed,
-    End,
-    MetricValue,
-    Param,
-    Reopen,
-    Tag,
-    ms,
-    safe_name,
-    tensors,
-    text,
-)
 from pipeline.views.mlflow.pages import About, sentence
-from pipeline.views.terminal.words import bare_times, rate, span
+from pipeline.views.terminal.words import speedup_span, throughput_span
 
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
@@ -65,15 +26,33 @@ STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
 @dataclass
+class Changes:
+    """Changes of an MLflow run. First it is `reopened`, at last it has an `end`: its status and time in ms."""
+
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: list[fields.MetricValue] = field(default_factory=list)
+    # As MLflow's `Dataset` takes them.
+    datasets: list[dict[str, str]] = field(default_factory=list)
+    reopened: bool = False
+    end: tuple[str, int] | None = None
+
+
+@dataclass
 class LogState:
-    """State of a log's events so far, as later events need it.
+    """State of a log's events so far, as later events need it, and the `changes` that are to be sent.
 
     `driver` is the event of the command that wrote last, the `commands`-th. Of steps, epochs and repeats that are
     made again, those up to the highest so far are sent already.
+
+    >>> state = LogState()
+    >>> state.take(events.Steps(2, [0.7, 0.6], seconds=1.0, time=8.0))
+    >>> [(point.name, point.value, point.time_ms, point.step) for point in state.changes.metrics]
+    [('train/loss', 0.7, 7500, 1), ('train/loss', 0.6, 8000, 2)]
     """
 
-    run: Run | None = None
-    driver: Run | Resumed | Attached | None = None
+    run: events.Run | None = None
+    driver: events.Run | events.Resumed | events.Attached | None = None
     commands: int = 0
     step: int = 0
     epoch: int = 0
@@ -89,278 +68,237 @@ class LogState:
     # The files of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
     report: dict[str, list[str]] = field(default_factory=dict)
     ended: bool = False
+    changes: Changes = field(default_factory=Changes)
 
+    def take(self, event: events.Event) -> None:
+        """Adds what `event` changes: nothing for an event that MLflow has no place for."""
+        handle = HANDLERS.get(type(event))
+        if handle is not None and (event.of_point or isinstance(event, events.Measured)):
+            self.time_ms = max(self.time_ms, fields.ms(event))
+            handle(self, event)
 
-def changes(event: Event, state: LogState) -> Iterator[Change]:
-    """Yields what `event` changes in the MLflow run: nothing for an event that MLflow has no place for.
+    def _tag(self, name: str, value: object) -> None:
+        self.changes.tags[fields.safe_name(name)] = fields.text(value, fields.TAG_CHARACTERS)
 
-    >>> event = Steps(2, [0.7, 0.6], seconds=1.0, time=8.0)
-    >>> [(point.name, point.value, point.time_ms, point.step) for point in changes(event, LogState())]
-    [('train/loss', 0.7, 7500, 1), ('train/loss', 0.6, 8000, 2)]
-    """
-    make = CHANGES.get(type(event))
-    if make is not None and (event.of_point or isinstance(event, Measured)):
-        state.time_ms = max(state.time_ms, ms(event))
-        yield from make(event, state)
+    def _describe(self) -> None:
+        self._tag(fields.NOTE_TAG, self.about.text)
 
+    def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
+        """Adds a point, of so many seconds before the event; nothing where the value is no number."""
+        number, called = fields.number(value), fields.safe_name(name)
+        if number is not None:
+            time_ms = fields.ms(event) - round(1000 * before)
+            self.changes.metrics.append(fields.MetricValue(called, fields.significant(called, number), time_ms, step))
 
-def _run(event: Run, state: LogState) -> Iterator[Change]:
-    if state.run is not None:
-        return
-    state.run = state.driver = event
-    state.commands = 1
-    params = {safe_name(name): text(value, PARAM_CHARACTERS) for name, value in event.params.items()}
-    yield from (Param(name, value) for name, value in params.items())
-    for name, value in event.tags.items():
-        yield Tag(safe_name(name), text(value, TAG_CHARACTERS))
-    yield Tag("pipeline.folder", text(event.folder, TAG_CHARACTERS))
-    # MLflow sorts parameters as text, and draws metrics alone.
-    for name in ("workers", "replica_batch", "global_batch"):
-        yield from _point(fields.trained(name), event.params.get(name), event, 0)
-    state.about.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
-    state.about.commit = str(event.tags.get("git_commit") or "")
-    for name, why in comparable.DOUBTS.items():
-        if event.tags.get(name) == "true":
-            state.about.note(f"**{name}**: {why}")
-    yield _described(state)
+    def _curve(self, name: str, value: object, event: events.EventBase, step: int) -> None:
+        """Adds a point of a curve that has none of that step, or of a later one."""
+        if fields.number(value) is not None and self.curves.get(fields.safe_name(name), -1) < step:
+            self.curves[fields.safe_name(name)] = step
+            self._metric(name, value, event, step)
 
+    def _begun(self, event: events.Run) -> None:
+        if self.run is not None:
+            return
+        self.run = self.driver = event
+        self.commands = 1
+        self.changes.params |= {
+            fields.safe_name(name): fields.text(value, fields.PARAM_CHARACTERS) for name, value in event.params.items()
+        }
+        for name, value in event.tags.items():
+            self._tag(name, value)
+        self._tag("pipeline.folder", event.folder)
+        # MLflow sorts parameters as text, and draws metrics alone.
+        for name in ("workers", "replica_batch", "global_batch"):
+            self._metric(fields.trained(name), event.params.get(name), event, 0)
+        self.about.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
+        self.about.commit = str(event.tags.get("git_commit") or "")
+        for name, why in comparable.DOUBTS.items():
+            if event.tags.get(name) == "true":
+                self.about.note(f"**{name}**: {why}")
+        self._describe()
 
-def _resumed(event: Resumed, state: LogState) -> Iterator[Change]:
-    state.driver, state.ended = event, False
-    state.commands += 1
-    yield Tag("status", "RUNNING")
-    yield Tag("preempted", "false")
-    # What the command before ended with holds no longer.
-    yield Tag("error", "")
-    state.about.error = ""
-    yield _described(state)
-    yield Tag("resumed", str(state.commands - 1))
-    # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
-    then = {} if state.run is None else state.run.params
-    for name, value in event.params.items():
-        if then.get(name) != value:
-            yield Tag(safe_name(f"resumed/{name}"), text(value, TAG_CHARACTERS))
-    yield Reopen()
+    def _resumed(self, event: events.Resumed) -> None:
+        self.driver, self.ended = event, False
+        self.commands += 1
+        # What the command before ended with holds no longer.
+        self.about.error = ""
+        self._tag("status", "RUNNING")
+        self._tag("preempted", "false")
+        self._tag("error", "")
+        self._tag("resumed", self.commands - 1)
+        self._describe()
+        # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
+        then = {} if self.run is None else self.run.params
+        for name, value in event.params.items():
+            if then.get(name) != value:
+                self._tag(f"resumed/{name}", value)
+        self.changes.reopened = True
 
+    def _attached(self, event: events.Attached) -> None:
+        self.driver = event
+        # Nobody may have been left to say that it goes on.
+        self._tag("status", "RUNNING")
+        self.changes.reopened = True
 
-def _attached(event: Attached, state: LogState) -> Iterator[Change]:
-    state.driver = event
-    # Nobody may have been left to say that it goes on.
-    yield Tag("status", "RUNNING")
-    yield Reopen()
+    def _built(self, event: events.Built) -> None:
+        if "built" in self.speakers:
+            return
+        self.speakers["built"], plain = event.rank, to_plain(event)
+        for name in ("parameters", "input_shape", "num_classes"):
+            if plain.get(name) is not None:
+                self._tag(name, plain[name])
+        data = "data" if self.run is None else self.run.params.get("data", "data")
+        counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
+        features = fields.tensors(event.input_dtype or "float32", event.input_shape or [])
+        self.changes.datasets.append({
+            "name": fields.text(data, fields.NAME_CHARACTERS),
+            "digest": fields.text(event.data_digest or "unknown", fields.DIGEST_CHARACTERS),
+            # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
+            "schema": json.dumps({"mlflow_tensorspec": {"features": features, "targets": fields.tensors("int32", [])}}),
+            "profile": json.dumps({name: plain[name] for name in counted if plain.get(name) is not None}),
+        })  # fmt: skip
 
+    def _measured(self, event: events.Measured) -> None:
+        group = event.group or "point"
+        speaker = self.speakers.setdefault(f"measured {group}", event.rank)
+        if speaker == event.rank and event.repeat > self.repeats.get(group, -1):
+            self.repeats[group] = event.repeat
+            self._metric(fields.timed(group), _rate(event), event, event.repeat)
 
-def _built(event: Built, state: LogState) -> Iterator[Change]:
-    if "built" in state.speakers:
-        return
-    state.speakers["built"], plain = event.rank, to_plain(event)
-    for name in ("parameters", "input_shape", "num_classes"):
-        if plain.get(name) is not None:
-            yield Tag(name, text(plain[name], TAG_CHARACTERS))
-    data = "data" if state.run is None else state.run.params.get("data", "data")
-    counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
-    features = tensors(event.input_dtype or "float32", event.input_shape or [])
-    yield DatasetUsed(
-        name=text(data, NAME_CHARACTERS),
-        digest=text(event.data_digest or "unknown", DIGEST_CHARACTERS),
-        # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
-        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": tensors("int32", [])}}),
-        profile=json.dumps({name: plain[name] for name in counted if plain.get(name) is not None}),
-    )
-
-
-def _measured(event: Measured, state: LogState) -> Iterator[Change]:
-    group = event.group or "point"
-    speaker = state.speakers.setdefault(f"measured {group}", event.rank)
-    if speaker == event.rank and event.repeat > state.repeats.get(group, -1):
-        state.repeats[group] = event.repeat
-        yield from _point(fields.timed(group), _rate(event), event, event.repeat)
-
-
-def _steps(event: Steps, state: LogState) -> Iterator[Change]:
-    losses, last, seconds = event.losses, event.step, fields.number(event.seconds) or 0.0
-    before, state.step = state.step, max(state.step, last)
-    if last <= before:
-        return
-    if state.training_ms is None:
-        state.training_ms = ms(event)
-    for index, loss in enumerate(losses):
-        if last - len(losses) + index + 1 <= before:
-            continue
+    def _stepped(self, event: events.Steps) -> None:
+        losses, last, seconds = event.losses, event.step, fields.number(event.seconds) or 0.0
+        before, self.step = self.step, max(self.step, last)
+        if last <= before:
+            return
+        if self.training_ms is None:
+            self.training_ms = fields.ms(event)
         # The call took `seconds` and ended now; its steps took equal parts of that.
-        left = len(losses) - 1 - index
-        yield from _point(fields.trained("loss"), loss, event, last - left, seconds * left / len(losses))
-    for name, value in event.metrics.items():
-        if name != "loss":
-            yield from _curve(fields.trained(name), value, event, last, state)
-    yield from _point(fields.trained("learning_rate"), event.learning_rate, event, last)
-    yield from _point(fields.trained("examples_per_second"), _rate(event), event, last)
+        for left, loss in zip(reversed(range(len(losses))), losses, strict=True):
+            if last - left > before:
+                self._metric(fields.trained("loss"), loss, event, last - left, seconds * left / len(losses))
+        for name, value in event.metrics.items():
+            if name != "loss":
+                self._curve(fields.trained(name), value, event, last)
+        self._metric(fields.trained("learning_rate"), event.learning_rate, event, last)
+        self._metric(fields.trained("examples_per_second"), _rate(event), event, last)
+
+    def _epoch(self, event: events.Epoch) -> None:
+        if event.epoch <= self.epoch:
+            return
+        self.epoch = event.epoch
+        # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
+        self._metric(fields.trained("epoch"), event.epoch, event, event.step)
+        self._learnt(event, event, event.step)
+
+    def _learnt(self, values: events.Epoch | results.Training, event: events.EventBase, step: int) -> None:
+        """Adds an epoch's metrics; a value that is sent already for that step is left out."""
+        self._curve(fields.trained("epoch_loss"), values.loss, event, step)
+        for name, value in values.metrics.items():
+            self._curve(fields.trained(name), value, event, step)
+        held_out: dict[str, float | None] = {"loss": values.val_loss, **values.val_metrics}
+        for name, held in held_out.items():
+            self._curve(fields.validated(name), held, event, step)
+
+    def _system(self, event: events.System) -> None:
+        host = fields.safe_name(event.host).replace("/", "_")
+        step = self.samples[host] = self.samples.get(host, -1) + 1
+        for name, value in event.values.items():
+            self._metric(f"system/{host}/{name}", value, event, step)
+
+    def _noted(self, event: events.Warned | events.Restarted) -> None:
+        self.about.note(event.text)
+        self._describe()
+
+    def _saved(self, event: events.Saved) -> None:
+        self.model = event.path
+
+    def _result(self, event: events.Result) -> None:
+        for name, value in event.values.items():
+            if MEASUREMENT.search(name):
+                called = fields.measurement(name)
+                # After the repeats that it is the median of.
+                repeats = {fields.timed(group): repeat + 1 for group, repeat in self.repeats.items()}
+                self._metric(called, value, event, repeats.get(called, 0) + self.commands - 1)
+            elif name in RESULT_TAGS and (value is not None or self.commands > 1):
+                # What the result of an earlier command said holds no longer.
+                self._tag(name, "" if value is None else value)
+        result = results.from_values(event.values)
+        # The intervals of what is compared, each in one column of MLflow's table.
+        for name, ends in (("speedup", speedup_span(result.speed)), (fields.FIRST, throughput_span(result.speed))):
+            if ends:
+                self._tag(f"{name}_range", ends)
+        # What no epoch has told.
+        self._learnt(result.training, event, max(self.step, *self.curves.values(), 0))
+        self.about.result = sentence(result)
+        for note in result.notes:
+            self.about.note(note)
+        self._describe()
+
+    def _reported(self, event: events.Report) -> None:
+        """Takes a sweep's report, written once more: its points have the numbers, which it would double."""
+        self.report = event.files
+        for name, value in event.tags.items():
+            self._tag(name, value or "")
+        self._tag(fields.NOTE_TAG, event.text)
+
+    def _profiled(self, event: events.Profiled) -> None:
+        profile = event.values
+        self._tag("profile.bound", profile.bound)
+        self._metric("profile/input_examples_per_second", profile.input_examples_per_second, event, 0)
+        self._metric("profile/model_examples_per_second", profile.model_examples_per_second, event, 0)
+        self._metric("profile/ceiling_examples_per_second", profile.ceiling_examples_per_second, event, 0)
+
+    def _checked(self, event: events.Checked) -> None:
+        """Takes the outcome of the check; the sentence about it is a note of the result."""
+        if event.rank == 0:
+            self._tag("check", event.values.outcome)
+            if event.values.outcome != "not made":
+                self._metric(f"{fields.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
+
+    def _explained(self, event: events.Explained) -> None:
+        explanation = event.values
+        for name, words in (("bound", explanation.bound), ("straggler", explanation.straggler)):
+            if words:
+                self._tag(f"explain.{name}", words)
+        self._metric("explain/lost", explanation.lost, event, 0)
+        for part in explanation.parts:
+            self._metric(f"explain/{part.name.replace(' ', '_')}", part.share, event, 0)
+
+    def _ended(self, event: events.Ended) -> None:
+        preempted = event.status == "PREEMPTED"
+        status = "KILLED" if preempted else event.status if event.status in STATUSES else "FAILED"
+        self.ended = True
+        if preempted:
+            self._tag("preempted", "true")
+        self._tag("status", status)
+        if event.error:
+            self._tag("error", event.error)
+            self.about.error = event.error
+            self._describe()
+        self.changes.end = status, fields.ms(event)
 
 
-def _epoch(event: Epoch, state: LogState) -> Iterator[Change]:
-    if event.epoch <= state.epoch:
-        return
-    state.epoch = event.epoch
-    # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
-    yield from _point(fields.trained("epoch"), event.epoch, event, event.step)
-    yield from _learnt(event.loss, event.metrics, event.val_loss, event.val_metrics, event, event.step, state)
-
-
-def _learnt(
-    loss: float | None,
-    metrics: Mapping[str, float],
-    val_loss: float | None,
-    val_metrics: Mapping[str, float],
-    event: EventBase,
-    step: int,
-    state: LogState,
-) -> Iterator[MetricValue]:
-    """Yields an epoch's metrics; a value that is sent already for that step is left out."""
-    train = {fields.trained("epoch_loss"): loss} | {fields.trained(name): value for name, value in metrics.items()}
-    held_out = {fields.validated(name): value for name, value in {"loss": val_loss, **val_metrics}.items()}
-    for name, value in (train | held_out).items():
-        yield from _curve(name, value, event, step, state)
-
-
-def _curve(name: str, value: object, event: EventBase, step: int, state: LogState) -> Iterator[MetricValue]:
-    """A point of a curve that has none of that step, or of a later one."""
-    for point in _point(name, value, event, step):
-        if state.curves.get(point.name, -1) < step:
-            state.curves[point.name] = step
-            yield point
-
-
-def _system(event: System, state: LogState) -> Iterator[Change]:
-    host = safe_name(event.host).replace("/", "_")
-    step = state.samples[host] = state.samples.get(host, -1) + 1
-    for name, value in event.values.items():
-        yield from _point(f"system/{host}/{name}", value, event, step)
-
-
-def _noted(event: Warned | Restarted, state: LogState) -> Iterator[Tag]:
-    state.about.note(event.text)
-    yield _described(state)
-
-
-def _described(state: LogState) -> Tag:
-    return Tag(NOTE_TAG, text(state.about.text, TAG_CHARACTERS))
-
-
-def _saved(event: Saved, state: LogState) -> Iterator[Change]:
-    state.model = event.path
-    return iter(())
-
-
-def _result(event: Result, state: LogState) -> Iterator[Change]:
-    for name, value in event.values.items():
-        if MEASUREMENT.search(name):
-            called = fields.measurement(name)
-            # After the repeats that it is the median of.
-            repeats = {fields.timed(group): repeat + 1 for group, repeat in state.repeats.items()}
-            yield from _point(called, value, event, repeats.get(called, 0) + state.commands - 1)
-        elif name in RESULT_TAGS and (value is not None or state.commands > 1):
-            # What the result of an earlier command said holds no longer.
-            yield Tag(name, "" if value is None else text(value, TAG_CHARACTERS))
-    result = results.from_values(event.values)
-    yield from _ranges(result.speed)
-    # What no epoch has told.
-    training = result.training
-    held_out = training.val_loss, training.val_metrics
-    yield from _learnt(
-        training.loss, training.metrics, *held_out, event, max(state.step, *state.curves.values(), 0), state
-    )
-    state.about.result = sentence(result)
-    for note in result.notes:
-        state.about.note(note)
-    yield _described(state)
-
-
-def _ranges(speed: results.Speed) -> Iterator[Tag]:
-    """The intervals of what is compared, each in one column of MLflow's table."""
-    throughput = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to ")
-    for name, ends in (
-        ("speedup", span(speed.speedup_low, speed.speedup_high, bare_times, " to ")),
-        (fields.FIRST, throughput),
-    ):
-        if ends:
-            yield Tag(f"{name}_range", ends)
-
-
-def _reported(event: Report, state: LogState) -> Iterator[Change]:
-    """A sweep's report, written once more, and what it says: its points have the numbers, which it would double."""
-    state.report = event.files
-    for name, value in event.tags.items():
-        yield Tag(safe_name(name), text("" if value is None else value, TAG_CHARACTERS))
-    yield Tag(NOTE_TAG, text(event.text, TAG_CHARACTERS))
-
-
-def _profiled(event: Profiled, state: LogState) -> Iterator[Change]:
-    profile = event.values
-    yield Tag("profile.bound", text(profile.bound, TAG_CHARACTERS))
-    yield from _point("profile/input_examples_per_second", profile.input_examples_per_second, event, 0)
-    yield from _point("profile/model_examples_per_second", profile.model_examples_per_second, event, 0)
-    yield from _point("profile/ceiling_examples_per_second", profile.ceiling_examples_per_second, event, 0)
-
-
-def _checked(event: Checked, state: LogState) -> Iterator[Change]:
-    """Yields the outcome of the check; the sentence about it is a note of the result."""
-    if event.rank == 0:
-        yield Tag("check", event.values.outcome)
-        if event.values.outcome != "not made":
-            yield from _point(f"{fields.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
-
-
-def _explained(event: Explained, state: LogState) -> Iterator[Change]:
-    explanation = event.values
-    for name, words in (("bound", explanation.bound), ("straggler", explanation.straggler)):
-        if words:
-            yield Tag(f"explain.{name}", text(words, TAG_CHARACTERS))
-    yield from _point("explain/lost", explanation.lost, event, 0)
-    for part in explanation.parts:
-        yield from _point(f"explain/{part.name.replace(' ', '_')}", part.share, event, 0)
-
-
-def _ended(event: Ended, state: LogState) -> Iterator[Change]:
-    preempted = event.status == "PREEMPTED"
-    status = "KILLED" if preempted else event.status if event.status in STATUSES else "FAILED"
-    state.ended = True
-    if preempted:
-        yield Tag("preempted", "true")
-    yield Tag("status", status)
-    if event.error:
-        yield Tag("error", text(event.error, TAG_CHARACTERS))
-        state.about.error = event.error
-        yield _described(state)
-    yield End(status, ms(event))
-
-
-def _point(name: str, value: object, event: EventBase, step: int, seconds_before: float = 0.0) -> Iterator[MetricValue]:
-    number, called = fields.number(value), safe_name(name)
-    if number is not None:
-        yield MetricValue(called, fields.significant(called, number), ms(event) - round(1000 * seconds_before), step)
-
-
-def _rate(event: Measured | Steps) -> float | None:
+def _rate(event: events.Measured | events.Steps) -> float | None:
     examples, seconds = fields.number(event.examples), fields.number(event.seconds)
     return examples / seconds if examples is not None and seconds else None
 
 
-CHANGES: dict[type[Event], Callable[[Any, LogState], Iterable[Change]]] = {
-    Run: _run,
-    Resumed: _resumed,
-    Attached: _attached,
-    Built: _built,
-    Measured: _measured,
-    Profiled: _profiled,
-    Steps: _steps,
-    Epoch: _epoch,
-    System: _system,
-    Warned: _noted,
-    Restarted: _noted,
-    Saved: _saved,
-    Checked: _checked,
-    Explained: _explained,
-    Result: _result,
-    Report: _reported,
-    Ended: _ended,
+HANDLERS: dict[type[events.Event], Callable[[LogState, Any], None]] = {
+    events.Run: LogState._begun,
+    events.Resumed: LogState._resumed,
+    events.Attached: LogState._attached,
+    events.Built: LogState._built,
+    events.Measured: LogState._measured,
+    events.Profiled: LogState._profiled,
+    events.Steps: LogState._stepped,
+    events.Epoch: LogState._epoch,
+    events.System: LogState._system,
+    events.Warned: LogState._noted,
+    events.Restarted: LogState._noted,
+    events.Saved: LogState._saved,
+    events.Checked: LogState._checked,
+    events.Explained: LogState._explained,
+    events.Result: LogState._result,
+    events.Report: LogState._reported,
+    events.Ended: LogState._ended,
 }

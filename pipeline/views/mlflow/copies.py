@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.analyze.history import ID_LETTERS
 from pipeline.errors import UserError
@@ -20,20 +20,8 @@ from pipeline.record import log, tracking
 from pipeline.record.events import SAMPLE, Run
 from pipeline.record.tracking import DELETED, LOG, Copied, TrackingStore
 from pipeline.views.mlflow import pages
-from pipeline.views.mlflow.changes import LogState, changes
-from pipeline.views.mlflow.fields import (
-    FIRST,
-    NAME_CHARACTERS,
-    Change,
-    DatasetUsed,
-    End,
-    MetricValue,
-    Param,
-    Reopen,
-    Tag,
-    ms,
-    text,
-)
+from pipeline.views.mlflow.changes import Changes, LogState
+from pipeline.views.mlflow.fields import FIRST, NAME_CHARACTERS, ms, text
 from pipeline.views.mlflow.stores import local_artifacts, open_client, requests_may_take, without_password
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
@@ -43,8 +31,6 @@ UPLOAD_SECONDS = 60
 KEY_TAG = "pipeline.key"
 # MLflow's compare page opens on the first metric logged: hold others back this long so that throughput comes first.
 FIRST_MS = 30_000
-
-Kind = TypeVar("Kind")
 
 
 class Deleted(UserError):
@@ -58,10 +44,8 @@ class Copy:
         self.folder, self.log, self._store = folder, folder / LOG, store
         self._lock: int | None = None
         self._client: Any = None
-        self._points_a_request, self.sent = POINTS_A_REQUEST, 0
-        # What the log changes beyond what is sent, and how many events that was.
-        self._pending: list[Change] = []
-        self._count = 0
+        # How many events were sent, and from how many what is to be sent now is.
+        self._points_a_request, self.sent, self._count = POINTS_A_REQUEST, 0, 0
         self._load()
 
     @property
@@ -138,7 +122,7 @@ class Copy:
             self._send()
             self.sent += self._count
             self._keep(replace(self._copied, offset=self._position, problem=None))
-            self._pending, self._count = [], 0
+            self.state.changes, self._count = Changes(), 0
             self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
             return True
         except Exception:
@@ -167,8 +151,7 @@ class Copy:
 
     def _rewind(self) -> None:
         """Goes back to the start, for what later events need of earlier ones. Nothing is sent again."""
-        self.state, self._position = LogState(), 0
-        self._pending, self._count = [], 0
+        self.state, self._position, self._count = LogState(), 0, 0
 
     def _keep(self, copied: Copied) -> None:
         self._copied = copied
@@ -176,21 +159,20 @@ class Copy:
         tracking.write(self.folder, self._tracking)
 
     def _read(self) -> bool:
-        """Fills `_pending` with what the next stretch of the log changes; False where the log has no more."""
+        """Takes the changes of the next stretch of the log; False where the log has no more."""
         if self._count:
             return True
         for event, end in log.read(self.log, self._position):
-            new: list[Change] = []
             try:
-                new.extend(changes(event, self.state))
+                self.state.take(event)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 print(f"{self.log}: an event is left out, since {error!r}: {str(event)[:200]}", file=sys.stderr)
             self._position = end
             if end <= self._copied.offset:
+                self.state.changes = Changes()
                 continue
-            self._pending += new
             self._count += 1
-            if len(self._pending) >= POINTS_A_REQUEST or self.state.ended:
+            if len(self.state.changes.metrics) >= POINTS_A_REQUEST or self.state.ended:
                 break
         return self._count > 0
 
@@ -210,41 +192,37 @@ class Copy:
     def _send(self) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
-        client = self._open()
+        client, changes = self._open(), self.state.changes
         if self.run_id is None:
             self._create()
         self._send_texts()
-        points = sorted(self._of(MetricValue), key=lambda point: point.name != FIRST)
+        points = sorted(changes.metrics, key=lambda point: point.name != FIRST)
         self._log("metrics", [Metric(*point) for point in points], self._points_a_request)
-        if self._of(Reopen):
+        if changes.reopened:
             client.update_run(self.run_id, status="RUNNING")
             self._copied = replace(self._copied, closed=None, killed_ms=None)
-        for data in self._of(DatasetUsed):
-            source = json.dumps({"tags": {"name": data.name}})
-            dataset = Dataset(data.name, data.digest, "code", source, data.schema, data.profile)
+        for data in changes.datasets:
+            dataset = Dataset(**data, source_type="code", source=json.dumps({"tags": {"name": data["name"]}}))
             client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
-        for end in self._of(End):
+        if changes.end:
+            status, time_ms = changes.end
             try:
                 self._upload()
             finally:
-                client.set_terminated(self.run_id, end.status, end.time_ms)
+                client.set_terminated(self.run_id, status, time_ms)
             self._delete_twins()
-            self._copied = replace(self._copied, closed=end.status)
+            self._copied = replace(self._copied, closed=status)
 
     def _send_texts(self) -> None:
-        from mlflow.entities import Param as Parameter
-        from mlflow.entities import RunTag
+        from mlflow.entities import Param, RunTag
 
-        self._log("params", [Parameter(*param) for param in self._of(Param)], TEXTS_A_REQUEST)
-        self._log("tags", [RunTag(*tag) for tag in dict(self._of(Tag)).items()], TEXTS_A_REQUEST)
+        self._log("params", [Param(*param) for param in self.state.changes.params.items()], TEXTS_A_REQUEST)
+        self._log("tags", [RunTag(*tag) for tag in self.state.changes.tags.items()], TEXTS_A_REQUEST)
 
     def _log(self, kind: str, items: Sequence[Any], size: int) -> None:
         """Sends items of a kind, so many in a request."""
         for start in range(0, len(items), size):
             self._open().log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
-
-    def _of(self, kind: type[Kind]) -> list[Kind]:
-        return [change for change in self._pending if isinstance(change, kind)]
 
     def _open(self) -> Any:
         if self._client is None:

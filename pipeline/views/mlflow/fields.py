@@ -40,43 +40,6 @@ class MetricValue(NamedTuple):
     step: int
 
 
-class Param(NamedTuple):
-    """A parameter, fixed for the run."""
-
-    name: str
-    value: str
-
-
-class Tag(NamedTuple):
-    """A tag, which a later one of its name replaces."""
-
-    name: str
-    value: str
-
-
-class DatasetUsed(NamedTuple):
-    """The data set that the run read."""
-
-    name: str
-    digest: str
-    schema: str
-    profile: str
-
-
-class Reopen(NamedTuple):
-    """The run goes on after all."""
-
-
-class End(NamedTuple):
-    """The run is over."""
-
-    status: str
-    time_ms: int
-
-
-Change = MetricValue | Param | Tag | DatasetUsed | Reopen | End
-
-
 def measurement(name: str) -> str:
     """Returns the metric name of a measurement of result.json.
 

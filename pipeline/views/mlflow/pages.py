@@ -13,7 +13,17 @@ from typing import Any
 from pipeline.analyze.comparable import doubts
 from pipeline.record.results import Result
 from pipeline.views.mlflow.fields import NOTE_TAG
-from pipeline.views.terminal.words import bare_times, brackets, clean, figure, listed, percent, plural, rate, span
+from pipeline.views.terminal.words import (
+    brackets,
+    clean,
+    figure,
+    listed,
+    per_second,
+    percent,
+    plural,
+    speedup_span,
+    throughput_span,
+)
 
 # Enough of a commit's name to find it by.
 COMMIT_LETTERS = 12
@@ -101,14 +111,14 @@ def sentence(result: Result) -> str:
     speed, layout, training = result.speed, result.layout, result.training
     if speed.examples_per_second is None:
         return ""
-    ends = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to ")
-    throughput = f"{rate(speed.examples_per_second)} examples/s"
+    ends, throughput = throughput_span(speed), per_second(speed)
     doubtful = listed(*doubts(layout))
     lead = f"**{throughput}**{brackets(listed(doubtful, ends))}"
     if speed.speedup is not None:
-        of_speedup = span(speed.speedup_low, speed.speedup_high, bare_times, " to ")
         efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
-        lead = f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, of_speedup))}{efficiency}: "
+        lead = (
+            f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, speedup_span(speed)))}{efficiency}: "
+        )
         lead += f"{throughput}{brackets(ends)}"
     strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
     scaling = f"{layout.scaling} scaling" if layout.scaling else ""

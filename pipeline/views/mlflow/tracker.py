@@ -111,7 +111,7 @@ class Tracker:
             os.unlink(names_file)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.views.mlflow.follow"],
+                [sys.executable, "-m", "pipeline.views.mlflow.sync_runs"],
                 stdin=self._names,
                 stdout=log,
                 stderr=log,

@@ -22,7 +22,7 @@ from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, TrackingStore, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import RunResult, Tracking
-from pipeline.views.report import page, sweep_facts
+from pipeline.views.report import page
 from pipeline.views.report.canvas import Drawn, MissingFigure
 from pipeline.views.report.figures import draw
 from pipeline.views.report.gather import ReportedRun, ReportedSweep, gather
@@ -86,7 +86,7 @@ def write(folder: Path) -> WrittenReport:
         old.unlink()
     figures = [path for figure in drawn if isinstance(figure, Drawn) for path in _kept(figure, beside)]
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
-    command = sweep_facts.next_command(sweep, decided)
+    command = page.next_command(sweep, decided)
     written = WrittenReport(sweep, decided, html, table, tuple(figures), drawn, command)
     _write_pages(written)
     return written
@@ -204,7 +204,6 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
 def _report_event(written: WrittenReport, now: float) -> Report:
     """Returns the report as MLflow shows it: files and texts. Its points have the numbers."""
     best = written.verdict.best
-    typed = [command for fact in sweep_facts.facts(written.sweep) for command in fact.commands]
     listed = [
         f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points
@@ -224,7 +223,7 @@ def _report_event(written: WrittenReport, now: float) -> Report:
             [
                 *written.lines,
                 *[f"`{clean(written.command)}`"] * bool(written.command),
-                *(f"`{command.replace('`', '?')}`" for command in typed),
+                *(f"`{command.replace('`', '?')}`" for command in page.typed_commands(written.sweep)),
                 "The report is report.html under Artifacts. Its points:",
                 "\n".join(listed),
             ]

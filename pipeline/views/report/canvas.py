@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+class StrategyLook(TypedDict):
+    """The colour and the marker of a strategy, as matplotlib takes them."""
+
+    color: str
+    marker: str
+
 
 Dash = str | tuple[float, tuple[float, ...]]
 MARKERS = "osD^vPX"
@@ -100,29 +108,18 @@ class MissingFigure:
     why: str
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """A figure before it is rendered, with what its legend has."""
-
-    name: str
-    title: str
-    description: str
-    figure: Figure
-    handles: Sequence[Artist] = field(default=())
-
-
-def rendered(sketch: Sketch) -> Drawn:
-    """Returns the figure with its files."""
-    if sketch.handles:
-        sketch.figure.legend(
-            handles=sketch.handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
+def rendered(name: str, title: str, description: str, figure: Figure, handles: Sequence[Artist] = ()) -> Drawn:
+    """Returns the figure with its files; its legend has the `handles`."""
+    if handles:
+        figure.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
             handlelength=3.2, labelspacing=0.35, borderaxespad=0.3,
         )  # fmt: skip
     svg, png = BytesIO(), BytesIO()
     # No date: an unchanged report stays the same.
-    sketch.figure.savefig(svg, format="svg", metadata={"Date": None})
-    sketch.figure.savefig(png, format="png", dpi=DPI)
-    return Drawn(sketch.name, sketch.title, sketch.description, svg.getvalue(), png.getvalue())
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=DPI)
+    return Drawn(name, title, description, svg.getvalue(), png.getvalue())
 
 
 def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
@@ -132,30 +129,15 @@ def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
     return _figure(height, count, below, 0.25 / PANEL)
 
 
-@dataclass(frozen=True)
-class Label:
-    """A text above a bar, and the colour and marker before it."""
+def bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Figure, Axes, float]:
+    """Returns (a figure, its axes, how thick a bar is) for bars at 0, 1, ... from the top, each under its label.
 
-    text: str
-    colour: str
-    marker: str
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Horizontal bars at 0, 1, ... from the top, so `thick`, each with its label above it."""
-
-    figure: Figure
-    axes: Axes
-    thick: float
-
-
-def bars(labels: Sequence[Label], rows: int = 0) -> Bars:
-    """A figure for a bar under each label, with room for a legend of so many rows."""
+    A label is a text with a look before it. There is room for a legend of so many rows.
+    """
     from matplotlib.ticker import EngFormatter, MaxNLocator
     from matplotlib.transforms import ScaledTranslation
 
-    wrapped = [fill(label.text, MOST_CHARACTERS) for label in labels]
+    wrapped = [fill(text, MOST_CHARACTERS) for text, _ in labels]
     row = THICK + 0.12 + LINE * max(text.count("\n") + 1 for text in wrapped)
     below = BOTTOM + (ROW * rows + 0.1 if rows else 0.0)
     figure, (axes,) = _figure(0.1 + len(labels) * row + below, 1, below, 0, left=0.2, top=0.1)
@@ -165,20 +147,15 @@ def bars(labels: Sequence[Label], rows: int = 0) -> Bars:
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for place, (label, text) in enumerate(zip(labels, wrapped, strict=True)):
+    for place, ((_, look), text) in enumerate(zip(labels, wrapped, strict=True)):
         above = (0, place - 0.6 * thick)
         axes.annotate(text, above, (AFTER_MARKER, 0), textcoords="offset points", ha="left", va="bottom",
                       fontsize=SMALL, linespacing=1.1, annotation_clip=False)  # fmt: skip
         lines = text.count("\n")
         beside = ScaledTranslation(4 / 72, 5 / 72 + lines * LINE, figure.dpi_scale_trans)
-        axes.plot(*([at] for at in above), color=label.colour, marker=label.marker, ms=6, ls="none", clip_on=False,
+        axes.plot(*([at] for at in above), **look, ms=6, ls="none", clip_on=False,
                   transform=axes.transData + beside)  # fmt: skip
-    return Bars(figure, axes, thick)
-
-
-def handles_of(axes: Axes) -> list[Artist]:
-    """Returns a legend's entries for the panel."""
-    return list(axes.get_legend_handles_labels()[0])
+    return figure, axes, thick
 
 
 def interval_handle(name: str) -> Artist:

@@ -5,30 +5,11 @@ A strategy has one colour and one marker in all of them. How they are drawn is i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.views.report.canvas import (
-    CAUSES,
-    DASHES,
-    IDEAL,
-    INK,
-    MARKERS,
-    PAPER,
-    STRATEGIES,
-    STYLE,
-    Dash,
-    Drawn,
-    Label,
-    MissingFigure,
-    Sketch,
-    bars,
-    handles_of,
-    interval_handle,
-    panels,
-    rendered,
-)
+from pipeline.analyze.comparable import grouped
+from pipeline.views.report import canvas
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
 from pipeline.views.terminal.verdict_text import mark_texts
 from pipeline.views.terminal.words import brackets, percent, rate, span
@@ -45,47 +26,38 @@ HATCHES = {
 MOST_BARS, MOST_LINES = 40, 7
 
 
-@dataclass(frozen=True)
-class StrategyLook:
-    """The colour and the marker of a strategy."""
-
-    colour: str
-    marker: str
-
-
-def draw(sweep: ReportedSweep) -> list[Drawn | MissingFigure]:
+def draw(sweep: ReportedSweep) -> list[canvas.Drawn | canvas.MissingFigure]:
     """Returns the report's figures, in its order."""
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
-        sketches = [make(sweep) for make in (_scaling, _throughput, _learning, _steps)]
-        return [rendered(sketch) if isinstance(sketch, Sketch) else sketch for sketch in sketches]
+    with mpl.rc_context(canvas.STYLE):
+        return [make(sweep) for make in (_scaling, _throughput, _learning, _steps)]
 
 
-def look(place: int) -> StrategyLook:
+def look(place: int) -> canvas.StrategyLook:
     """Returns the look of the strategy with this place among others: where colours begin again, markers go on."""
-    count = len(STRATEGIES)
-    return StrategyLook(STRATEGIES[place % count], MARKERS[(place + place // count) % len(MARKERS)])
+    count, markers = len(canvas.STRATEGIES), canvas.MARKERS
+    marker = markers[(place + place // count) % len(markers)]
+    return canvas.StrategyLook(color=canvas.STRATEGIES[place % count], marker=marker)
 
 
-def _scaling(sweep: ReportedSweep) -> Sketch | MissingFigure:
+def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     """Speedup and efficiency against workers."""
     title = "Speedup and efficiency against workers"
     points = [point for point in sweep.measured if point.result.speed.speedup is not None]
     if not points:
-        return MissingFigure(title, "no point has a speedup: it needs a baseline, and measure.steps other than 0")
+        return canvas.MissingFigure(
+            title, "no point has a speedup: it needs a baseline, and measure.steps other than 0"
+        )
     if len({_workers(point) for point in points}) < 2:
-        return MissingFigure(title, "all points have as many workers")
-    series: dict[str, list[ReportedRun]] = {}
-    for point in points:
-        series.setdefault(_series(point, sweep), []).append(point)
+        return canvas.MissingFigure(title, "all points have as many workers")
+    series = grouped((_series(point, sweep), point) for point in points)
     foreseen = {point.place: ends for point in points if (ends := _foreseen(point))}
-    figure, (above, below) = panels(2, len(series) + 1 + bool(foreseen) + bool(sweep.confidences))
+    figure, (above, below) = canvas.panels(2, len(series) + 1 + bool(foreseen) + bool(sweep.confidences))
     largest = max(map(_workers, points))
-    above.plot(
-        [1, largest], [1, largest], color=IDEAL, lw=1.2, ls=(0, (2, 2)), label="ideal: as many times as fast as workers"
-    )
-    below.plot([1, largest], [1, 1], color=IDEAL, lw=1.2, ls=(0, (2, 2)))
+    ideal: dict[str, Any] = {"color": canvas.IDEAL, "lw": 1.2, "ls": (0, (2, 2))}
+    above.plot([1, largest], [1, largest], **ideal, label="ideal: as many times as fast as workers")
+    below.plot([1, largest], [1, 1], **ideal)
     # Beside each other, where they would lie on each other.
     apart = 0.012 * largest
     beside: dict[int, float] = {}
@@ -94,14 +66,13 @@ def _scaling(sweep: ReportedSweep) -> Sketch | MissingFigure:
         of_series = sorted(unsorted, key=_workers)
         shifted = [_workers(point) + apart * (place - (len(series) - 1) / 2) for point in of_series]
         beside |= {point.place: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
-        drawn = _looks(sweep)[_strategy(of_series[0])]
-        _lines(above, below, of_series, shifted, color=drawn.colour, marker=drawn.marker, ls=dashes[place], label=name)
+        _lines(above, below, of_series, shifted, **_look_of(of_series[0], sweep), ls=dashes[place], label=name)
     for place, (middle, low, high) in foreseen.items():
         count = next(_workers(point) for point in points if point.place == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             axes.errorbar(
                 [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]],
-                color=IDEAL, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None,
+                color=canvas.IDEAL, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None,
                 zorder=1.5,
             )  # fmt: skip
     above.set_ylabel("speedup")
@@ -113,9 +84,10 @@ def _scaling(sweep: ReportedSweep) -> Sketch | MissingFigure:
         axes.set_xticks(ticks if len(ticks) <= 8 else ticks[:: len(ticks) // 8 + 1], minor=False)
     below.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     texts = "; ".join(f"{_strategy(point)}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points)
-    intervals = [interval_handle(interval_name(sweep))] if sweep.confidences else []
-    handles = [*handles_of(above), *intervals]
-    return Sketch("scaling", title, f"Speedup over one device, by workers. {texts}.", figure, handles)
+    handles = [*above.get_legend_handles_labels()[0]]
+    if sweep.confidences:
+        handles.append(canvas.interval_handle(interval_name(sweep)))
+    return canvas.rendered("scaling", title, f"Speedup over one device, by workers. {texts}.", figure, handles)
 
 
 def _lines(above: Axes, below: Axes, points: Sequence[ReportedRun], shifted: Sequence[float], **drawn: Any) -> None:
@@ -133,77 +105,76 @@ def _lines(above: Axes, below: Axes, points: Sequence[ReportedRun], shifted: Seq
         )  # fmt: skip
 
 
-def _throughput(sweep: ReportedSweep) -> Sketch | MissingFigure:
+def _throughput(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     """Throughput of each point."""
     title = "Throughput by strategy"
     if not sweep.measured:
-        return MissingFigure(title, "no point was measured")
-    points, looks = _first(sweep.measured), _looks(sweep)
+        return canvas.MissingFigure(title, "no point was measured")
+    points = _first(sweep.measured)
     ends = list(map(_throughput_of, points))
     texts = [
         f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}"
         for point, (middle, low, high) in zip(points, ends, strict=True)
     ]
-    drawn = bars(_labels(points, texts, looks))
+    looks = [_look_of(point, sweep) for point in points]
+    figure, axes, thick = canvas.bars([*zip(texts, looks, strict=True)])
     for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
-        colour = looks[_strategy(point)].colour
-        faint = not point.marks.compares
-        drawn.axes.barh(place, middle, drawn.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
-        errors = [[middle - low], [high - middle]]
-        drawn.axes.errorbar([middle], [place], xerr=errors, color=INK, capsize=3, lw=1.2)
-    drawn.axes.set_xlabel(f"training examples per second{brackets(interval_name(sweep))}")
-    return Sketch("throughput", title, f"Training examples per second. {'; '.join(texts)}.", drawn.figure)
+        colour, alpha = looks[place]["color"], 1.0 if point.marks.compares else 0.35
+        axes.barh(place, middle, thick, color=colour, alpha=alpha, edgecolor=colour)
+        axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=canvas.INK, capsize=3, lw=1.2)
+    axes.set_xlabel(f"training examples per second{brackets(interval_name(sweep))}")
+    return canvas.rendered("throughput", title, f"Training examples per second. {'; '.join(texts)}.", figure)
 
 
-def _learning(sweep: ReportedSweep) -> Sketch | MissingFigure:
+def _learning(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     """The validation metric against seconds of training."""
     title = "Time to accuracy"
     points = [point for point in sweep.points if sweep.curve(point)]
     if not points or sweep.metric is None:
-        return MissingFigure(title, "no point has validated: train.epochs of 1 or more does")
+        return canvas.MissingFigure(title, "no point has validated: train.epochs of 1 or more does")
     shown = sorted(points, key=lambda point: (sweep.seconds_to_target(point) or 0.0, point.place))[:MOST_LINES]
-    figure, (axes,) = panels(1, len(shown) + 1)
+    figure, (axes,) = canvas.panels(1, len(shown) + 1)
     for point, dashes in zip(shown, _dashes(shown), strict=True):
-        curve, drawn = sweep.curve(point), _looks(sweep)[_strategy(point)]
-        every = max(1, len(curve) // 10)
-        axes.plot(*zip(*curve, strict=True), color=drawn.colour, marker=drawn.marker, ls=dashes, ms=4.5, lw=1.6,
-                  markevery=every, label=_series(point, sweep, point.name))  # fmt: skip
+        curve = sweep.curve(point)
+        axes.plot(*zip(*curve, strict=True), **_look_of(point, sweep), ls=dashes, ms=4.5, lw=1.6,
+                  markevery=max(1, len(curve) // 10), label=_series(point, sweep, point.name))  # fmt: skip
     if sweep.target is not None:
         reached = f"{sweep.target:.4g}: what all of them reached"
-        axes.axhline(sweep.target, color=IDEAL, lw=1, ls=(0, (2, 2)), label=reached)
+        axes.axhline(sweep.target, color=canvas.IDEAL, lw=1, ls=(0, (2, 2)), label=reached)
     axes.set_xlabel("seconds of training, with tracing and validation")
     axes.set_ylabel(f"validation {sweep.metric}")
     seconds = ((point, sweep.seconds_to_target(point)) for point in shown)
     times = "; ".join(f"point {point.name}: {took:.1f} s" for point, took in seconds if took is not None)
     more = f" The first {len(shown)} of {len(points)} points." if len(shown) < len(points) else ""
     description = f"Seconds until validation {sweep.metric} {sweep.target:.4g}: {times}.{more}"
-    return Sketch("learning", title, description, figure, handles_of(axes))
+    return canvas.rendered("learning", title, description, figure, axes.get_legend_handles_labels()[0])
 
 
-def _steps(sweep: ReportedSweep) -> Sketch | MissingFigure:
+def _steps(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     """The time of a step by cause, for the points that were explained."""
     from matplotlib.patches import Patch
 
     title = "Step time by cause"
     split = {point.place: milliseconds for point in sweep.measured if (milliseconds := causes(point))}
     if not split:
-        return MissingFigure(title, "no point was explained: measure.explain=true looks for the causes")
+        return canvas.MissingFigure(title, "no point was explained: measure.explain=true looks for the causes")
     points = _first([point for point in sweep.points if point.place in split])
     names = [name for name in HATCHES if any(name in split[point.place] for point in points)]
     texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.place].values()))} ms" for point in points]
-    drawn = bars(_labels(points, texts, _looks(sweep)), len(names))
+    looks = [_look_of(point, sweep) for point in points]
+    figure, axes, thick = canvas.bars([*zip(texts, looks, strict=True)], len(names))
     for place, point in enumerate(points):
         left = 0.0
         for name in (name for name in names if name in split[point.place]):
-            drawn.axes.barh(place, split[point.place][name], drawn.thick, left, **_cause(name))
+            axes.barh(place, split[point.place][name], thick, left, **_cause(name))
             left += split[point.place][name]
     handles = [Patch(**_cause(name), label=name) for name in names]
-    drawn.axes.set_xlabel("milliseconds of a step")
+    axes.set_xlabel("milliseconds of a step")
     causes_of_points = "; ".join(
         f"point {point.name}: {', '.join(f'{name} {rate(value)} ms' for name, value in split[point.place].items())}"
         for point in points
     )
-    return Sketch("steps", title, f"Where the time of a step goes. {causes_of_points}.", drawn.figure, handles)
+    return canvas.rendered("steps", title, f"Where the time of a step goes. {causes_of_points}.", figure, handles)
 
 
 def interval_name(sweep: ReportedSweep) -> str:
@@ -217,7 +188,7 @@ def interval_name(sweep: ReportedSweep) -> str:
 
 
 def _cause(name: str) -> dict[str, Any]:
-    return {"facecolor": CAUSES[name], "hatch": HATCHES[name], "edgecolor": PAPER, "linewidth": 0.5}
+    return {"facecolor": canvas.CAUSES[name], "hatch": HATCHES[name], "edgecolor": canvas.PAPER, "linewidth": 0.5}
 
 
 def causes(point: ReportedRun) -> dict[str, float]:
@@ -286,17 +257,12 @@ def _strategy(point: ReportedRun) -> str:
     return str(point.result.choices.called)
 
 
-def _looks(sweep: ReportedSweep) -> Mapping[str, StrategyLook]:
-    """Returns the look of each strategy of the sweep, in every figure."""
-    return {name: look(place) for place, name in enumerate(dict.fromkeys(map(_strategy, sweep.points)))}
+def _look_of(point: ReportedRun, sweep: ReportedSweep) -> canvas.StrategyLook:
+    """Returns the look of a point's strategy, in every figure."""
+    return look([*dict.fromkeys(map(_strategy, sweep.points))].index(_strategy(point)))
 
 
-def _dashes(points: Sequence[ReportedRun]) -> list[Dash]:
+def _dashes(points: Sequence[ReportedRun]) -> list[canvas.Dash]:
     """Returns the dashes that tell lines of one strategy apart."""
     names = list(map(_strategy, points))
-    return [DASHES[names[:place].count(name) % len(DASHES)] for place, name in enumerate(names)]
-
-
-def _labels(points: Sequence[ReportedRun], texts: Sequence[str], looks: Mapping[str, StrategyLook]) -> list[Label]:
-    drawn = [looks[_strategy(point)] for point in points]
-    return [Label(text, look.colour, look.marker) for text, look in zip(texts, drawn, strict=True)]
+    return [canvas.DASHES[names[:place].count(name) % len(canvas.DASHES)] for place, name in enumerate(names)]

@@ -22,9 +22,9 @@ from pipeline.analyze.history import LoggedRun
 from pipeline.config.schema import PredictConfig
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
-from pipeline.record import log, results, sweeps
+from pipeline.record import results, sweeps
 from pipeline.record.events import Epoch
-from pipeline.record.results import Ending, Result
+from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
 
 LOSS = "loss"
@@ -69,14 +69,11 @@ class ReportedRun:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
         reports: dict[int, tuple[float, Mapping[str, float]]] = {}
         seconds = 0.0
-        for event, _ in log.read(self.run.folder / "events.jsonl"):
-            if isinstance(event, Epoch) and event.of_point:
-                seconds += event.seconds or 0.0
-                epochs = {**event.val_metrics, LOSS: event.val_loss}
-                reports[event.epoch] = (
-                    seconds,
-                    {name: value for name, value in epochs.items() if value is not None and math.isfinite(value)},
-                )
+        for event in (event for event in self.run.events if isinstance(event, Epoch) and event.of_point):
+            seconds += event.seconds or 0.0
+            values = {**event.val_metrics, LOSS: event.val_loss}
+            finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+            reports[event.epoch] = seconds, finite
         return [reports[epoch] for epoch in sorted(reports)]
 
 
@@ -119,10 +116,9 @@ class ReportedSweep:
     @cached_property
     def target(self) -> float | None:
         """The best value of the metric that every point reached which validated."""
-        bests = [self._best(values) for point in self.points if (values := self.curve(point))]
-        if not bests:
-            return None
-        return max(bests) if self.falls else min(bests)
+        best, worst = (min, max) if self.falls else (max, min)
+        curves = ([value for _, value in self.curve(point)] for point in self.points)
+        return worst((best(values) for values in curves if values), default=None)
 
     @property
     def falls(self) -> bool:
@@ -147,9 +143,6 @@ class ReportedSweep:
         )
         return next(reached, None)
 
-    def _best(self, curve: Sequence[tuple[float, float]]) -> float:
-        return (min if self.falls else max)(value for _, value in curve)
-
 
 def gather(folder: Path) -> ReportedSweep:
     """The sweep in a folder. Raises `UserError`."""
@@ -158,27 +151,24 @@ def gather(folder: Path) -> ReportedSweep:
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
-        points = [_point(place, _run(folder)) for place, folder in enumerate(folders)]
+        # Each is a configuration of its own.
+        points = [
+            ReportedRun(place, str(place), _run(folder), tuple(_typed(folder))) for place, folder in enumerate(folders)
+        ]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
     return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 
-def _point(place: int, run: LoggedRun) -> ReportedRun:
-    """A point of a sweep that lists none: each is a configuration of its own."""
-    return ReportedRun(place, str(place), run, tuple(_typed(run.folder)))
-
-
 def _listed(place: int, entry: Entry, folder: Path) -> ReportedRun:
     """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
     run = _run(folder / entry.folder)
-    values = Ending(entry.status, entry.error)
-    if values == Ending() and run.settings:
-        values = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
     ending = run.result.ending
-    ending = replace(
-        ending, status=ending.status or values.status, error=ending.error if ending.status else values.error
-    )
+    if not ending.status:
+        ending = replace(ending, status=entry.status, error=entry.error)
+        if entry.status is entry.error is None and run.settings:
+            error = "it was started and has not ended; the same command goes on with it"
+            ending = replace(ending, status="UNFINISHED", error=error)
     return ReportedRun(
         place, str(entry.place), replace(run, result=replace(run.result, ending=ending)), entry.overrides
     )

@@ -1,32 +1,44 @@
-"""Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
+"""Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything.
+
+Its head says what was run: of which model, on what, and how to run it again.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.analyze import calibration, comparable
-from pipeline.analyze.verdict import Verdict
+from pipeline.analyze.verdict import Use, Verdict
+from pipeline.record.events import Run
+from pipeline.record.results import IN_THIS_RUN
+from pipeline.run.tags import PROGRAM, command_of
+from pipeline.run.views import RunResult
 from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
-from pipeline.views.report.sweep_facts import facts, next_command
 from pipeline.views.terminal.prediction_text import score_text
-from pipeline.views.terminal.sweep_table import noted
+from pipeline.views.terminal.sweep_table import OWN_BASELINE, difference_texts, engines_text, noted, shared_and_own
 from pipeline.views.terminal.verdict_text import mark_texts, verdict_lines
 from pipeline.views.terminal.words import (
-    bare_times,
+    by_points,
     clean,
     duration,
     figure,
     lines_of,
+    listed,
+    or_missing,
     percent,
+    plural,
     points_text,
     rate,
     span,
+    speedup_span,
+    throughput_span,
     times,
 )
 
@@ -37,46 +49,25 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 MISSING = "–"
 # Of a run's id in MLflow: enough to find it by.
 ID_LETTERS = 8
+# More would hide the page below them.
+MOST_COMMANDS = 6
 # Kinds of columns, by their classes in the page.
 NUMBER, LONG = "number", "long"
-TERMS = {
-    "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
-    "its interval, the lowest and the highest of them.",
-    "speedup": "Throughput over that of one device without a strategy: the median and the range over repeats taken in "
-    "turn, or the widest possible range where the baseline was measured in another run.",
-    "efficiency": "Speedup over the number of devices.",
-    "input wait": "Share of the step time that was spent waiting for batches.",
-    "faster, as fast, not known": "Points are judged by their speedups where each measured its baseline in turn, else "
-    f"by throughput. As fast is shown: the ratio lies within {comparable.MARGIN:.0%}. What is too noisy to say is not "
-    "known. Probably, very likely and almost certainly are odds of 80%, 95% and 99%.",
-    "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
-    "and settings. A mark beside a point says in what it differs from group A.",
-    "engine": "What trains: TensorFlow, JAX, or a package's own. Throughput compares across engines; a speedup is over "
-    "one device under the same engine.",
-    **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in (comparable.DOUBTS | comparable.DISTURBED).items()},
-    "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
-    "not be the first there: a larger global batch takes fewer steps of an epoch.",
-}
-# Terms that are explained where they occur.
-WHERE_USED = ("group", "engine", *comparable.DOUBTS, *comparable.DISTURBED)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table of points."""
-
-    title: str
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell: its text, its interval under it, and the mark of a speed that is not to be taken as it is."""
 
     text: str
     under: str = ""
     mark: str = ""
-    kind: str = ""
+
+
+class Column(NamedTuple):
+    """A column of the table of points."""
+
+    title: str
+    kind: str
 
 
 def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | MissingFigure]) -> str:
@@ -87,14 +78,14 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
     environment.filters["breakable"] = _breakable
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
-    columns = _columns(sweep)
-    used = {doubt for point in sweep.measured for doubt in point.marks.doubts}
-    used |= {"group"} if len(_groups(sweep)) > 1 else set()
-    used |= {"engine"} if any(point.marks.engine for point in sweep.measured) else set()
+    _, owns = shared_and_own([RunResult(point.result, overrides=point.overrides) for point in sweep.points])
+    rows = {point.place: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
+    doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
     return template.render(
         name=sweep.name,
         about=_about(sweep),
         facts=facts(sweep),
+        commands=typed_commands(sweep),
         light=css(dark=False),
         dark=css(dark=True),
         intervals=interval_name(sweep),
@@ -103,59 +94,45 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
         advice=advice(sweep, decided),
         figures=[figure for figure in figures if isinstance(figure, Drawn)],
         left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
-        columns=columns,
-        rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
+        columns=list(rows[sweep.points[0].place]),
+        rows=[{"best": place in best, "cells": cells.items()} for place, cells in rows.items()],
         missing=missing(sweep),
         noted=noted((point.place, point.run) for point in sweep.points),
         differences=differences(sweep),
         score=score(sweep),
-        terms=[(term, meaning) for term, meaning in TERMS.items() if term not in WHERE_USED or term in used],
+        margin=comparable.MARGIN,
+        groups=len(_groups(sweep)),
+        engines=any(point.marks.engine for point in sweep.measured),
+        doubts={doubt: why for doubt, why in (comparable.DOUBTS | comparable.DISTURBED).items() if doubt in doubts},
     )
 
 
 def advice(sweep: ReportedSweep, decided: Verdict) -> list[str]:
     """Returns the advice of explained points, the best point's first."""
     best = set(decided.best.places) if decided.best else set()
-    places: dict[str, list[int]] = {}
-    for point in sorted(sweep.measured, key=lambda point: point.place not in best):
-        explained = point.result.explained
-        if explained is not None and (text := clean(explained.advice)):
-            places.setdefault(text, []).append(point.place)
-    return [f"{points_text(numbers).capitalize()}: {text}" for text, numbers in places.items()]
+    points = sorted(sweep.measured, key=lambda point: point.place not in best)
+    explained = ((clean(point.result.explained.advice), point.place) for point in points if point.result.explained)
+    return [f"{points}: {text}" for points, text in by_points(explained) if text]
 
 
 def missing(sweep: ReportedSweep) -> list[str]:
     """Returns the points that were skipped, failed or never ran, and why."""
-    places: dict[str, list[int]] = {}
-    for point in sweep.missing:
-        why = " ".join(lines_of(point.result.ending.error)) or "no reason was given"
-        text = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
-        places.setdefault(text, []).append(point.place)
-    return [f"{points_text(place).capitalize()} {text}" for text, place in places.items()]
+    reasons = (("not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: "
+                f"{' '.join(lines_of(point.result.ending.error)) or 'no reason was given'}", point.place)
+               for point in sweep.missing)  # fmt: skip
+    return [f"{points} {text}" for points, text in by_points(reasons)]
 
 
 def differences(sweep: ReportedSweep) -> list[str]:
     """In what the measured points differ that keeps their speeds from being compared."""
-    measured = sweep.measured
     lines = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
-    for name, values in comparable.differences([point.run for point in measured]):
-        groups = "; ".join(
-            f"{value}: {points_text([measured[at].place for at in where])}" for value, where in values.items()
-        )
-        lines.append(f"{name} differs ({groups}).")
+    lines += [f"{text}." for text in difference_texts([(point.place, point.run) for point in sweep.measured])]
     return lines if len(lines) > 1 else []
 
 
 def score(sweep: ReportedSweep) -> str:
     """Returns how good the predictions for these points were."""
     return score_text(calibration.score([point.result for point in sweep.measured]))
-
-
-def own_overrides(point: ReportedRun, sweep: ReportedSweep) -> list[str]:
-    """Returns the overrides of a point that not all points share; the command at the head of the page has the rest."""
-    typed = [set(other.overrides) for other in sweep.points if other.overrides]
-    shared = set.intersection(*typed) if len(typed) > 1 else set()
-    return [override for override in point.overrides if override not in shared]
 
 
 def _about(sweep: ReportedSweep) -> str:
@@ -165,51 +142,32 @@ def _about(sweep: ReportedSweep) -> str:
     return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
 
 
-def _columns(sweep: ReportedSweep) -> list[Column]:
-    several = len(_groups(sweep)) > 1
-    learnt = sweep.target is not None
-    return [
-        Column("point", kind=NUMBER),
-        Column("strategy"),
-        Column("workers", kind=NUMBER),
-        *[Column("group")] * several,
-        Column("examples/s", kind=NUMBER),
-        Column("speedup", kind=NUMBER),
-        Column("efficiency", kind=NUMBER),
-        Column("step ms", kind=NUMBER),
-        Column("input wait", kind=NUMBER),
-        *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", kind=NUMBER)] * learnt,
-        Column("status"),
-        Column("overrides", kind=LONG),
-        *[Column("MLflow run")] * any(point.result.tracked.mlflow_run_id for point in sweep.points),
-    ]
-
-
-def _cells(point: ReportedRun, sweep: ReportedSweep, columns: Sequence[Column]) -> list[Cell]:
-    speed, workers, seconds = point.result.speed, point.result.layout.workers, sweep.seconds_to_target(point)
-    mark = ", ".join(mark_texts(point.marks))
-    texts = {
-        "point": Cell(str(point.place)),
-        "strategy": Cell(clean(point.result.choices.called) or MISSING),
-        "workers": Cell(MISSING if workers is None else f"{workers:,}"),
-        "group": Cell(point.group or MISSING),
-        "examples/s": _figure(
-            speed.examples_per_second,
-            rate,
-            span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to "),
-            mark,
-        ),
-        "speedup": _figure(speed.speedup, times, span(speed.speedup_low, speed.speedup_high, bare_times, " to "), mark),
-        "efficiency": _figure(comparable.efficiency_of(point.result), percent, mark=mark),
-        "step ms": _figure(speed.step_ms_p50, rate),
-        "input wait": _figure(point.result.input.wait, percent),
-        "status": Cell(point.status),
-        "overrides": Cell(" ".join(map(clean, own_overrides(point, sweep)))),
-        "MLflow run": Cell(clean(point.result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING),
+def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict[Column, Cell]:
+    """Returns the cells of a point, by their columns; of those that no point of the sweep needs, none."""
+    result, speed, mark = point.result, point.result.speed, ", ".join(mark_texts(point.marks))
+    hidden = {
+        "group": len(_groups(sweep)) < 2,
+        "target": sweep.target is None,
+        "MLflow run": not any(other.result.tracked.mlflow_run_id for other in sweep.points),
     }
-    reached = Cell(MISSING if seconds is None else duration(seconds))
-    cells = [texts.get(column.title, reached) for column in columns]
-    return [Cell(cell.text, cell.under, cell.mark, column.kind) for cell, column in zip(cells, columns, strict=True)]
+    cells = {
+        "point": (NUMBER, Cell(str(point.place))),
+        "strategy": ("", Cell(clean(result.choices.called) or MISSING)),
+        "workers": (NUMBER, _figure(result.layout.workers, "{:,}".format)),
+        "group": ("", Cell(point.group or MISSING)),
+        "examples/s": (NUMBER, _figure(speed.examples_per_second, rate, throughput_span(speed), mark)),
+        "speedup": (NUMBER, _figure(speed.speedup, times, speedup_span(speed), mark)),
+        "efficiency": (NUMBER, _figure(comparable.efficiency_of(result), percent, mark=mark)),
+        "step ms": (NUMBER, _figure(speed.step_ms_p50, rate)),
+        "input wait": (NUMBER, _figure(result.input.wait, percent)),
+        "target": (NUMBER, _figure(sweep.seconds_to_target(point), duration)),
+        "status": ("", Cell(point.status)),
+        # The command at the head of the page has the rest.
+        "overrides": (LONG, Cell(" ".join(own))),
+        "MLflow run": ("", Cell(clean(result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING)),
+    }
+    titles = {"target": f"s to {sweep.metric} {figure(sweep.target or 0.0)}"}
+    return {Column(titles.get(name, name), kind): cell for name, (kind, cell) in cells.items() if not hidden.get(name)}
 
 
 def _breakable(typed: str) -> Markup:
@@ -221,11 +179,162 @@ def _breakable(typed: str) -> Markup:
 
 def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:
     """The cell of a number; one that is not known has no mark."""
-    return Cell(MISSING, under) if value is None else Cell(write(value), under, mark)
+    return Cell(or_missing(value, write, MISSING), under, "" if value is None else mark)
 
 
 def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for point in sorted(sweep.measured, key=lambda point: point.group):
-        groups.setdefault(point.group, []).append(point.place)
-    return groups
+    points = sorted(sweep.measured, key=lambda point: point.group)
+    return comparable.grouped((point.group, point.place) for point in points)
+
+
+def facts(sweep: ReportedSweep) -> dict[str, str]:
+    """Returns the facts about a whole sweep that are known, under their names."""
+    engines = engines_text((point.place, point.run) for point in sweep.measured)
+    texts = {
+        "engines": engines and f"{engines}; {OWN_BASELINE}",
+        "model": _once_or_each(
+            sweep, lambda point: _fact(point, "model", plural(point.result.training.parameters, "parameter"))
+        ),
+        "data": _once_or_each(
+            sweep, lambda point: _fact(point, "data", plural(point.run.train_examples, "training example"))
+        ),
+        "batch": _once_or_each(sweep, _batch),
+        "precision": _once_or_each(sweep, lambda point: point.result.layout.precision),
+        "baseline": _baseline(sweep),
+        "intervals": _intervals(sweep),
+        "versions": _once_or_each(
+            sweep, lambda point: listed(*map(" ".join, point.result.environment.versions.items()))
+        ),
+        "commit": _once_or_each(sweep, lambda point: _began(point).tags.get("git_commit"))
+        or "not known: no run was started in a folder of git",
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def typed_commands(sweep: ReportedSweep) -> list[str]:
+    """Returns the commands that run all of a sweep again, the first of many."""
+    overrides = [point.overrides for point in sweep.points if point.overrides]
+    values = [*map(clean, commands(overrides, _options(map(_began, sweep.points))))]
+    more = len(values) - MOST_COMMANDS
+    return values if more <= 0 else [*values[:MOST_COMMANDS], f"# and {more} more, by the overrides below"]
+
+
+def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> list[str]:
+    """Returns the commands that run points with these overrides: one where they are all combinations of some values.
+
+    >>> commands([["a=1", "b=[2, 3]"], ["a=4", "b=[2, 3]"]], ["--config-dir=mine"])
+    ["python -m pipeline -m --config-dir=mine a=1,4 'b=[2, 3]'"]
+    >>> commands([["a=1", "b=2"], ["a=2", "b=1"]])
+    ['python -m pipeline -m a=1 b=2', 'python -m pipeline -m a=2 b=1']
+    """
+    distinct = list(dict.fromkeys(map(tuple, points)))
+    rows = [dict(override.partition("=")[::2] for override in overrides) for overrides in distinct]
+    keys = list(rows[0]) if rows else []
+    values = {key: list(dict.fromkeys(row.get(key, "") for row in rows)) for key in keys}
+    if all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
+        distinct = (
+            [tuple(f"{key}={','.join(group)}" if any(group) else key for key, group in values.items())] if rows else []
+        )
+    return [shlex.join([*PROGRAM, "-m", *options, *overrides]) for overrides in distinct]
+
+
+def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
+    """Returns the command to type next: it trains as the verdict says or, where that is not known, measures more.
+
+    "" where that takes several commands.
+    """
+    if decided.best is None:
+        return ""
+    options = _options(map(_began, sweep.points))
+    if decided.use is Use.NOT_KNOWN:
+        often = f"sweep.repeats={max(3, len(decided.best.runs) + 2)}"
+        overrides = [[*_but(point.overrides, "sweep.repeats"), often] for point in sweep.points if point.overrides]
+        folder = commands(overrides, options)
+        return folder[0] if len(folder) == 1 else ""
+    best, (place, *_) = decided.best, decided.best.places
+    typed = next((point.overrides for point in sweep.points if point.place == place), ())
+    choices = best.result.choices
+    typed = typed or tuple(
+        f"{key}={value}"
+        for key, value in (
+            ("backend", choices.backend), ("strategy", choices.strategy), ("workers", best.result.layout.workers),
+            ("model", choices.model), ("data", choices.data),
+        )
+        if value is not None
+    )  # fmt: skip
+    if decided.use is Use.ONE_DEVICE and best.devices > 1:
+        typed = (*_but(typed, "strategy", "workers"), "strategy=one_device", "workers=1")
+    return command_of(typed, options)
+
+
+def _but(overrides: Iterable[str], *keys: str) -> list[str]:
+    """The overrides of all but these keys, and of what is in them."""
+    overrides_list = [(override.lstrip("+~").partition("=")[0], override) for override in overrides]
+    return [override for key, override in overrides_list if key.partition(".")[0] not in keys and key not in keys]
+
+
+def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], object]) -> str:
+    """Returns `of` the measured points, or of all where none is: once where it is the same for all that have it."""
+    points = sweep.measured or sweep.points
+    places = comparable.grouped((text, point.place) for point in points if (text := clean(describe(point))))
+    if len(places) == 1:
+        return next(iter(places))
+    return "; ".join(f"{text} ({points_text(where)})" for text, where in places.items())
+
+
+def _fact(point: ReportedRun, name: str, more: str) -> str | None:
+    value = comparable.facts(point.run).get(name)
+    return value and listed(value, more)
+
+
+def _batch(point: ReportedRun) -> str | None:
+    layout = point.result.layout
+    if layout.scaling == "strong" and layout.global_batch is not None:
+        return f"{plural(layout.global_batch, 'example')} a step over all replicas, held fixed: strong scaling"
+    if layout.replica_batch is None:
+        return None
+    held = ", held fixed: weak scaling" if layout.scaling == "weak" else ""
+    return f"{plural(layout.replica_batch, 'example')} a step on each replica{held}"
+
+
+def _baseline(sweep: ReportedSweep) -> str:
+    """Returns the baseline of the speedups."""
+    speeds = {point.place: point.result.speed for point in sweep.measured}
+    sources = comparable.grouped(
+        (f"{clean(point.marks.engine)} ".lstrip(), speed)
+        for point in sweep.measured
+        if (speed := point.result.speed.baseline_examples_per_second)
+    )
+    if not sources:
+        return ""
+    reached = " and ".join(
+        f"{engine}{span(min(places), max(places), rate, ' to ') or rate(places[0])}"
+        for engine, places in sources.items()
+    )
+    in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
+    measured = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
+    if not in_turn and any(speed.baseline_source for speed in speeds.values()):
+        measured = "measured in an earlier run"
+    return listed(f"one device without a strategy: {reached} examples/s", measured)
+
+
+def _intervals(sweep: ReportedSweep) -> str:
+    """Explains the intervals under a throughput and a speedup."""
+    if not sweep.confidences:
+        return ""
+    counts = sorted({point.result.speed.repeats for point in sweep.measured if point.result.speed.repeats})
+    repeats = f"{' or '.join(map(str, counts))} repeats" if counts else "the repeats"
+    probable = " or ".join(map(percent, sweep.confidences))
+    return f"from the lowest to the highest of {repeats}, which holds the true median with a probability of {probable}"
+
+
+def _began(point: ReportedRun) -> Run:
+    return point.run.began or Run()
+
+
+def _options(runs: Iterable[Run]) -> list[str]:
+    """The options with which points were run, beside what was asked for."""
+    for run in runs:
+        if command := run.tags.get("command"):
+            return [word for word in shlex.split(str(command)) if word.startswith("--")]
+    return []

@@ -21,7 +21,19 @@ from pipeline.views.terminal.result import resumed_line
 from pipeline.views.terminal.run_state import RunState
 from pipeline.views.terminal.sweep_table import begins_line, ended_line, numbers_of, shared_and_own, sweep_rows
 from pipeline.views.terminal.training_state import Doing
-from pipeline.views.terminal.words import clean, duration, fitted, listed, number, rate, time_of_day, times
+from pipeline.views.terminal.words import (
+    clean,
+    duration,
+    fitted,
+    listed,
+    number,
+    or_missing,
+    per_second,
+    rate,
+    shortened,
+    time_of_day,
+    times,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -215,17 +227,14 @@ class Progress:
         if not lines or self._gone:
             return
         self._told = self._now
-        stream = self._console.file
-        encoding = getattr(stream, "encoding", None) or "utf-8"
         if self._console.is_interactive:
             lines = [part for line in lines for part in fitted(line, self._console.width, INDENT)]
         else:
             lines = [f"{'' if self._clock is None else time_of_day(self._clock) + ' '}{line}" for line in lines]
-        text = "".join(f"{line}\n" for line in lines)
         try:
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-            stream.flush()
-        except OSError:
+            self._console.file.write("".join(f"{line}\n" for line in lines))
+            self._console.file.flush()
+        except (OSError, UnicodeError):
             self._gone = True
 
     def _restore(self) -> None:
@@ -357,7 +366,7 @@ def _speeds(result: Result, current: bool) -> tuple[str, str]:
     status, speed = clean(result.ending.status), result.speed
     if speed.examples_per_second is None:
         return (RUNNING if current else status or TO_COME), ""
-    return rate(speed.examples_per_second), TO_COME if speed.speedup is None else times(speed.speedup)
+    return rate(speed.examples_per_second), or_missing(speed.speedup, times, TO_COME)
 
 
 def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
@@ -366,8 +375,7 @@ def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
     for place, own in enumerate(shared_and_own(points)[1]):
         for line in own:
             key, _, value = line.lstrip("+").partition("=")
-            short = value if len(value) <= MOST_LETTERS else f"{value[: MOST_LETTERS - 2]}.."
-            columns.setdefault(key.rpartition(".")[2], [TO_COME] * len(points))[place] = short
+            columns.setdefault(key.rpartition(".")[2], [TO_COME] * len(points))[place] = shortened(value, MOST_LETTERS)
     return dict([*columns.items()][:MOST_KEYS])
 
 
@@ -379,7 +387,7 @@ def _came_to(point: RunResult, seconds: float) -> str:
     speed = point.result.speed
     return listed(
         clean(point.result.ending.status),
-        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s",
-        "" if speed.speedup is None else times(speed.speedup),
+        per_second(speed),
+        or_missing(speed.speedup, times, ""),
         duration(seconds),
     )

@@ -4,13 +4,26 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from pipeline.analyze.comparable import grouped
 from pipeline.plan.backends import other
 from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.run.views import RunResult
-from pipeline.views.terminal.words import amount, clean, columns, listed, marks, named, plural, ranges, spread
+from pipeline.views.terminal.words import (
+    MISSING,
+    amount,
+    cells,
+    clean,
+    columns,
+    listed,
+    marks,
+    named,
+    plural,
+    ranges,
+    spread,
+)
 
 # Hosts that are named where they are counted.
 MOST_NAMES = 8
@@ -19,7 +32,6 @@ SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "e
 RIGHT = (0, 2, 3, 4, 5)
 # More servers than this are told as the fullest and the emptiest.
 MOST_SERVERS = 4
-MISSING = "-"
 
 
 def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
@@ -194,12 +206,10 @@ def _devices(devices: Sequence[str]) -> str:
     >>> _devices(("GPU:0", "GPU:1", "GPU:2", "GPU:5"))
     'GPU:0-2,5'
     """
-    numbers: dict[str, list[int]] = {}
-    for device in devices:
-        kind, _, place = device.rpartition(":")
-        if not (kind and place.isdecimal()):
-            return listed(*devices)
-        numbers.setdefault(kind, []).append(int(place))
+    parts = [device.rpartition(":")[::2] for device in devices]
+    if not all(kind and place.isdecimal() for kind, place in parts):
+        return listed(*devices)
+    numbers = grouped((kind, int(place)) for kind, place in parts)
     return listed(*(f"{kind}:{ranges(places)}" for kind, places in numbers.items())) or "-"
 
 
@@ -265,23 +275,15 @@ def planned_rows(points: Sequence[RunResult]) -> list[str]:
     return columns([SWEEP_HEADER, *(_planned(place, point) for place, point in enumerate(points))], RIGHT)
 
 
-def _planned(place: int, point: RunResult) -> tuple[str, ...]:
+def _planned(place: int, point: RunResult) -> list[str]:
     result, needs = point.result, point.needs
     memory = exchanged = of_example = MISSING
     if needs is not None:
         memory = ("" if needs.activations_known else "over ") + amount(needs.device_bytes)
         if needs.step_bytes is not None:
             exchanged, of_example = amount(needs.step_bytes), amount(needs.step_bytes / needs.step_examples)
-    workers = result.layout.workers
-    return (
-        str(place),
-        clean(result.choices.called) or MISSING,
-        MISSING if workers is None else f"{workers:,}",
-        memory,
-        exchanged,
-        of_example,
-        clean(result.ending.status) or MISSING,
-    )
+    others = {"": str(place), "memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
+    return cells(SWEEP_HEADER, result, others)
 
 
 def _memory_row(memory: HostMemory, fed: bool) -> tuple[str, ...]:

@@ -22,10 +22,12 @@ from pipeline.views.terminal.words import (
     marks,
     named,
     pairs,
+    per_second,
     percent,
     plural,
     rate,
     span,
+    throughput_span,
     times,
 )
 
@@ -50,10 +52,11 @@ def result_rows(point: RunResult) -> list[tuple[str, str]]:
     """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
     result, folder = point.result, clean(point.folder)
     status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training
+    logs = f"{folder}: events.jsonl, and a .log of each process" if folder else ""
     trained = listed(_epochs(training), named("loss", training.loss), pairs(training.metrics))
     rows = [
         ("error", "" if finished else "\n".join(lines_of(result.ending.error)) or "no reason was given"),
-        ("look at", "" if finished else clean(result.ending.log) or _logs_in(folder)),
+        ("look at", "" if finished else clean(result.ending.log) or logs),
         ("verdict", single_line(result)),
         ("throughput", _throughput(result) or "not measured" * finished),
         ("speedup", _speedup(result) or "- (no baseline to compare with)" * finished),
@@ -191,9 +194,7 @@ def _throughput(result: Result) -> str:
     speed = result.speed
     if speed.examples_per_second is None:
         return ""
-    within = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to ")
-    repeats = plural(speed.repeats, "repeat")
-    return listed(f"{rate(speed.examples_per_second)} examples/s", _interval(speed, within), repeats)
+    return listed(per_second(speed), _interval(speed, throughput_span(speed)), plural(speed.repeats, "repeat"))
 
 
 def _speedup(result: Result) -> str:
@@ -300,10 +301,6 @@ def _seconds(result: Result) -> str:
 def _interval(speed: Speed, within: str) -> str:
     confidence = speed.interval_confidence
     return within if not within or confidence is None else f"{percent(confidence)} interval {within}"
-
-
-def _logs_in(folder: str) -> str:
-    return f"{folder}: events.jsonl, and a .log of each process" if folder else ""
 
 
 def _joined(folder: str, path: str) -> str:

@@ -8,31 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import (
-    Beat,
-    Built,
-    Calibrated,
-    Checked,
-    Checkpoint,
-    Ended,
-    Epoch,
-    Event,
-    EventBase,
-    Explained,
-    Explaining,
-    Failed,
-    Finished,
-    Joined,
-    Measured,
-    Profiled,
-    Restarted,
-    Restored,
-    Saved,
-    Signalled,
-    Started,
-    Steps,
-    Warned,
-)
+from pipeline.record import events
 from pipeline.views.terminal.result import explained_lines, profile_lines
 from pipeline.views.terminal.training_state import Doing, TrainingState
 from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate
@@ -107,7 +83,7 @@ class RunState:
         self._failed = self._over = self._explaining = False
         self._now = now
 
-    def take(self, event: Event, now: float) -> list[StatusMessage]:
+    def take(self, event: events.Event, now: float) -> list[StatusMessage]:
         """Adds one event, and returns the lines to show for it."""
         if event.group == "baseline":
             self._groups.setdefault("baseline", ProcessGroup(1, 1))
@@ -117,7 +93,7 @@ class RunState:
         lines = [] if handle is None else handle(self, event)
         self.timing = self._is_timing()
         self.turned = self._turns() != turns
-        self.failing = isinstance(event, Failed) or (isinstance(event, Signalled) and event.group is None)
+        self.failing = isinstance(event, events.Failed) or (isinstance(event, events.Signalled) and event.group is None)
         return lines
 
     def view(self) -> Doing:
@@ -134,55 +110,55 @@ class RunState:
             return self._training.view()
         return self._coming_up()
 
-    def _restored(self, event: Restored) -> list[StatusMessage]:
+    def _restored(self, event: events.Restored) -> list[StatusMessage]:
         self._training.go_back(event.step)
         where = f"from step {event.step:,}" if event.found else "from the beginning: there is no checkpoint yet"
         return [StatusMessage(f"going on {where}")]
 
-    def _checkpoint(self, event: Checkpoint) -> list[StatusMessage]:
+    def _checkpoint(self, event: events.Checkpoint) -> list[StatusMessage]:
         self._training.saved = event.step
         return []
 
-    def _checked(self, event: Checked) -> list[StatusMessage]:
+    def _checked(self, event: events.Checked) -> list[StatusMessage]:
         check = event.values
         if event.rank != 0 or check.outcome != "different" or check.noted:
             return []
         return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
 
-    def _explains(self, event: Explaining) -> list[StatusMessage]:
+    def _explains(self, event: events.Explaining) -> list[StatusMessage]:
         self._explaining = True
         return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
 
-    def _finished(self, event: Finished) -> list[StatusMessage]:
+    def _finished(self, event: events.Finished) -> list[StatusMessage]:
         self._over = self._over or self._is_chief(event)
         return []
 
-    def _ended(self, event: Ended) -> list[StatusMessage]:
+    def _ended(self, event: events.Ended) -> list[StatusMessage]:
         self._over, self._explaining = True, False
         return []
 
-    def _is_chief(self, event: EventBase) -> bool:
+    def _is_chief(self, event: events.EventBase) -> bool:
         return event.group != "baseline" and event.rank == 0
 
-    def _group(self, event: EventBase) -> ProcessGroup:
+    def _group(self, event: events.EventBase) -> ProcessGroup:
         return self._groups["baseline" if event.group == "baseline" else "point"]
 
-    def _stage(self, event: Started | Joined | Built | Calibrated) -> list[StatusMessage]:
+    def _stage(self, event: events.Started | events.Joined | events.Built | events.Calibrated) -> list[StatusMessage]:
         group, baseline = self._group(event), event.group == "baseline"
         complete = group.reach(event.kind, event.rank)
         who = "the baseline" if baseline else plural(group.expected, "process")
-        if isinstance(event, Started) and not baseline:
+        if isinstance(event, events.Started) and not baseline:
             return self._once(f"starting: {who}")
-        if isinstance(event, Built) and not baseline:
+        if isinstance(event, events.Built) and not baseline:
             self._training.take_built(event)
         if not complete:
             return []
         match event:
-            case Joined():
+            case events.Joined():
                 return self._once(f"joined: {who} after {duration(self._now - self.start)}", key=f"joined {baseline}")
-            case Built() if not baseline:
+            case events.Built() if not baseline:
                 return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
-            case Calibrated() if self._plan.measurement.steps != 0:
+            case events.Calibrated() if self._plan.measurement.steps != 0:
                 in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
                 return self._once(
                     f"measuring its first steps: {plural(self._plan.measurement.repeats, 'repeat')}{in_turn}",
@@ -190,7 +166,7 @@ class RunState:
                 )
         return []
 
-    def _measured(self, event: Measured) -> list[StatusMessage]:
+    def _measured(self, event: events.Measured) -> list[StatusMessage]:
         """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
         group, examples, seconds = self._group(event), number(event.examples), number(event.seconds)
         if examples is not None and seconds is not None and seconds > 0:
@@ -210,20 +186,20 @@ class RunState:
         self._repeats_shown = max(self._repeats_shown, complete)
         return lines
 
-    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[StatusMessage]:
+    def _trained(self, event: events.Steps | events.Epoch | events.Saved | events.Beat) -> list[StatusMessage]:
         training = self._training
         if not self._is_chief(event):
             return []
-        if isinstance(event, Beat):
+        if isinstance(event, events.Beat):
             training.take_validated(event)
             return []
         begins = self._once(f"training: {training.length}", key="training")
         training.begun = True
         match event:
-            case Steps():
+            case events.Steps():
                 training.take_steps(event)
                 return begins
-            case Saved(path=path):
+            case events.Saved(path=path):
                 return self._once(f"saved: {clean(path) or 'the model'}")
         training.take_epoch(event)
         figures = listed(
@@ -236,7 +212,7 @@ class RunState:
         text = f"{training.epoch_of(event.epoch)}: {figures or 'done'}"
         return [*begins, *self._once(text, lasting=True, key=f"epoch {event.epoch}")]
 
-    def _restarted(self, event: Restarted) -> list[StatusMessage]:
+    def _restarted(self, event: events.Restarted) -> list[StatusMessage]:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""
         self._failed = False
         self._training.begun = False
@@ -248,7 +224,7 @@ class RunState:
         self._shown = {key for key in self._shown if not key.startswith(again)}
         return [StatusMessage(f"warning: {clean(event.text)}", lasting=True)]
 
-    def _failure(self, event: Failed) -> list[StatusMessage]:
+    def _failure(self, event: events.Failed) -> list[StatusMessage]:
         self._failed = True
         if event.peer:
             return []  # it only lost the process that failed, which says more itself
@@ -298,7 +274,7 @@ class RunState:
         """Grows with each repeat that is done, and with each group that is ready for them."""
         return sum((group.count("calibrated") >= group.leaders) + len(group.rate_of) for group in self._groups.values())
 
-    def _who(self, event: Failed) -> str:
+    def _who(self, event: events.Failed) -> str:
         if event.group == "baseline":
             return "the baseline"
         if not 0 <= event.rank < len(self._plan.processes):
@@ -314,26 +290,28 @@ class RunState:
         return [StatusMessage(text, lasting)]
 
 
-HANDLERS: dict[type[Event], Callable[[RunState, Any], list[StatusMessage]]] = {
-    Started: RunState._stage,
-    Joined: RunState._stage,
-    Built: RunState._stage,
-    Calibrated: RunState._stage,
-    Measured: RunState._measured,
-    Steps: RunState._trained,
-    Epoch: RunState._trained,
-    Saved: RunState._trained,
-    Beat: RunState._trained,
-    Restarted: RunState._restarted,
-    Restored: RunState._restored,
-    Checkpoint: RunState._checkpoint,
-    Profiled: lambda state, event: [StatusMessage(text, lasting=True) for text in profile_lines(event.values)],
-    Checked: RunState._checked,
-    Explaining: RunState._explains,
-    Explained: lambda state, event: [StatusMessage(text, lasting=True) for text in explained_lines(event.values)],
-    Signalled: lambda state, event: [] if event.group is not None else state._once(CTRL_C, lasting=True),
-    Warned: lambda state, event: state._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True),
-    Failed: RunState._failure,
-    Finished: RunState._finished,
-    Ended: RunState._ended,
+HANDLERS: dict[type[events.Event], Callable[[RunState, Any], list[StatusMessage]]] = {
+    events.Started: RunState._stage,
+    events.Joined: RunState._stage,
+    events.Built: RunState._stage,
+    events.Calibrated: RunState._stage,
+    events.Measured: RunState._measured,
+    events.Steps: RunState._trained,
+    events.Epoch: RunState._trained,
+    events.Saved: RunState._trained,
+    events.Beat: RunState._trained,
+    events.Restarted: RunState._restarted,
+    events.Restored: RunState._restored,
+    events.Checkpoint: RunState._checkpoint,
+    events.Profiled: lambda state, event: [StatusMessage(text, lasting=True) for text in profile_lines(event.values)],
+    events.Checked: RunState._checked,
+    events.Explaining: RunState._explains,
+    events.Explained: lambda state, event: [
+        StatusMessage(text, lasting=True) for text in explained_lines(event.values)
+    ],
+    events.Signalled: lambda state, event: [] if event.group is not None else state._once(CTRL_C, lasting=True),
+    events.Warned: lambda state, event: state._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True),
+    events.Failed: RunState._failure,
+    events.Finished: RunState._finished,
+    events.Ended: RunState._ended,
 }

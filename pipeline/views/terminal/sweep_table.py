@@ -18,8 +18,10 @@ from pipeline.views.terminal.prediction_text import outlook_lines, predicted_row
 from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_line
 from pipeline.views.terminal.verdict_text import mark_texts
 from pipeline.views.terminal.words import (
-    bare_times,
+    MISSING,
     brackets,
+    by_points,
+    cells,
     clean,
     columns,
     duration,
@@ -28,11 +30,14 @@ from pipeline.views.terminal.words import (
     listed,
     marks,
     number,
+    or_missing,
+    per_second,
     percent,
     plural,
     points_text,
-    rate,
-    span,
+    shortened,
+    speedup_span,
+    throughput_span,
     times,
 )
 
@@ -44,7 +49,6 @@ HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "st
 RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
 # Of a strategy, the narrower one where a row would not fit otherwise; the overrides under it have the whole name.
 STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
-MISSING = "-"
 # What a speedup is over, where points are of several engines.
 OWN_BASELINE = "each speedup is over one device under the same engine"
 # A row that begins with a point's number.
@@ -85,53 +89,48 @@ def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
 
 def sweep_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each point its numbers, under them intervals and marks, and what was typed for it alone."""
-    results, numbered = [point.result for point in points], numbers_of(points)
+    results, count = [point.result for point in points], len(points)
     metric = _metric(results)
-    count = len(points)
     for width in STRATEGY_WIDTHS:
-        numbers = [_numbers(number, result, metric, width) for number, result in zip(numbered, results, strict=True)]
+        numbers = [_numbers(*point, metric, width) for point in zip(numbers_of(points), results, strict=True)]
         header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
         if max(map(len, lines)) <= ROW_WIDTH:
             break
-    rows = [header]
     left = " " * header.index("strategy")
-    marked = _marks(points)
-    for place, own in enumerate(shared_and_own(points)[1]):
-        rows.append(lines[place])
-        result, intervals = results[place], lines[count + place]
-        doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
-        below = f"{intervals}  {doubts}" if doubts else intervals
-        lines_below = (profile_line(result.profile), explained_line(result.explained))
-        rows += [
-            text for text in (below, *(f"{left}{line}" for line in lines_below), left + " ".join(own)) if text.strip()
-        ]
+    rows = [header]
+    for row, intervals, (doubts, *below) in zip(lines[:count], lines[count:], _remarks(points), strict=True):
+        under = [f"{intervals}  {doubts}" if doubts else intervals, *(left + line for line in below)]
+        rows += [row, *(line for line in under if line.strip())]
     return rows
 
 
 def stacked_rows(points: Sequence[RunResult]) -> list[str]:
     """The same for a narrow console, without columns."""
-    metric, marked = _metric([point.result for point in points]), _marks(points)
-    owns, numbers = shared_and_own(points)[1], numbers_of(points)
+    metric, numbers = _metric([point.result for point in points]), numbers_of(points)
     left = " " * (len(str(max(numbers))) + 2)
     rows = []
-    for place, point in enumerate(points):
+    for place, point, remarks in zip(numbers, points, _remarks(points), strict=True):
         result = point.result
         what = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
-        rows.append(f"{numbers[place]:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
-        doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
-        lines_below = (doubts, profile_line(result.profile), explained_line(result.explained), " ".join(owns[place]))
-        rows += [left + line for line in (*_figures(result, metric), *lines_below) if line]
+        rows.append(f"{place:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
+        rows += [left + line for line in (*_figures(result, metric), *remarks) if line]
     return rows
+
+
+def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
+    """Yields the doubts about each point, what sets its pace, what it lost, and what was typed for it alone."""
+    for point, mark, own in zip(points, _marks(points), shared_and_own(points)[1], strict=True):
+        result = point.result
+        doubts = listed(mark, "input-bound" * (result.input.bound is True))
+        yield doubts, profile_line(result.profile), explained_line(result.explained), " ".join(own)
 
 
 def _figures(result: Result, metric: str) -> list[str]:
     """The numbers of a point with their names, those that are known."""
     speed, value, waits = result.speed, _validation(result, metric), result.input.wait
-    throughput = brackets(span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-"))
-    speedup = brackets(span(speed.speedup_low, speed.speedup_high, bare_times, "-"))
     return [
-        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{throughput}",
-        "" if speed.speedup is None else f"{times(speed.speedup)}{speedup}",
+        per_second(speed, brackets(throughput_span(speed, "-"))),
+        "" if speed.speedup is None else f"{times(speed.speedup)}{brackets(speedup_span(speed, '-'))}",
         "" if (share := comparable.efficiency_of(result)) is None else f"efficiency {percent(share)}",
         "" if value is None else f"{metric} {figure(value)}",
         "" if waits is None else f"{percent(waits)} of the step time waiting for input",
@@ -140,15 +139,15 @@ def _figures(result: Result, metric: str) -> list[str]:
 
 def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]:
     """Returns shared overrides, meanings of the numbers, reasons for missing ones, notes, and differences."""
-    results, runs, numbers = [point.result for point in points], _runs(points), numbers_of(points)
+    results, runs = [point.result for point in points], [*zip(numbers_of(points), _runs(points), strict=True)]
     shared = shared_and_own(points)[0]
     return [
         *([f"All with {' '.join(shared)}."] if shared else []),
         *_legend(results, stacked),
         *_reasons(points),
-        *noted(zip(numbers, runs, strict=True), (WAITED, TOOK)),
-        *_of_engines(runs, numbers),
-        *_differences(runs, numbers),
+        *noted(runs, (WAITED, TOOK)),
+        *(f"Of different engines ({engines}): {OWN_BASELINE}." for engines in [engines_text(runs)] if engines),
+        *(f"Not comparable, since {text}." for text in difference_texts(runs)),
     ]
 
 
@@ -197,11 +196,10 @@ def ended_line(point: RunResult, seconds: float | None = None) -> str:
     'point 3: FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
     """
     result, speed = point.result, point.result.speed
-    within = brackets(span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to "))
-    marked, share = marks(result.layout), comparable.efficiency_of(result)
+    share = comparable.efficiency_of(result)
     values = listed(
         clean(result.ending.status) or "UNKNOWN",
-        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{within}{marked}",
+        per_second(speed, brackets(throughput_span(speed)) + marks(result.layout)),
         "" if speed.speedup is None else times(speed.speedup),
         "" if share is None else f"efficiency {percent(share)}",
         *(f"val_{clean(name)} {figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
@@ -217,27 +215,16 @@ def _runs(points: Iterable[RunResult]) -> list[history.LoggedRun]:
     ]
 
 
-def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
-    workers, value, speed = result.layout.workers, _validation(result, metric), result.speed
-    strategy = clean(result.choices.called) or MISSING
-    return (
-        str(place),
-        strategy if len(strategy) <= width else f"{strategy[: width - 2]}..",
-        MISSING if workers is None else f"{workers:,}",
-        MISSING if speed.examples_per_second is None else rate(speed.examples_per_second),
-        MISSING if speed.speedup is None else times(speed.speedup),
-        MISSING if (share := comparable.efficiency_of(result)) is None else percent(share),
-        MISSING if value is None else figure(value),
-        clean(result.ending.status) or MISSING,
-    )
+def _numbers(place: int, result: Result, metric: str, width: int) -> list[str]:
+    strategy = shortened(clean(result.choices.called) or MISSING, width)
+    value = or_missing(_validation(result, metric), figure)
+    return cells(HEADER, result, {"": str(place), "strategy": strategy, "val": value})
 
 
 def _intervals(result: Result) -> tuple[str, ...]:
     """The cells under the numbers."""
-    speed, wait = result.speed, result.input.wait
-    throughput = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-")
-    speedup = span(speed.speedup_low, speed.speedup_high, bare_times, "-")
-    return ("", "", "", throughput, speedup, "" if wait is None else percent(wait), "", "")
+    wait, speed = or_missing(result.input.wait, percent, ""), result.speed
+    return ("", "", "", throughput_span(speed, "-"), speedup_span(speed, "-"), wait, "", "")
 
 
 def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
@@ -271,17 +258,13 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
 
 def _reasons(points: Sequence[RunResult]) -> list[str]:
     """Returns the reasons why points did not finish; those with the same reason share a line."""
-    places: dict[tuple[str, str], list[int]] = {}
+    reasons = []
     for place, point in zip(numbers_of(points), points, strict=True):
-        result = point.result
-        status = clean(result.ending.status) or "UNKNOWN"
+        status = clean(point.result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
-            texts = lines_of(result.ending.error) or list(map(clean, result.notes))
-            places.setdefault((status, " ".join(texts) or "no reason was given"), []).append(place)
-    return [
-        f"{points_text(numbers).capitalize()} {status.lower()}: {reason}"
-        for (status, reason), numbers in places.items()
-    ]
+            texts = lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
+            reasons.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", place))
+    return [f"{points} {reason}" for points, reason in by_points(reasons)]
 
 
 def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = ()) -> list[str]:
@@ -289,14 +272,13 @@ def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = 
 
     Notes that begin with any of `but` are left out.
     """
-    places: dict[str, list[int]] = {}
-    for place, run in runs:
-        if run.result.finished:
-            before = run.plan.notes if run.plan else ()
-            for note in run.result.notes:
-                if note not in before and not clean(note).startswith(but):
-                    places.setdefault(clean(note), []).append(place)
-    return [f"{points_text(place).capitalize()}: {note}" for note, place in places.items()]
+    notes = (
+        (clean(note), place)
+        for place, run in runs
+        for note in run.result.notes
+        if run.result.finished and note not in (run.plan.notes if run.plan else ()) and not clean(note).startswith(but)
+    )
+    return [f"{points}: {note}" for points, note in by_points(notes)]
 
 
 def engines_text(runs: Iterable[tuple[int, history.LoggedRun]]) -> str:
@@ -306,20 +288,14 @@ def engines_text(runs: Iterable[tuple[int, history.LoggedRun]]) -> str:
     return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in engines.items())
 
 
-def _of_engines(runs: Sequence[history.LoggedRun], numbers: Sequence[int]) -> list[str]:
-    engines = engines_text(zip(numbers, runs, strict=True))
-    return [f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []
-
-
-def _differences(runs: Sequence[history.LoggedRun], numbers: Sequence[int]) -> list[str]:
-    """Returns the measured points that cannot be compared, and in what they differ."""
-    measured = [place for place, run in enumerate(runs) if _measured(run.result)]
-    lines = []
-    for name, places in comparable.differences([runs[place] for place in measured]):
-        having = {clean(value): [numbers[measured[at]] for at in where] for value, where in places.items()}
-        groups = "; ".join(f"{value}: {points_text(points_of_value)}" for value, points_of_value in having.items())
-        lines.append(f"Not comparable, since {name} differs ({groups}).")
-    return lines
+def difference_texts(runs: Sequence[tuple[int, history.LoggedRun]]) -> list[str]:
+    """Returns in what runs that were measured differ so that they cannot be compared, and which, by their places."""
+    measured = [(place, run) for place, run in runs if _measured(run.result)]
+    texts = []
+    for name, values in comparable.differences([run for _, run in measured]):
+        having = {clean(value): points_text([measured[at][0] for at in where]) for value, where in values.items()}
+        texts.append(f"{name} differs ({'; '.join(f'{value}: {points}' for value, points in having.items())})")
+    return texts
 
 
 def _marks(of_points: Sequence[RunResult]) -> list[str]:

@@ -10,24 +10,30 @@ from pipeline.analyze import comparable
 from pipeline.analyze.comparable import MARGIN, Marks, Unlike
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
+    MISSING,
     bare_times,
     brackets,
+    cells,
     clean,
     columns,
     enumerated,
     figure,
     listed,
+    or_missing,
     percent,
     plural,
     rate,
+    shortened,
     span,
+    speedup_span,
+    throughput_span,
     times,
 )
 
 if TYPE_CHECKING:
     from pipeline.analyze.compare import Comparison, Contestant
     from pipeline.analyze.outlook import Knee
-    from pipeline.analyze.verdict import LeftOut, Verdict
+    from pipeline.analyze.verdict import Verdict
 
 # Why a doubt about one of two speeds keeps them from being compared.
 REFUSED = {
@@ -43,7 +49,6 @@ INSTEAD = {
 # How sure an answer is, by its odds; with less there is none.
 SURE = ((0.99, "almost certainly"), (0.95, "very likely"), (0.0, "probably"))
 HEADER = ("", "run", "strategy", "workers", "examples/s", "speedup", "status")
-MISSING = "-"
 # Of a value that is long, such as a list of arguments.
 MOST_CHARACTERS = 40
 # What a sentence names; the table has the rest.
@@ -121,11 +126,12 @@ def compared_lines(
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Returns a sweep's verdict: first which to use and how much faster than one device it is, last what it omits."""
-    outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *_without(verdict)]
+    without = [f"Not ranked, without a speed: {_points(verdict.without)}."] if verdict.without else []
+    outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *without]
     if verdict.best is None:
         if not verdict.measured:
             return ["No verdict: no point was measured."]
-        doubts = {doubt for left in verdict.left_out for doubt in left.why.doubts}
+        doubts = {doubt for why in verdict.left_out for doubt in why.doubts}
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
     return [
@@ -222,8 +228,8 @@ def _named(compared: Sequence[Comparison]) -> str:
 
 
 def _disturbed(verdict: Verdict) -> list[str]:
-    places = {why: [place for place, reason in verdict.disturbed if reason == why] for why in comparable.DISTURBED}
-    texts = [f"{_points(reason)} ({why})" for why, reason in places.items() if reason]
+    places = comparable.grouped((why, place) for place, why in verdict.disturbed)
+    texts = [f"{_points(places[why])} ({why})" for why in comparable.DISTURBED if why in places]
     return [f"Disturbed: {'; '.join(texts)}."] if texts else []
 
 
@@ -277,38 +283,26 @@ def _unjudged(verdict: Verdict) -> list[str]:
     return [f"Whether {clean(engine)} pays cannot be told: none of its points was judged." for engine in unjudged]
 
 
-def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
-    texts = [f"{_points(left.places)} ({enumerated(mark_texts(left.why))})" for left in left_out]
+def _left_out(left_out: Mapping[Marks, Sequence[int]]) -> list[str]:
+    texts = [f"{_points(places)} ({enumerated(mark_texts(why))})" for why, places in left_out.items()]
     return [f"Left out of the verdict: {'; '.join(texts)}."] if texts else []
-
-
-def _without(verdict: Verdict) -> list[str]:
-    return [f"Not ranked, without a speed: {_points(verdict.without)}."] if verdict.without else []
 
 
 def _points(places: Sequence[int]) -> str:
     return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
 
 
-def _row(place: int, name: str, result: Result, marks: Marks) -> tuple[str, ...]:
-    speed, workers = result.speed, result.layout.workers
-    marked = brackets(listed(*mark_texts(marks)))
-    throughput = speedup = MISSING
-    if speed.examples_per_second is not None:
-        ends = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-")
-        throughput = f"{rate(speed.examples_per_second)}{brackets(ends)}{marked}"
-    if speed.speedup is not None:
-        ends = span(speed.speedup_low, speed.speedup_high, bare_times, "-")
-        speedup = f"{times(speed.speedup)}{brackets(ends)}{marked}"
-    return (
-        str(place),
-        clean(name),
-        clean(result.choices.called) or MISSING,
-        MISSING if workers is None else str(workers),
-        throughput,
-        speedup,
-        clean(result.ending.status) or MISSING,
-    )
+def _row(place: int, name: str, result: Result, marks: Marks) -> list[str]:
+    speed, marked = result.speed, brackets(listed(*mark_texts(marks)))
+    throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (throughput_span, speedup_span))
+    others = {
+        "": str(place),
+        "run": clean(name),
+        "workers": or_missing(result.layout.workers, str),
+        "examples/s": or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
+        "speedup": or_missing(speed.speedup, lambda value: times(value) + speedup),
+    }
+    return cells(HEADER, result, others)
 
 
 def _value(value: object) -> str:
@@ -321,5 +315,4 @@ def _value(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return figure(value)
-    text = MISSING if value is None else clean(value) or str(value)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 2]}.."
+    return shortened(MISSING if value is None else clean(value) or str(value), MOST_CHARACTERS)

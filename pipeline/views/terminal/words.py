@@ -4,10 +4,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
-from pipeline.analyze.comparable import doubts
-from pipeline.record.results import Layout
+from pipeline.analyze.comparable import doubts, efficiency_of, grouped
+from pipeline.record.results import Layout, Result, Speed
 
+Value = TypeVar("Value")
+# Stands for what is not known.
+MISSING = "-"
 # A number stays beside its unit.
 WORD = re.compile(r"\s*\S*\d (?:s|ms|min|h|B|KiB|MiB|GiB|examples/s)\b[^\s\w]*(?=\s|$)|\s*\S+")
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
@@ -155,6 +159,69 @@ def span(low: float | None, high: float | None, write: Callable[[float], str], b
     """
     least, highest = number(low), number(high)
     return "" if least is None or highest is None or least == highest else f"{write(least)}{between}{write(highest)}"
+
+
+def throughput_span(speed: Speed, between: str = " to ") -> str:
+    """Returns the interval of a throughput, or ""."""
+    return span(speed.examples_per_second_low, speed.examples_per_second_high, rate, between)
+
+
+def per_second(speed: Speed, more: str = "") -> str:
+    """Returns a throughput with its unit and what is said of it, or ""."""
+    return "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{more}"
+
+
+def speedup_span(speed: Speed, between: str = " to ") -> str:
+    """Returns the interval of a speedup, or ""."""
+    return span(speed.speedup_low, speed.speedup_high, bare_times, between)
+
+
+def by_points(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Returns (points of a sweep, text) for each text, from its points.
+
+    >>> by_points([("Slow.", 1), ("Late.", 3), ("Slow.", 2)])
+    [('Points 1-2', 'Slow.'), ('Point 3', 'Late.')]
+    """
+    return [(points_text(places).capitalize(), text) for text, places in grouped(texts).items()]
+
+
+def or_missing(value: Value | None, write: Callable[[Value], str], missing: str = MISSING) -> str:
+    """Returns the value as it is written, where it is known.
+
+    >>> or_missing(0.5, percent), or_missing(None, percent)
+    ('50%', '-')
+    """
+    return missing if value is None else write(value)
+
+
+def shortened(text: str, letters: int) -> str:
+    """Returns a text in at most so many letters.
+
+    >>> shortened("multi_worker/jax", 12)
+    'multi_work..'
+    """
+    return text if len(text) <= letters else f"{text[: letters - 2]}.."
+
+
+# What tables show of a result, by the names of their columns.
+COLUMNS: dict[str, Callable[[Result], str]] = {
+    "strategy": lambda result: clean(result.choices.called),
+    "workers": lambda result: or_missing(result.layout.workers, "{:,}".format),
+    "batch": lambda result: or_missing(result.layout.replica_batch, "{:,}".format),
+    "examples/s": lambda result: or_missing(result.speed.examples_per_second, rate),
+    "interval": lambda result: throughput_span(result.speed, "-"),
+    "speedup": lambda result: or_missing(result.speed.speedup, times),
+    "eff.": lambda result: or_missing(efficiency_of(result), percent),
+    "to finish": lambda result: or_missing(result.cost.seconds_to_finish, duration),
+    "cost": lambda result: or_missing(result.cost.cost_to_finish, rate),
+    "energy": lambda result: or_missing(result.cost.energy_joules, lambda joules: f"{rate(joules / 3600)} Wh"),
+    "status": lambda result: clean(result.ending.status),
+}
+
+
+def cells(header: Sequence[str], result: Result, others: Mapping[str, str]) -> list[str]:
+    """Returns the cells of a result under a header: those of `COLUMNS`, and `others`."""
+    return [others[name] if name in others else COLUMNS[name](result) or MISSING for name in header]
 
 
 def marks(layout: Layout) -> str:
