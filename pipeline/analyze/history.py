@@ -1,4 +1,4 @@
-"""Reads what runs have written: finds a run by its folder, its name or its id in MLflow, and a sweep's runs."""
+"""Reads what runs and sweeps have written."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,9 +17,6 @@ from pipeline.record.results import Result
 
 if TYPE_CHECKING:
     from pipeline.analyze import measure
-
-# Of a run's id, at the end of its name in MLflow.
-ID_LETTERS = 5
 
 
 @dataclass(frozen=True)
@@ -101,24 +98,6 @@ class TimedRun:
     parameters: int
 
 
-def find(name: str, output: Path) -> Path:
-    """The folder of the run that `name` names. Raises `UserError`."""
-    if (Path(name) / results.FILE).is_file():
-        return Path(name)
-    folders = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
-    matches = [folder for folder in folders if folder.name == name or _run_id_of(folder).startswith(name)]
-    # What MLflow shows as its name ends in letters of the id.
-    ending = name.partition(" (")[0].rpartition("-")[2]
-    if not matches and len(ending) >= ID_LETTERS:
-        matches = [folder for folder in folders if _run_id_of(folder).startswith(ending)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise UserError("the name of one run", f"{name}, which is that of {len(matches)}", f"{matches[0]}")
-    last = max(folders, key=log.written, default=None)
-    raise UserError("a run's folder, its name or its id in MLflow", name, f"{last or 'output_dir=...'}")
-
-
 def of(folder: Path, result: Result) -> LoggedRun:
     """The run in a folder that a result tells of, with its settings where these are still there."""
     return LoggedRun(folder, result, log.read_whole(folder / "plan.json"))
@@ -173,9 +152,3 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
 
 def _is_sweep(folder: Path) -> bool:
     return (folder / sweeps.FILE).is_file() or any(folder.glob(f"*/{results.FILE}"))
-
-
-def _run_id_of(folder: Path) -> str:
-    """Its id in MLflow, or nothing."""
-    result = results.read(folder)
-    return "" if result is None else result.tracked.mlflow_run_id or ""

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +18,10 @@ from pipeline.launch import signals
 from pipeline.record.log import from_here
 from pipeline.run import sweep
 from pipeline.run.requests import devices
+from pipeline.run.run_folders import PLAN, find
 from pipeline.run.session import Session
 from pipeline.run.supervisor import Supervisor
-from pipeline.run.takeover import attach, named
+from pipeline.run.takeover import attach
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 
@@ -36,19 +36,17 @@ VERB = Verb(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    return VERB.run(arguments, _attach)
-
-
-def _attach(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Takes the place of the run's driver."""
     configs.register(partial(devices, os.environ))
     screen = show.Terminal(show.console_on(sys.stdout), time.time)
     session = Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=screen, track=Tracker)
     code = 1
     try:
-        end, folder = typed.is_true("end"), named(typed.words[0], Path(typed["output_dir"]))
-        with signals.interrupt(session.spares), attach(folder, session, end) as supervisor:
+        end, output = typed.is_true("end"), Path(typed["output_dir"])
+        folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
+        with signals.interrupt(session.spares), attach(folder.resolve(), session, end) as supervisor:
             code = _trained(supervisor, session)
         return code
     except UserError:

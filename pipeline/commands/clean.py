@@ -54,12 +54,9 @@ BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
 )  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    return VERB.run(arguments, _clean)
-
-
-def _clean(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Removes old runs, or lists them."""
     rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()
     folders = gather(Path(typed["output_dir"]))

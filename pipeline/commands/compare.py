@@ -7,18 +7,18 @@ wrote and starts nothing. 0: compared. 2: a run cannot be found or read.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
 from pathlib import Path
 
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
-from pipeline.analyze.history import LoggedRun, find, load
+from pipeline.analyze.history import LoggedRun, load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.record.results import Result
+from pipeline.run.run_folders import find
 from pipeline.views import terminal as show
-from pipeline.views.terminal.verdict_text import pair_text, unlike_text
+from pipeline.views.terminal.verdict_text import Row, pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
@@ -39,66 +39,38 @@ VERB = Verb(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    return VERB.run(arguments, _compare)
-
-
-def _compare(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Shows what differs between runs."""
     runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
-    console = show.console_on(sys.stdout)
-    differences = compared(runs)
+    console, marks = show.console_on(sys.stdout), comparable.marks(runs)
     names, results = [run.folder.name for run in runs], [run.result for run in runs]
-    marks = comparable.marks(runs)
-    for line in show.compared_lines(
-        names, results, marks, differences.verdicts, differences.unlike, differences.settings, differences.outcomes
-    ):
+    judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(marks)}
+    verdicts, unlike = list[str](), dict[str, None]()
+    for one, other in combinations(range(len(runs)), 2):
+        verdicts.append(pair_text(one, other, judge.between(runs[one], runs[other]), engines))
+        both = f"{one} and {other}: " * (len(runs) > 2)
+        unlike |= {f"{both}{unlike_text(why)}": None for why in comparable.unlike(runs[one], runs[other])}
+    for line in show.compared_lines(names, results, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
         show.say(console, line)
     return 0
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Differences between runs: settings by dotted key, with a value for each run, and results, likewise.
-
-    `verdicts` says of each pair of runs which is faster, or that they tie. `unlike` says in what runs differ that makes
-    their speeds say nothing of each other.
-    """
-
-    settings: tuple[tuple[str, tuple[object, ...]], ...]
-    outcomes: tuple[tuple[str, tuple[object, ...]], ...]
-    verdicts: tuple[str, ...]
-    unlike: tuple[str, ...]
+def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
+    """The settings that runs differ in: by dotted key, the value of each."""
+    rows = _rows([_asked(run) for run in runs])
+    return [(key, values) for key, values in rows if key not in PLACES and len(set(map(repr, values))) > 1]
 
 
-def compared(runs: Sequence[LoggedRun]) -> Compared:
-    """Returns what differs between `runs`."""
-    flat = [dict(comparable.flat(_asked(run))) for run in runs]
-    keys = list(dict.fromkeys(key for settings_of in flat for key in settings_of if key not in PLACES))
-    settings = [(key, tuple(settings_of.get(key) for settings_of in flat)) for key in keys]
-    outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
-    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
-    judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(comparable.marks(runs))}
-    unlike = tuple(
-        dict.fromkeys(
-            f"{f'{one} and {other}: ' * (len(runs) > 2)}{unlike_text(why)}"
-            for one, other in combinations(range(len(runs)), 2)
-            for why in comparable.unlike(runs[one], runs[other])
-        )
-    )
-    return Compared(
-        tuple((key, values) for key, values in settings if len(set(map(repr, values))) > 1),
-        tuple(
-            (name, tuple(outcome.get(name) for outcome in outcomes))
-            for name in names
-            if any(outcome.get(name) is not None for outcome in outcomes)
-        ),
-        tuple(
-            pair_text(one, other, judge.between(runs[one], runs[other]), engines)
-            for one, other in combinations(range(len(runs)), 2)
-        ),
-        unlike,
-    )
+def outcomes_of(runs: Sequence[LoggedRun]) -> list[Row]:
+    """The results of runs that any of them has: by name, the value of each."""
+    return [row for row in _rows([_came_to(run.result) for run in runs]) if any(value is not None for value in row[1])]
+
+
+def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
+    """By dotted key, in the order in which they come, the values of each run; None where it has none."""
+    flat = [dict(comparable.flat(of_run)) for of_run in values]
+    return [(key, tuple(of_run.get(key) for of_run in flat)) for key in dict.fromkeys(chain(*flat))]
 
 
 def _asked(run: LoggedRun) -> dict[str, object]:

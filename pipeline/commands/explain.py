@@ -1,12 +1,12 @@
 """Says again what a run's lost efficiency was made of: `python -m pipeline explain RUN`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.analyze.history import find, load
+from pipeline.analyze.history import load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.errors import UserError
+from pipeline.run.run_folders import find
 from pipeline.views import terminal as show
 from pipeline.views.terminal.result import explained_lines
 
@@ -21,12 +21,9 @@ VERB = Verb(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code: 0 said, 2 the run cannot be found, or was not explained."""
-    return VERB.run(arguments, _explain)
-
-
-def _explain(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Shows a run's lost efficiency. 0: shown. 2: the run cannot be found, or was not explained."""
     run = load(find(typed.words[0], Path(typed["output_dir"])))
     lines = explained_lines(run.result.explained, run.result.speed.efficiency)
     if not lines:

@@ -323,20 +323,11 @@ def words() -> Iterator[str]:
     """All that can be typed: verbs, options, `group=choice` of the configs that are shipped, and `key=value`."""
     yield from (*VERBS, *OPTIONS)
     yield from (f"{group}={choice}" for group, choices in shipped.choices().items() for choice in choices)
-    yield from _completed(Config, "")
-
-
-def _completed(kind: type, prefix: str) -> Iterator[str]:
-    """Yields `key=` of each field of a schema, with each of its values where there are a few."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        hint: object = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _completed(hint, f"{prefix}{field.name}.")
-            continue
-        yield f"{prefix}{field.name}="
-        for option in (hint, *typing.get_args(hint)):
+    for key in keys(Config):
+        kind = find(key)[1]
+        yield f"{key}="
+        for option in (kind, *typing.get_args(kind)):
             if option is bool:
-                yield from (f"{prefix}{field.name}={value}" for value in ("false", "true"))
+                yield from (f"{key}=false", f"{key}=true")
             elif isinstance(option, type) and issubclass(option, Enum):
-                yield from (f"{prefix}{field.name}={value.value}" for value in option)
+                yield from (f"{key}={value.value}" for value in option)

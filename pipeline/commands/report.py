@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +32,9 @@ VERB = Verb(
 DRAIN_SECONDS = 60.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    return VERB.run(arguments, _report)
-
-
-def _report(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Writes the report of a sweep."""
     output, name = Path(typed["output_dir"]), typed["sweep"] or "".join(typed.words)
     if typed.words and typed["sweep"]:
         raise UserError("one sweep", "two", VERB.usage)

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.commands.compare import MANY
@@ -21,12 +20,9 @@ VERB = Verb(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code: 0 all sent, 1 something was not, 2 a wrong argument."""
-    return VERB.run(arguments, _sync)
-
-
-def _sync(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Uploads what MLflow lacks. 0: all of it. 1: not all. 2: a wrong argument."""
     folders, uri = [*map(_folder, typed.words)], typed["uri"] and _store_uri(typed["uri"])
     prepare(os.environ)
     uri = uri and logged_in(uri, os.environ)

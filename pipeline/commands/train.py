@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.commands import module
 from pipeline.config import config as configs
@@ -41,6 +41,7 @@ from pipeline.worker.model_error import is_own
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipeline.views.report import WrittenReport
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -226,7 +227,7 @@ def _run_at_once(points: Requests, session: Session, console: "Console", count: 
             board.ended(key, point, seconds)
             tell(point, True, console)
 
-        Parallel(points, session, count, _opened).run(begun, ended)
+        Parallel(points, session, count, _opened, begun, ended).run()
 
 
 @contextmanager
@@ -249,9 +250,9 @@ def _conclude(points: Requests, session: Session, console: "Console") -> signals
     return interrupted
 
 
-def _report(points: Requests, session: Session, console: "Console") -> Any:
+def _report(points: Requests, session: Session, console: "Console") -> "WrittenReport | None":
     """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
-    written: Any = None
+    written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
         try:
             written = module("report").report.write(points.sweep.folder)
@@ -266,12 +267,12 @@ def _report(points: Requests, session: Session, console: "Console") -> Any:
     return written
 
 
-def _send(written: Any, session: Session) -> tuple[str | None, signals.Interrupted | None]:
+def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
     """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
     folder = written.sweep.folder
     try:
         if sent := module("report").send(written, session.tracker(folder.parents[1])):
-            session.uploads.add(sent, CLOSE_SECONDS)
+            session.upload_later(sent, CLOSE_SECONDS)
     except OSError as error:
         show.say_error(f"The report of the sweep was not written: {error}")
     return session.settle()

@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
@@ -43,12 +43,9 @@ VERB = Verb(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
-    return VERB.run(arguments, _ui)
-
-
-def _ui(typed: Words) -> int:
+@VERB
+def main(typed: Words) -> int:
+    """Serves MLflow's pages. 0: it was ended. 1: the server ended by itself. 2: it cannot start."""
     output = typed["output_dir"]
     try:
         with signals.interrupt():

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.commands import module
 from pipeline.config.near import near
@@ -105,8 +106,11 @@ class Verb:
         keys = [f"[{key.name}={'...' if key.default is None else key.default}]" for key in self.keys]
         return " ".join(["python -m pipeline", self.name, *([self.words] if self.words else []), *keys])
 
-    def run(self, arguments: Sequence[str], do: Callable[[Words], int]) -> int:
-        """Does what was typed and returns the exit code: 2 for what is refused."""
+    def __call__(self, do: Callable[[Words], int]) -> Callable[[Sequence[str]], int]:
+        """Makes what does the verb the `main` of its module: from arguments to the exit code, 2 for what is refused."""
+        return partial(self._run, do)
+
+    def _run(self, do: Callable[[Words], int], arguments: Sequence[str]) -> int:
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.launch import Cluster, Helpers
-from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch import Cluster, Helpers, Job
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 
@@ -49,7 +48,7 @@ def part_for(plan: Plan, free: CoreShare, everything: CoreShare) -> CoreShare | 
 class Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
-    def __init__(self, cluster: LocalCluster, part: CoreShare) -> None:
+    def __init__(self, cluster: Cluster, part: CoreShare) -> None:
         self._cluster, self._part = cluster, part
 
     def inventory(self) -> Machine:
@@ -68,7 +67,7 @@ class Share(Cluster):
         """Free ports."""
         return self._cluster.addresses(plan)
 
-    def start(self, plan: Plan, group: str, folder: Path) -> LocalJob:
+    def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Forks the plan's processes, on cores and GPUs of this part."""
         return self._cluster.start(moved(plan, whole(self.inventory()), self._part), group, folder)
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipeline.config.parts import flat, leaves, part_of, unflat
+from pipeline.config.schema import Config
+from pipeline.plan.backends import other
+from pipeline.plan.plan import AUTO, Plan
 from pipeline.record import codec
 from pipeline.record.codec import MismatchError
 from pipeline.record.findings import Check, Explanation, Pace
@@ -66,6 +69,19 @@ class Choices:
     # What added up, where it was not TensorFlow's own.
     collective: str | None = None
 
+    @classmethod
+    def of(cls, source: Config | Plan) -> "Choices":
+        """The choices of a config or a plan."""
+        collective = source.collective if isinstance(source, Plan) else source.strategy.collective
+        return cls(
+            source.strategy.name,
+            source.hardware.name,
+            source.model.name,
+            source.data.name,
+            other(source.backend),
+            None if collective == AUTO else other(collective),
+        )
+
     @property
     def called(self) -> str | None:
         """The strategy as it is shown beside others.
@@ -94,6 +110,26 @@ class Layout:
     asynchronous: bool = False
     # Where there are several for each replica.
     devices: int | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, timed_workers: int | None = None) -> "Layout":
+        """The layout of a plan, of which so many workers were timed."""
+        hardware, training, each = plan.hardware, plan.training, plan.strategy.devices_per_replica
+        return cls(
+            workers=plan.workers,
+            timed_workers=timed_workers,
+            hosts=hardware.hosts,
+            processes=len(plan.processes),
+            replicas=plan.workers,
+            replica_batch=training.replica_batch,
+            global_batch=training.global_batch,
+            scaling=training.scaling,
+            precision=training.precision,
+            rehearsal=hardware.rehearsal,
+            oversubscribed=hardware.oversubscribed,
+            asynchronous=plan.strategy.asynchronous,
+            devices=plan.workers * each if each > 1 else None,
+        )
 
 
 @dataclass(frozen=True)

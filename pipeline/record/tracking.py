@@ -10,6 +10,8 @@ from pipeline.record.codec import MismatchError
 from pipeline.record.log import read_whole, write_json
 
 LOG, STATE = "events.jsonl", "tracking.json"
+# Of a run's id, at the end of its name in MLflow.
+ID_LETTERS = 5
 # What a run is closed with that someone deleted in the store: it stays so.
 DELETED = "DELETED"
 

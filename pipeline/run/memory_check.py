@@ -1,21 +1,31 @@
-"""Says what a plan needs, and refuses one that its devices or its host lack the memory for, naming plans that fit."""
+"""Finds out how large a plan's model is, and refuses a plan that its devices or its host lack the memory for.
+
+The package has the size, an earlier command kept it, or the model is built once. A refusal names plans that fit.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
+from pipeline.config import targets
 from pipeline.config.schema import Config, Exchange, StrategyConfig
 from pipeline.errors import UserError
 from pipeline.launch import Cluster
-from pipeline.plan.backends import MODEL_PARALLEL
+from pipeline.plan import planning
+from pipeline.plan import size as sizes
+from pipeline.plan.backends import COMPUTING, MODEL_PARALLEL
 from pipeline.plan.estimate import Estimate, estimate
 from pipeline.plan.plan import TENSORFLOW, Plan
 from pipeline.plan.size import Size
-from pipeline.record.results import Ending, Layout, Result
-from pipeline.run import model_size
+from pipeline.record.log import read_json, write_json
+from pipeline.record.results import Choices, Ending, Layout, Result
 from pipeline.run.planner import planned_on
-from pipeline.run.session import RunRequest, Session, choices_of
-from pipeline.run.views import Needs, RunResult
+from pipeline.run.session import RunRequest, Session
+from pipeline.run.views import RunResult
+from pipeline.run.watch import RunFailed
 
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
@@ -27,8 +37,9 @@ Replan = Callable[[Config], Plan]
 
 def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
     """Shows what a plan needs. Builds its model once if its size is not known."""
-    point = request.ended(Result(Ending("PLANNED"), choices_of(request.config), Layout(workers=plan.workers)))
-    size = model_size.learned(plan, request, session)
+    layout = Layout(workers=plan.workers, global_batch=plan.training.global_batch)
+    point = request.ended(Result(Ending("PLANNED"), Choices.of(request.config), layout))
+    size = learned_size(plan, request, session)
     if isinstance(size, str):
         session.screen.say(f"\nestimate   none, since the model could not be built: {size}")
         return point
@@ -36,18 +47,12 @@ def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     session.screen.estimated(plan, estimation)
     if refusal := too_large(plan, size, request.config, _replan(cluster)):
         session.screen.say(f"\n{refusal}")
-    needs = Needs(
-        device_bytes=estimation.device.total,
-        activations_known=estimation.device.activations is not None,
-        step_bytes=None if estimation.exchanged is None else estimation.exchanged.total,
-        step_examples=plan.training.global_batch,
-    )
-    return dataclasses.replace(point, needs=needs)
+    return dataclasses.replace(point, estimate=estimation)
 
 
 def expect_room(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> None:
     """Refuses a plan with too little memory for its model, if the size of that is known. Raises `UserError`."""
-    size = model_size.known(plan, model_size.file(plan, request.output, session.search))
+    size = known_size(plan, size_file(plan, request.output, session.search))
     if size and (refusal := too_large(plan, size, request.config, _replan(cluster))):
         raise UserError(refusal)
 
@@ -56,8 +61,68 @@ def show_shards(plan: Plan, request: RunRequest, session: Session) -> None:
     """Shows which tables are cut and what stays whole, if that is known before the model is built."""
     if plan.strategy.min_shard_bytes is None:
         return
-    if size := model_size.known(plan, model_size.file(plan, request.output, session.search)):
+    if size := known_size(plan, size_file(plan, request.output, session.search)):
         session.screen.shared(estimate(plan, size))
+
+
+def known_size(plan: Plan, path: Path) -> Size | None:
+    """The size that comes with the package, or that is in the file `path`; None if neither."""
+    size = sizes.shipped(plan)
+    if size is None:
+        size = read_json(Size, path)
+    return size
+
+
+def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | str:
+    """The size, of a model that is built once if it is not known; why it could not be built, if so."""
+    if size := sizes.shipped(plan):
+        return size
+    path = size_file(plan, request.output, session.search)
+    size = known_size(plan, path)
+    if size is None and path not in session.unbuilt:
+        session.screen.say(
+            f"\nBuilding the model once to know its size, which takes some seconds. {path} will keep it."
+        )
+        try:
+            size = keep_size(learn(plan, session.here(request.config)), path)
+        except RunFailed as failure:
+            session.unbuilt[path] = str(failure)
+    return session.unbuilt[path] if size is None else size
+
+
+def learn(plan: Plan, cluster: Cluster) -> Size:
+    """The size from a process that builds the model and ends. Raises `RunFailed`, in words for a person."""
+    # What drives processes takes a moment to import.
+    from pipeline.run.timing import learn_size
+
+    builder = planning.builder_of(plan, cluster.inventory())
+    with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
+        return learn_size(cluster, builder, Path(folder))
+
+
+def keep_size(size: Size, path: Path) -> Size:
+    """The size, written to a file for later commands."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, size)
+    return size
+
+
+def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
+    """The file for the size of a plan's model, named by all that it depends on."""
+    from importlib import metadata
+
+    versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
+    return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
+
+
+def _sources(plan: Plan, search: Sequence[str]) -> str:
+    """A hash of the files of a person's own functions, and of those beside them, which they may import."""
+    builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
+    sources = {path for node in builds for path in targets.sources(node, search)}
+    digest = hashlib.sha256()
+    for path in sorted({beside for source in sources for beside in source.parent.glob("*.py")}):
+        digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _replan(cluster: Cluster) -> Replan:

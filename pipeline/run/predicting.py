@@ -14,10 +14,10 @@ from pipeline.plan import planning
 from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
-from pipeline.record.results import Cost, Ending, Result, Speed
-from pipeline.run import model_size
+from pipeline.record.results import Choices, Cost, Ending, Layout, Result, Speed
+from pipeline.run.memory_check import learned_size
 from pipeline.run.planner import planned_on, with_addresses
-from pipeline.run.session import RunRequest, Session, choices_of, layout_of
+from pipeline.run.session import RunRequest, Session
 from pipeline.run.timing import time_steps
 from pipeline.run.views import Foreseen, RunResult
 from pipeline.run.watch import RunFailed
@@ -38,7 +38,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
         parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
-    elif isinstance(size := model_size.learned(plan, request, session), str):
+    elif isinstance(size := learned_size(plan, request, session), str):
         raise UserError("a model that can be built, to know its size", size.removesuffix("."), "another model")
     else:
         parameters = size.parameters
@@ -64,8 +64,8 @@ def _result(
     price = config.hardware.price_per_hour
     return Result(
         Ending("PREDICTED"),
-        choices_of(config),
-        layout_of(plan, None),
+        Choices.of(config),
+        Layout.of(plan),
         Speed(
             prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
         ),

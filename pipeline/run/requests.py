@@ -60,8 +60,11 @@ class Requests:
         the others; another is refused.
         """
         for composed in composer.points(given.overrides, given.multirun):
-            if (code := self._take(composed)) is not None:
+            if (code := self._read(composed)) is not None:
                 return code
+        for place, request in enumerate(self._all):
+            if request is not None:
+                self._accept(place, request)
         self._finish()
         return None
 
@@ -80,8 +83,8 @@ class Requests:
         if self.sweep is not None:
             self.sweep.release()
 
-    def _take(self, point: Composed) -> int | None:
-        """Takes the next run; returns the exit code if this process has served a driver elsewhere."""
+    def _read(self, point: Composed) -> int | None:
+        """Reads the next run; returns the exit code if this process has served a driver elsewhere."""
         composed, overrides, many = point.config, point.overrides, point.sweep is not None
         self.many = many
         self._folder = point.folder.parent
@@ -103,14 +106,22 @@ class Requests:
             return None
         if config.mode is Mode.run and (code := self._serve(config, point.folder)) is not None:
             return code
-        request = RunRequest(config, point.folder, overrides, sweep)
-        self._all[place] = request
-        one = planning.on_one_device(config)
-        if one is config:
-            self._validate(place, request)
-        elif not many:
-            self._validate(place, self._as_one(request, one))
+        self._all[place] = RunRequest(config, point.folder, overrides, sweep)
         return None
+
+    def _accept(self, place: int, request: RunRequest) -> None:
+        """Validates a run, on the one device of its strategy if that has one, and refuses a second such run."""
+        config = request.config
+        one, name = planning.on_one_device(config), config.strategy.name
+        if one is not config:
+            if request.sweep is not None and any(other is not None and other.config == one for other in self._all):
+                self._refuse(place, request)
+                return
+            if name not in self._on_one_device:
+                self._on_one_device.add(name)
+                said = f"{name} trains on one device: workers={config.workers} is taken as workers=1."
+                self._session.screen.say(said)
+        self._validate(place, dataclasses.replace(request, config=one))
 
     def _serve(self, config: Config, folder: Path) -> int | None:
         """The exit code once this process has served a driver elsewhere; None if it is the driver."""
@@ -128,16 +139,7 @@ class Requests:
         return None
 
     def _finish(self) -> None:
-        """Makes what trains on one device a run of its own, once all others are known, and adds the repeats."""
-        for place, request in enumerate(self._all):
-            one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
-            if request is None or one is None or one is request.config:
-                continue
-            if any(other is not None and other.config == one for other in self._all):
-                self._refuse(place, request)
-            else:
-                self._all[place] = self._as_one(request, one)
-                self._validate(place, self._as_one(request, one))
+        """Shows what is refused, and puts the others and their repeats in order."""
         for folder, output in self._to_delete:
             run_folders.remove(folder, output)
         order, repeats = self._repeat()
@@ -162,14 +164,6 @@ class Requests:
                     self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
         sweep = next((request.config.sweep for request in accepted.values()), None)
         return (None, 1) if sweep is None else (sweep.order, sweep.repeats)
-
-    def _as_one(self, request: RunRequest, one: Config) -> RunRequest:
-        """The run on the one device of its strategy, which the terminal says once."""
-        name, workers = one.strategy.name, request.config.workers
-        if name not in self._on_one_device:
-            self._on_one_device.add(name)
-            self._session.screen.say(f"{name} trains on one device: workers={workers} is taken as workers=1.")
-        return dataclasses.replace(request, config=one)
 
     def _refuse(self, place: int, request: RunRequest) -> None:
         """Refuses a second run of a strategy that trains on one device."""

@@ -15,10 +15,12 @@ from pipeline.record.results import (
     IN_THIS_RUN,
     MOST_EFFICIENCY,
     Baseline,
+    Choices,
     Cost,
     Ending,
     Environment,
     Input,
+    Layout,
     Result,
     Speed,
     Staleness,
@@ -26,7 +28,7 @@ from pipeline.record.results import (
     Training,
 )
 from pipeline.run.run import Run
-from pipeline.run.session import Preemption, choices_of, layout_of
+from pipeline.run.session import Preemption
 from pipeline.run.timing import Measurements
 
 # Of the examples that were left out, so many are named.
@@ -56,8 +58,8 @@ def result_of(
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
     return Result(
         ending,
-        choices_of(plan),
-        layout_of(plan, timed_workers),
+        Choices.of(plan),
+        Layout.of(plan, timed_workers),
         speed,
         waited,
         training,

@@ -75,7 +75,7 @@ def only_named(name: str, output: Path) -> Path:
     """The folder of the one run that `resume` names. Raises `UserError`."""
     expected = "resume to be auto, never, or a run's folder, name or id in MLflow"
     others = "resume=auto or resume=never"
-    return run_folders.named(name, output, expected, f"resume={{}}, {others}", others)
+    return run_folders.find(name, output, PLAN, expected, f"resume={{}}, {others}", others)
 
 
 def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path]:

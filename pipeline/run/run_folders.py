@@ -13,10 +13,11 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import log
-from pipeline.record.tracking import run_id_of
+from pipeline.record import log, results
+from pipeline.record.tracking import ID_LETTERS, run_id_of
 
 EVENTS, PLAN, LOCK = "events.jsonl", "plan.json", "run.lock"
+A_RUN = "a run's folder, its name or its id in MLflow"
 # Where Hydra writes the composed config, in a run's folder.
 HYDRA_S = "hydra"
 
@@ -89,29 +90,42 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def in_order(output: Path) -> list[Path]:
-    """The folders of all runs in the output folder, in the order in which they began or were resumed."""
-    return sorted((output / within for within in all_within(output)), key=began)
-
-
 def began(folder: Path) -> float:
     """The time when the run in a folder began, or was resumed last."""
     return log.written(folder / PLAN)
 
 
-def named(name: str, output: Path, expected: str, typed: str, instead: str) -> Path:
-    """The one run that a folder, its name, or the first letters of an id in MLflow mean.
+def find(
+    name: str,
+    output: Path,
+    file: str = results.FILE,
+    expected: str = A_RUN,
+    typed: str = "{}",
+    instead: str = "output_dir=...",
+) -> Path:
+    """The one run with a `file` that a folder, its name, its name in MLflow, or the first letters of its id there mean.
 
     Raises `UserError`: `expected` that, with the last run's folder put into what is `typed`, or `instead` of it.
     """
-    if (Path(name) / PLAN).is_file():
+    if (Path(name) / file).is_file():
         return Path(name)
-    runs = in_order(output)
-    matches = [folder for folder in runs if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+    folders = sorted((path.parent for path in output.glob(f"[rs]*/**/{file}")), key=began)
+    ids = {folder: _run_id(folder) for folder in folders}
+    matches = [folder for folder in folders if folder.name == name or ids[folder].startswith(name)]
+    # What MLflow shows as its name ends in letters of the id.
+    ending = name.partition(" (")[0].rpartition("-")[2]
+    if not matches and len(ending) >= ID_LETTERS:
+        matches = [folder for folder in folders if ids[folder].startswith(ending)]
     if len(matches) == 1:
         return matches[0]
     count = f"{len(matches) or 'no'} run{'s' * (len(matches) != 1)}"
-    raise UserError(expected, f"{name}, which is that of {count}", typed.format(runs[-1]) if runs else instead)
+    raise UserError(expected, f"{name}, which is that of {count}", typed.format(folders[-1]) if folders else instead)
+
+
+def _run_id(folder: Path) -> str:
+    """Its id in MLflow, or nothing."""
+    result = results.read(folder)
+    return run_id_of(folder) or (result and result.tracked.mlflow_run_id) or ""
 
 
 def same_identity(plan: Plan, output: Path) -> list[Path]:

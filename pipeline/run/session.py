@@ -1,7 +1,11 @@
-"""The session that the runs of a command share, a run as it was requested, and results of runs that never start."""
+"""The session that the runs of a command share, what it waits for at its end, and a run as it was requested.
+
+No run waits until MLflow holds it: the tracker sends its log while the next one trains.
+"""
 
 import dataclasses
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +18,11 @@ from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan import plan as plans
-from pipeline.plan.backends import COMPUTING, other
-from pipeline.plan.plan import AUTO, Plan
+from pipeline.plan.backends import COMPUTING
+from pipeline.plan.plan import Plan
 from pipeline.record import results
-from pipeline.record.log import read_json, write_json
-from pipeline.record.results import Baseline, Choices, Ending, Layout, Result
-from pipeline.run.uploads import Uploads
+from pipeline.record.log import from_here, read_json, write_json
+from pipeline.record.results import Baseline, Choices, Ending, Layout, Result, Tracked
 from pipeline.run.views import Ahead, RunResult, Screen, Tracking
 
 if TYPE_CHECKING:
@@ -34,6 +37,9 @@ PERSON_SECONDS = 5.0
 CLOSE_SECONDS = 12.0
 # At most for runs that a signal has ended, and after a second one.
 HURRIED_SECONDS, AT_ONCE_SECONDS = 3.0, 0.2
+# Before the terminal says why it waits.
+SAY_SECONDS = 1.0
+WAITING = "Uploading to MLflow (Ctrl-C to skip; `python -m pipeline sync` uploads later)."
 # Signals by which a person, or a terminal, leaves a run whose processes outlive the command.
 LEAVING = (signal.SIGINT, signal.SIGHUP)
 
@@ -134,8 +140,10 @@ class Session:
     left: Path | None = None
     # How far the sweep of the run under way is.
     ahead: Ahead | None = None
-    # What a tracker sends of the runs that have ended.
-    uploads: Uploads = field(default_factory=Uploads)
+    # Runs whose logs the tracker still sends, with the seconds to wait for each; those that MLflow lacks something of,
+    # and what was wrong.
+    _pending: dict[Path, float] = field(default_factory=dict)
+    _unsent: dict[Path, str | None] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
 
@@ -163,6 +171,19 @@ class Session:
             self._tracker = self.track(self.environ, output / "tracker.log")
         return self._tracker
 
+    def upload_later(self, folder: Path, seconds: float) -> None:
+        """Has `settle` wait until MLflow holds an ended run, for so many seconds while that does not get on."""
+        self._pending[folder] = seconds
+
+    def note_uploads(self) -> None:
+        """Notes which of the runs that have ended MLflow holds by now, the first ones first. Waits for nothing."""
+        while self._tracker is not None and (folder := next(iter(self._pending), None)):
+            sent, _ = self._tracker.drain(folder, 0.0)
+            if not sent:
+                return
+            del self._pending[folder]
+            _note_tracked(folder, self._tracker.run_id(folder, 0.0), None)
+
     def settle(self, hurried: bool = False) -> tuple[str | None, Interrupted | None]:
         """Waits until MLflow holds all runs that have ended: (what it lacks and what to type, the signal that came).
 
@@ -170,22 +191,40 @@ class Session:
         """
         if self._tracker is None:
             return None, None
+        began, said, interrupted = time.monotonic(), False, None
 
         def limit() -> float:
+            if interrupted is not None:
+                return 0.0
             if self.at_once:
                 return AT_ONCE_SECONDS
             return HURRIED_SECONDS if hurried or self.preemption.asked else math.inf
 
+        def waits() -> bool:
+            nonlocal said
+            waited = time.monotonic() - began
+            if waited > SAY_SECONDS and not said:
+                said = True
+                self.screen.say(WAITING)
+            return waited < limit()
+
         self.busy = True
         try:
-            return self.uploads.settle(self._tracker, self.screen.say, limit)
+            while folder := next(iter(self._pending), None):
+                # Once one was waited for in vain, the others are only looked at.
+                seconds = 0.0 if self._unsent else min(self._pending[folder], limit())
+                try:
+                    sent, problem = self._tracker.drain(folder, seconds, waits)
+                except Interrupted as signalled:
+                    interrupted = signalled
+                    continue
+                del self._pending[folder]
+                if not sent:
+                    self._unsent[folder] = problem
+                _note_tracked(folder, self._tracker.run_id(folder, 0.0), None if sent else _lacks({folder: problem}))
         finally:
             self.busy = False
-
-    def note_uploads(self) -> None:
-        """Notes which of the runs that have ended MLflow holds by now."""
-        if self._tracker is not None:
-            self.uploads.note(self._tracker)
+        return _lacks(self._unsent) if self._unsent else None, interrupted
 
     def serve(self, config: Config) -> int | None:
         """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
@@ -290,12 +329,12 @@ class RunRequest:
         """The result of a run before it has ended; one with a status has its whole layout."""
         layout = Layout(workers=self.planned.plan.workers if self.planned else self.config.workers)
         if self.planned is not None and status is not None:
-            layout = layout_of(self.planned.plan, None)
-        return self.ended(Result(Ending(status), choices_of(self.config), layout))
+            layout = Layout.of(self.planned.plan)
+        return self.ended(Result(Ending(status), Choices.of(self.config), layout))
 
     def unstarted(self, status: str, error: str) -> RunResult:
         """The result of a run that never starts, written into its folder."""
-        result = Result(Ending(status, error), choices_of(self.config), Layout(workers=self.config.workers))
+        result = Result(Ending(status, error), Choices.of(self.config), Layout(workers=self.config.workers))
         return self.ended(write_unstarted(result, self.folder))
 
     def ended(self, result: Result) -> RunResult:
@@ -311,34 +350,20 @@ def write_unstarted(result: Result, folder: Path) -> Result:
     return result
 
 
-def choices_of(source: Config | Plan) -> Choices:
-    """The choices of a config or a plan, by name."""
-    collective = source.collective if isinstance(source, Plan) else source.strategy.collective
-    return Choices(
-        source.strategy.name,
-        source.hardware.name,
-        source.model.name,
-        source.data.name,
-        other(source.backend),
-        None if collective == AUTO else other(collective),
-    )
+def _note_tracked(folder: Path, run_id: str | None, note: str | None) -> None:
+    """Notes in a run's result its id in MLflow, and what is missing there; a command that resumes it has deleted it."""
+    result = results.read(folder)
+    if result is not None and result.tracked != Tracked(run_id, note):
+        with suppress(OSError):
+            results.write(folder, dataclasses.replace(result, tracked=Tracked(run_id, note)))
 
 
-def layout_of(plan: Plan, timed_workers: int | None) -> Layout:
-    """The layout of a plan, of which so many workers were timed."""
-    each = plan.strategy.devices_per_replica
-    return Layout(
-        workers=plan.workers,
-        timed_workers=timed_workers,
-        hosts=plan.hardware.hosts,
-        processes=len(plan.processes),
-        replicas=plan.workers,
-        replica_batch=plan.training.replica_batch,
-        global_batch=plan.training.global_batch,
-        scaling=plan.training.scaling,
-        precision=plan.training.precision,
-        rehearsal=plan.hardware.rehearsal,
-        oversubscribed=plan.hardware.oversubscribed,
-        asynchronous=plan.strategy.asynchronous,
-        devices=plan.workers * each if each > 1 else None,
+def _lacks(unsent: dict[Path, str | None]) -> str:
+    """Says what MLflow lacks of some folders, and how to send it."""
+    problem = next(filter(None, unsent.values()), None)
+    folder = Path(os.path.commonpath([folder.resolve() for folder in unsent]))
+    runs = f"all of {len(unsent)} runs" if len(unsent) > 1 else "all of it"
+    return (
+        f"MLflow does not hold {runs} yet{f' ({problem})' if problem else ''}. "
+        f"`python -m pipeline sync {from_here(folder)}` sends the rest."
     )

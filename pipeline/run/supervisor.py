@@ -25,10 +25,9 @@ from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
 from pipeline.record.log import from_plain
 from pipeline.record.results import Baseline, Ending, Result, Tracked
-from pipeline.run import model_size, takeover
-from pipeline.run.explaining import explain_loss
+from pipeline.run import takeover
 from pipeline.run.group import Group, Replay
-from pipeline.run.memory_check import without_room
+from pipeline.run.memory_check import keep_size, known_size, size_file, without_room
 from pipeline.run.planner import batch_rule, fewer, relaid
 from pipeline.run.results import preempted, refused_of, result_of
 from pipeline.run.run import Run, unwritten
@@ -36,7 +35,7 @@ from pipeline.run.run_folders import EVENTS
 from pipeline.run.session import RunPreempted, RunRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.takeover import Attempt, Handover
-from pipeline.run.timing import Measurements, build, measure_size, profile, take_measurements
+from pipeline.run.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
 from pipeline.run.views import Offered, RunResult, Tracking, offered
 from pipeline.run.watch import RunFailed
 
@@ -77,8 +76,8 @@ class Supervisor:
         self._restarts = 0
         # The group that trains, with its seconds and joules when it began.
         self._training: tuple[Group, float, float | None] | None = None
-        self._size_file = model_size.file(self.plan, request.output, session.search)
-        self._ask_size = model_size.known(self.plan, self._size_file) is None
+        self._size_file = size_file(self.plan, request.output, session.search)
+        self._ask_size = known_size(self.plan, self._size_file) is None
         if left is not None:
             self._measured, self._ask_size, attempt = left.attempt.measured, left.ask_size, left.attempt
             self._now, self._resume, self._restarts = from_json(attempt.plan), attempt.resume, attempt.restarts
@@ -376,7 +375,7 @@ class Supervisor:
         except OSError as problem:
             result = unwritten(result, problem)
         if tracker:
-            session.uploads.add(folder, self._config.tracking.drain_timeout)
+            session.upload_later(folder, self._config.tracking.drain_timeout)
         if interrupted:
             session.ended_early.append(RunResult(result, str(folder)))
             raise interrupted
@@ -387,7 +386,7 @@ class Supervisor:
         measured = self._measured
         with suppress(OSError):
             if measured.size:
-                model_size.keep(measured.size, self._size_file)
+                keep_size(measured.size, self._size_file)
             if measured.baseline and not measured.is_disturbed(self.plan):
                 repeats = [repeat.examples_per_second for repeat in measured.counted(self.plan)[1]]
                 self._session.keep_baseline(self._one_worker(), self.request.output, repeats, self.run.folder)

@@ -21,7 +21,6 @@ from pipeline.record import kept, log
 from pipeline.record.commands import Resume
 from pipeline.record.events import Restarted, Resumed
 from pipeline.record.results import Baseline
-from pipeline.run import run_folders
 from pipeline.run.group import Replay
 from pipeline.run.run import Run
 from pipeline.run.run_folders import EVENTS, PLAN
@@ -86,12 +85,6 @@ def forget(folder: Path) -> None:
 def how(folder: Path) -> str:
     """Says how to take over from a driver that has left."""
     return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
-
-
-def named(name: str, output: Path) -> Path:
-    """The folder of the run that `name` names. Raises `UserError`."""
-    expected = "a run's folder, its name or its id in MLflow"
-    return run_folders.named(name, output, expected, "python -m pipeline attach {}", "output_dir=...").resolve()
 
 
 @contextlib.contextmanager

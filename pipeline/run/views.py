@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Memory and traffic of a planned run: bytes of a device, a lower bound if its activations are not known, and bytes
-    that all exchange for a step of so many examples; None if that is not known.
-    """
-
-    device_bytes: int
-    activations_known: bool
-    step_bytes: int | None
-    step_examples: int
-
-
-@dataclass(frozen=True)
 class Foreseen:
     """A prediction, how good earlier ones were, and the share of a worker that pays."""
 
@@ -44,14 +32,15 @@ class Foreseen:
 class RunResult:
     """A run's result, its folder, and what was typed.
 
-    `number` is its number in the sweep; None if that is its place among those that are shown.
+    `number` is its number in the sweep; None if that is its place among those that are shown. A run that was only
+    planned has its `estimate`, one that was only predicted what was `foreseen`.
     """
 
     result: Result
     folder: str = ""
     overrides: tuple[str, ...] = ()
     number: int | None = None
-    needs: Needs | None = None
+    estimate: Estimate | None = None
     foreseen: Foreseen | None = None
 
 

@@ -78,7 +78,7 @@ def test_predict_and_explain_are_short_for_a_setting_of_a_training(asked):
     assert "Expected measure.explain=false" in told.err
     told = asked("explain", "nowhere")
     assert told.code == 2
-    assert "Expected a run's folder, its name or its id in MLflow, received nowhere." in told.err
+    assert "Expected a run's folder, its name or its id in MLflow, received nowhere, which" in told.err
 
 
 def test_a_verb_with_the_words_of_a_training_composes_them(asked):

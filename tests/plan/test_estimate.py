@@ -448,15 +448,15 @@ def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
 
 
 def test_a_changed_source_file_is_another_model(tmp_path):
-    from pipeline.run import model_size
+    from pipeline.run import memory_check
 
     plan = with_(planned(), "model", build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")
     (tmp_path / "parts.py").write_text("width = 1\n")
-    before = model_size.file(plan, tmp_path, [str(tmp_path)])
-    assert before == model_size.file(plan, tmp_path, [str(tmp_path)])
+    before = memory_check.size_file(plan, tmp_path, [str(tmp_path)])
+    assert before == memory_check.size_file(plan, tmp_path, [str(tmp_path)])
     (tmp_path / "parts.py").write_text("width = 2\n")
-    assert before != model_size.file(plan, tmp_path, [str(tmp_path)])
+    assert before != memory_check.size_file(plan, tmp_path, [str(tmp_path)])
     assert fingerprint(plan, "", {}) != fingerprint(with_(plan, "training", precision="mixed_bfloat16"), "", {})
 
 

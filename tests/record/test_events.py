@@ -1,4 +1,4 @@
-"""Events are written and read as lines, whatever comes; of the log whole lines alone, whatever a crash has left."""
+"""Commands travel as JSON; events as lines, of which the log has whole ones alone, whatever a crash has left."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
-from typing import get_args
+from typing import Never, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from conftest import ROOT
 
 from pipeline.config.schema import StartMethod
 from pipeline.plan.size import Size, Variable
-from pipeline.record import events, log, results
+from pipeline.record import commands, events, log, results
 from pipeline.record.events import (
     Attached,
     Beat,
@@ -311,3 +311,39 @@ def test_a_file_has_the_mode_that_the_umask_leaves_and_a_secret_one_is_its_owner
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == expected
+
+
+MADE = [
+    commands.Load("outputs/runs/mine"),
+    commands.Drop({"1": {"train": [events.Lost("a.png", 3, 1, "a.png", "is cut off")], "validation": []}}),
+    commands.Build([100, 28], [10], "back"),
+    commands.Check(),
+    commands.MeasureSize(),
+    commands.Profile("input", 20),
+    commands.Begin(),
+    commands.Calibrate(None),
+    commands.Measure(0, 3, 20, 5),
+    commands.Train(5, "outputs/runs/mine"),
+    commands.Explain("no input", 5, 3, 20),
+    commands.Leave(),
+    commands.Exit(),
+]
+
+
+def test_every_command_is_here():
+    assert {type(command) for command in MADE} == set(commands.COMMANDS.values())
+
+
+@pytest.mark.parametrize("command", MADE, ids=lambda command: type(command).__name__)
+def test_a_command_comes_out_as_it_went_in(command):
+    assert commands.from_json(command.to_json()) == command
+    assert json.loads(command.to_json())["do"] == str(command.__struct_config__.tag)
+    with pytest.raises(AttributeError):
+        command.folder = "other"
+
+
+def test_what_answers_a_command_is_a_kind_of_event():
+    answers = {name: made.response_type() for name, made in commands.COMMANDS.items()}
+    assert {name for name, answer in answers.items() if answer is Never} == {"begin", "leave", "exit"}
+    assert {answer for answer in answers.values() if answer is not Never} <= set(events.KINDS.values())
+    assert answers["measure"] is events.Measured

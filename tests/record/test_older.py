@@ -16,7 +16,7 @@ from pipeline.config.schema import Config
 from pipeline.plan import plan, planning
 from pipeline.plan.plan import Plan
 from pipeline.record import sweeps
-from pipeline.run import resume
+from pipeline.run import resume, run_folders
 from pipeline.views import report
 
 # As its runs were typed, but for the folder.
@@ -59,11 +59,10 @@ def old_sweep(tmp_path: Path) -> Path:
 
 
 def test_its_runs_are_compared(old_sweep):
-    runs = [history.load(history.find(name, old_sweep.parents[1])) for name in ("1_mirrored", "3_multi_worker")]
+    runs = [history.load(run_folders.find(name, old_sweep.parents[1])) for name in ("1_mirrored", "3_multi_worker")]
     assert comparable.unlike(*runs) == []
     assert all(len(run.repeats) == 2 for run in runs)
-    made = compare.compared(runs)
-    assert ("strategy", ("mirrored", "multi_worker")) in made.settings
+    assert ("strategy", ("mirrored", "multi_worker")) in compare.settings_of(runs)
 
 
 def test_its_sweep_is_read_and_reported(old_sweep):

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from plans import config, machine
 
 from pipeline.analyze.measure import Repeat
+from pipeline.config import config as configs
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
@@ -44,6 +45,7 @@ PLAN = planning.make(config("multi_worker", workers=2), machine())
 
 
 def left(directory: str = "/nowhere") -> Handover:
+    configs.register()
     measured = Measurements(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
         built=Built(9610, notes=["Counted."]),

@@ -82,10 +82,8 @@ def test_a_model_whose_size_was_not_known_is_refused_once_it_is_built():
     assert without_room(dataclasses.replace(plan, hardware=dataclasses.replace(plan.hardware, kind="gpu")), 5) is None
 
 
-def test_a_command_is_refused_before_any_process_is_started(pipeline):
-    ran: Ran = pipeline(
-        *QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03"
-    )
+def test_a_command_is_refused_before_any_process_is_started(asked):
+    ran: Ran = asked(*QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03")
     assert ran.code == 2, ran.err
     assert "Expected a model that fits the 0.03 GiB of a device" in ran.err + ran.out
     assert "Try train.replica_batch=" in ran.err + ran.out

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import re
 import signal
@@ -10,12 +9,12 @@ import threading
 import time
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 from plans import config, machine
 from rich.console import Console
+from run_events import logged
 
 from pipeline.launch.share import CoreShare, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
@@ -37,14 +36,10 @@ POINTS = (
 )  # fmt: skip
 
 
-def told(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-
-
 def saved(folder: Path, since: float) -> int:
     """How many points have saved a checkpoint since a time."""
-    logs = (folder / SWEEP).glob("*/events.jsonl")
-    return sum(any(e["event"] == "checkpoint" and e["time"] > since for e in told(log)) for log in logs)
+    runs = [log.parent for log in (folder / SWEEP).glob("*/events.jsonl")]
+    return sum(any(event["time"] > since for event in logged(run, "checkpoint")) for run in runs)
 
 
 def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
@@ -152,7 +147,7 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
 
     opened = contextlib.nullcontext(session.screen)
     with pytest.raises(Interrupted):
-        parallel.Parallel(requests, session, 2, lambda path: opened).run(lambda *_: None, ended)
+        parallel.Parallel(requests, session, 2, lambda path: opened, lambda *_: None, ended).run()
     assert [job.closed for job in jobs] == [1] * early
     go_on.set()
     assert over.wait(20)
@@ -191,7 +186,7 @@ def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
     ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240)
     assert ran.code == 0, ran.err
     logs = sorted((tmp_path / SWEEP).glob("*/events.jsonl"))
-    events = [told(log) for log in logs]
+    events = [logged(log.parent) for log in logs]
     # Each is one run, and those that were under way have gone on.
     assert [sum(event["event"] == "run" for event in point) for point in events] == [1, 1, 1]
     assert sum(any(event["event"] == "resumed" for event in point) for point in events) >= 2

@@ -218,8 +218,8 @@ def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):
 
 
 @pytest.mark.parametrize(("experiment", "points"), [("strategies", 6), ("batch", 5), ("precision", 3)])
-def test_every_ready_sweep_can_be_planned(started, experiment, points):
-    ran: Ran = started(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
+def test_every_ready_sweep_can_be_planned(asked, experiment, points):
+    ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
     assert ran.code == 0, ran.err
     assert ran.out.count(" -- point ") == points
 

@@ -1,4 +1,4 @@
-"""What a run has logged so far."""
+"""What runs have logged, as far as it is written, and what they trained by it."""
 
 import json
 import time
@@ -10,18 +10,39 @@ import own
 LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits", "train.check=off")
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    logs = list(folder.glob("outputs/[rs]*/**/events.jsonl"))
-    if not logs:
-        return []
-    return [json.loads(line) for line in logs[0].read_text().splitlines() if line.endswith("}")]
+def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The events of the run in a folder, of a kind if one is named."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [event for event in events if kind in (None, event["event"])]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of each step, in order, from whichever command made it last."""
+    found = {
+        event["step"] - len(event["losses"]) + place + 1: loss
+        for event in logged(run, "steps")
+        if event["group"] == "point"
+        for place, loss in enumerate(event["losses"])
+    }
+    return dict(sorted(found.items()))
+
+
+def weights(run: Path) -> list[str]:
+    """The different hashes of weights that replicas ended with, in order."""
+    return sorted({digest for event in logged(run, "finished") for digest in event["weights"]})
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Those of the only run of the commands in a folder; none before it has a log."""
+    runs = [log.parent for log in folder.glob("outputs/[rs]*/**/events.jsonl")]
+    return logged(runs[0], kind) if runs else []
 
 
 def wait_for(folder: Path, kind: str, timeout: float = 90.0, count: int = 1) -> list[dict[str, Any]]:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        found = [event for event in events(folder) if event["event"] == kind]
-        if len(found) >= count:
+        if len(found := events(folder, kind)) >= count:
             return found
         time.sleep(0.1)
     raise AssertionError(f"no {kind} in {timeout} s: {[event['event'] for event in events(folder)][-5:]}")

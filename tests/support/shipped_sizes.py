@@ -18,7 +18,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning, size
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
-from pipeline.run import model_size
+from pipeline.run import memory_check
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 CHOICES = [
@@ -51,7 +51,7 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
     try:
         for model, data, precision in choices:
             made = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            yield made, replace(model_size.learn(_offline(made, data), cluster), layers=())
+            yield made, replace(memory_check.learn(_offline(made, data), cluster), layers=())
     finally:
         cluster.close(0)
 

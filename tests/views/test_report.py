@@ -20,6 +20,7 @@ from pipeline.analyze import history
 from pipeline.commands.report import main
 from pipeline.errors import UserError
 from pipeline.record.tracking import TrackingStore
+from pipeline.run.run_folders import find
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
 from pipeline.views.report import canvas, figures
@@ -196,7 +197,7 @@ def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found
     assert history.find_sweep("scaling", output, "sweep", "") == written.sweep.folder
     assert history.find_sweep(str(written.sweep.folder), Path("nowhere"), "sweep", "") == written.sweep.folder
     with pytest.raises(UserError):
-        history.find("report", output)
+        find("report", output)
 
 
 def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):

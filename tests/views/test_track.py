@@ -45,13 +45,13 @@ with warnings.catch_warnings():
     from mlflow.entities import ViewType
 
 import pipeline
-from pipeline.analyze import history
 from pipeline.commands.sync import main
 from pipeline.record import kept
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.kept import Kept
 from pipeline.record.log import from_plain, to_line
 from pipeline.record.tracking import recall
+from pipeline.run.run_folders import find
 from pipeline.views.mlflow import Tracker, pages, stores
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
@@ -326,7 +326,7 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
         (home / "runs").mkdir(exist_ok=True)
         writer.folder.rename(home / "runs" / writer.folder.name)
     assert len(set(names)) == 3
-    assert [history.find(name, home).name for name in names] == ["named0", "named1", "named2"]
+    assert [find(name, home).name for name in names] == ["named0", "named1", "named2"]
     # A person's own name stays, also where a run is found again.
     MlflowClient(uri).update_run(run.info.run_id, name="mine")
     (home / "runs" / "named2" / "tracking.json").unlink()

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.analyze.history import ID_LETTERS
 from pipeline.errors import UserError
 from pipeline.record import log, tracking
 from pipeline.record.events import SAMPLE, Run
@@ -334,7 +333,7 @@ def distinct(name: str, run_id: str) -> str:
     'mirrored-2-cnn-mnist5k-3f2ab (rehearsal)'
     """
     short, bracket, marked = name.partition(" (")
-    ending = f"-{run_id[:ID_LETTERS]}{bracket}{marked}"
+    ending = f"-{run_id[: tracking.ID_LETTERS]}{bracket}{marked}"
     return f"{short[: NAME_CHARACTERS - len(ending)]}{ending}"
 
 

@@ -276,12 +276,12 @@ def planned_rows(points: Sequence[RunResult]) -> list[str]:
 
 
 def _planned(place: int, point: RunResult) -> list[str]:
-    result, needs = point.result, point.needs
+    result, estimation = point.result, point.estimate
     memory = exchanged = of_example = MISSING
-    if needs is not None:
-        memory = ("" if needs.activations_known else "over ") + amount(needs.device_bytes)
-        if needs.step_bytes is not None:
-            exchanged, of_example = amount(needs.step_bytes), amount(needs.step_bytes / needs.step_examples)
+    if estimation is not None:
+        memory = "over " * (estimation.device.activations is None) + amount(estimation.device.total)
+        if estimation.exchanged is not None and (batch := result.layout.global_batch):
+            exchanged, of_example = amount(estimation.exchanged.total), amount(estimation.exchanged.total / batch)
     others = {"": str(place), "memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
     return cells(SWEEP_HEADER, result, others)
 
