@@ -77,65 +77,63 @@ def test_nobody_is_blamed_while_everybody_beats_and_progresses(seed):
         assert story.watch.failure(story.now) is None
 
 
-def test_an_orderly_end_is_no_failure():
-    story = Story()
-    story.watch.leaving = True
-    for rank in story.ranks:
-        story.tell(rank, Exited(code=0))
-    assert story.watch.failure(story.now + 1_000) is None
-
-
-@pytest.mark.parametrize(("code", "words"), [(1, "ended with exit code 1"), (-9, "was killed by SIGKILL")])
-def test_a_bad_end_while_leaving_is_still_a_failure(code, words):
-    story = Story()
-    story.watch.leaving = True
-    story.tell(1, Exited(code=code))
-    assert found(story.watch.failure(story.now)).error == f"worker 1 {words}."
+LOST, ABORTED = (
+    Failed(error="UnavailableError: connection reset", peer=True),
+    "InternalError: collective ops is aborted",
+)
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("events", "error", "rank", "lost"),
     [
-        (-signal.SIGKILL, "was killed by SIGKILL"),
-        (-signal.SIGSEGV, "was killed by SIGSEGV"),
-        (-64, "was killed by SIGRTMAX"),
-        (-99, "was killed by signal 99"),
-        (3, "ended with exit code 3"),
-        (0, "ended with exit code 0"),
+        # What processes end with is named.
+        ([(2, Exited(code=-signal.SIGKILL))], "worker 2 was killed by SIGKILL.", 2, True),
+        ([(2, Exited(code=-signal.SIGSEGV))], "worker 2 was killed by SIGSEGV.", 2, True),
+        ([(2, Exited(code=-64))], "worker 2 was killed by SIGRTMAX.", 2, True),
+        ([(2, Exited(code=-99))], "worker 2 was killed by signal 99.", 2, True),
+        ([(2, Exited(code=3))], "worker 2 ended with exit code 3.", 2, True),
+        ([(2, Exited(code=0))], "worker 2 ended with exit code 0.", 2, True),
+        # Of several that died, the killed one is blamed.
+        (
+            [(0, Exited(code=-signal.SIGABRT)), (2, Exited(code=-signal.SIGKILL))],
+            "worker 2 was killed by SIGKILL.", 2, True,
+        ),
+        # Who has said why is blamed with its own words, but for a peer's end in other words.
+        ([(1, Failed(error="the moon is not full")), (1, Exited(code=1))], "the moon is not full", 1, False),
+        ([(0, Failed(error=ABORTED)), (2, Exited(code=-9))], "worker 2 was killed by SIGKILL.", 2, True),
+        # Where everybody only lost everybody, the run still ends.
+        ([(0, LOST), (1, LOST), (2, LOST)], "chief 0 lost the connection to the other processes.", 0, True),
     ],
-)
-def test_a_process_that_ends_too_soon_is_named_with_how(code, words):
+)  # fmt: skip
+def test_who_is_to_blame_is_named_with_how_it_ended(events, error, rank, lost):
     story = Story()
-    story.tell(2, Exited(code=code))
+    for of, event in events:
+        story.tell(of, event)
     failure = found(story.watch.failure(story.now))
-    assert (failure.error, failure.rank, failure.lost) == (f"worker 2 {words}.", 2, True)
+    assert (failure.error, failure.rank, failure.lost) == (error, rank, lost)
 
 
-def test_of_several_that_died_the_killed_one_is_blamed():
-    story = Story()
-    story.tell(0, Exited(code=-signal.SIGABRT))
-    story.tell(2, Exited(code=-signal.SIGKILL))
-    assert found(story.watch.failure(story.now)).rank == 2
-
-
-def test_a_process_that_ends_before_it_joins_is_named():
-    story = Story(join=False)
-    story.tell(1, Exited(code=1))
-    assert found(story.watch.failure(story.now)).error == "worker 1 ended with exit code 1."
-
-
-def test_a_process_that_dies_after_it_told_why_is_blamed_with_its_own_words():
-    story = Story()
-    story.tell(1, Failed(error="the moon is not full", peer=False))
-    story.tell(1, Exited(code=1))
-    failure = found(story.watch.failure(story.now))
-    assert (failure.error, failure.rank, failure.lost) == ("the moon is not full", 1, False)
+@pytest.mark.parametrize(
+    ("code", "joined", "words"),
+    [
+        (0, True, None), (1, True, "ended with exit code 1"), (-9, True, "was killed by SIGKILL"),
+        # Before it joins, and while nobody is to leave.
+        (1, False, "ended with exit code 1"),
+    ],
+)  # fmt: skip
+def test_an_orderly_end_while_leaving_is_no_failure_and_a_bad_one_is(code, joined, words):
+    story = Story(join=joined)
+    story.watch.leaving = joined
+    for rank in story.ranks if code == 0 else [1]:
+        story.tell(rank, Exited(code=code))
+    failure = story.watch.failure(story.now + 1_000 * (code == 0))
+    assert (failure and failure.error) == (words and f"worker 1 {words}.")
 
 
 def test_peers_that_lost_a_killed_process_take_no_blame():
     story = Story()
     for rank in (0, 2):
-        story.tell(rank, Failed(error="UnavailableError: connection reset", peer=True))
+        story.tell(rank, LOST)
     assert story.watch.failure(story.now) is None
     story.now += 1.0
     for rank in (0, 2):
@@ -149,7 +147,7 @@ def test_peers_that_lost_a_killed_process_take_no_blame():
 def test_peers_that_lost_a_stopped_process_take_no_blame():
     story = Story()
     assert story.alive(5.0, *story.ranks) is None
-    story.tell(0, Failed(error="UnavailableError: connection reset", peer=True))
+    story.tell(0, LOST)
     failure = found(story.alive(BLAME_SECONDS, 0, 2))
     assert failure.rank == 1
     assert "gave no sign of life" in failure.error
@@ -167,24 +165,9 @@ def test_a_process_that_aborts_where_another_is_stopped_has_lost_that_one():
     )
 
 
-def test_an_error_that_is_a_peer_s_end_in_other_words_is_not_believed():
-    story = Story()
-    story.tell(0, Failed(error="InternalError: collective ops is aborted", peer=False))
-    story.tell(2, Exited(code=-signal.SIGKILL))
-    assert found(story.watch.failure(story.now)).rank == 2
-
-
-def test_where_everybody_only_lost_everybody_the_run_still_ends():
-    story = Story()
-    for rank in story.ranks:
-        story.tell(rank, Failed(error="UnavailableError", peer=True))
-    failure = found(story.watch.failure(story.now))
-    assert failure.error == "chief 0 lost the connection to the other processes."
-
-
 def test_where_nobody_else_shows_a_fault_the_one_that_lost_the_others_is_named_after_a_while():
     story = Story()
-    story.tell(1, Failed(error="UnavailableError", peer=True))
+    story.tell(1, LOST)
     story.tell(1, Exited(code=1))
     assert story.alive(BLAME_SECONDS - 1.0, 0, 2) is None
     failure = found(story.alive(3.0, 0, 2))
@@ -254,23 +237,20 @@ def test_processes_that_neither_step_nor_compute_are_stuck():
     assert story.now > BEGIN + 20.0 + PROGRESS
 
 
-def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_are_told():
+@pytest.mark.parametrize(("stepped", "patience"), [(False, TRACING_PATIENCE), (True, BUSY_PATIENCE)])
+def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_are_told_and_twice_as_long_then(
+    stepped, patience
+):
     story = Story(workers=2)
     story.watch.commanded(story.now)
-    assert story.alive(TRACING_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
+    if stepped:
+        story.tell(0, Steps(1, [0.5]))
+    assert story.alive(patience * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
     failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
     assert failure.stuck
-    assert failure.error.startswith("chief 0 and worker 1 computed for 500 s without a step; where each stands")
-
-
-def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_as_long():
-    story = Story(workers=2)
-    story.watch.commanded(story.now)
-    story.tell(0, Steps(1, [0.5]))
-    assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
-    failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
-    assert failure.error.startswith("chief 0 and worker 1 computed for 100 s without a step; ")
-    assert story.now < BEGIN + 2 * PROGRESS + 2.0
+    computed = f"computed for {patience * PROGRESS:.0f} s without a step; where each stands"
+    assert failure.error.startswith(f"chief 0 and worker 1 {computed}")
+    assert story.now < BEGIN + patience * PROGRESS + 2.0
 
 
 def test_another_command_may_trace_anew():
@@ -312,40 +292,24 @@ def test_who_stood_still_first_is_blamed():
     assert found(story.alive(PROGRESS + 5.0, *story.ranks, progress=False)).rank == 1
 
 
-def test_processes_that_wait_for_a_command_are_not_stuck():
+def test_processes_that_wait_for_a_command_are_not_stuck_and_a_command_starts_the_clock_anew():
     story = Story()
     for rank in story.ranks:
         story.watch.responded(rank)
     assert story.alive(10 * PROGRESS, *story.ranks, progress=False) is None
-
-
-def test_a_command_starts_the_clock_anew():
-    story = Story()
-    story.now += 1_000.0
-    for rank in story.ranks:
-        story.beat(rank)
     story.watch.commanded(story.now)
     assert story.alive(PROGRESS - 1.0, *story.ranks, progress=False) is None
 
 
-def test_the_machine_s_load_is_a_sign_of_life_and_not_of_progress():
+@pytest.mark.parametrize("event", [System(host="host0", values={}), Steps(1, [0.5])], ids=["load", "steps"])
+def test_an_event_is_progress_but_the_machine_s_load_is_only_a_sign_of_life(event):
     story = Story(workers=1)
     story.watch.commanded(story.now)
-    while story.now <= BEGIN + PROGRESS:
-        story.now += 0.5
-        story.tell(0, System(host="host0", values={}))
-    failure = found(story.watch.failure(story.now))
-    assert failure.stuck
-    assert "made no progress" in failure.error
-
-
-def test_an_event_is_progress():
-    story = Story(workers=1)
-    story.watch.commanded(story.now)
-    while story.now <= BEGIN + 3 * PROGRESS:
-        story.now += PROGRESS / 2
-        story.tell(0, Steps(1, [0.5]))
-        assert story.watch.failure(story.now) is None
+    while story.now <= BEGIN + 3 * PROGRESS and not (failure := story.watch.failure(story.now)):
+        story.now += PROGRESS / 4
+        story.tell(0, event)
+    assert (failure is None) == isinstance(event, Steps)
+    assert failure is None or (failure.stuck and "made no progress" in failure.error)
 
 
 def racing(restarts: int = 3) -> Story:

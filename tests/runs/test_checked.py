@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 from conftest import QUICK
+from run_events import logged, losses
 
 MODEL = ("model.build._target_=looking.model", "data.build._target_=looking.numbers")
 SMALL = (*MODEL, "measure.steps=0", "measure.baseline=none", "workers=2", "train.replica_batch=8", "train.epochs=2")
 
 
-def trained(folder: Path) -> list[Any]:
-    """The losses of each step, and a hash of the weights of each replica of each process."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    losses = [event["losses"] for event in events if event["event"] == "steps" and event["rank"] == 0]
-    return [*losses, *sorted(event["weights"] for event in events if event["event"] == "finished")]
+def trained(run: Path) -> list[Any]:
+    """The loss of each step, and the hashes of weights of the replicas of each process."""
+    return [losses(run), sorted(event["weights"] for event in logged(run, "finished"))]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import own
 import psutil
 import pytest
 from conftest import command_line, finish, left_behind, listening, once_in_mlflow, start, working_in
+from run_events import events
 
 # Twelve steps an epoch, two a call.
 COMMAND = (
@@ -34,15 +35,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         pytest.fail(f"left behind: {left}")
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    """The events of the only run, as far as they are written."""
-    (log,) = folder.glob("outputs/runs/*/events.jsonl")
-    return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-
-
 def step(folder: Path) -> int:
-    logs = [*folder.glob("outputs/runs/*/events.jsonl")]
-    return max((event["step"] for event in told(folder) if event["event"] == "steps"), default=0) if logs else 0
+    return max((event["step"] for event in events(folder, "steps")), default=0)
 
 
 def until(process: Any, true: Callable[[], object], seconds: float = 180.0) -> None:
@@ -108,32 +102,15 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(fold
     assert third.code == 0, (third.out, third.err)
     ran = finish(unharmed, sane, began, 240)
     assert ran.code == 0, ran.err
-    assert trained(told(folder)) == trained(told(sane))
-    assert sorted(trained(told(folder))[0]) == list(range(1, STEPS + 1))
+    assert trained(events(folder)) == trained(events(sane))
+    assert sorted(trained(events(folder))[0]) == list(range(1, STEPS + 1))
     result, other_result = (
         json.loads(next(at.glob("outputs/runs/*/result.json")).read_text()) for at in (folder, sane)
     )
     same = (
-        "status",
-        "error",
-        "workers",
-        "loss",
-        "val_loss",
-        "metrics",
-        "val_metrics",
-        "epochs",
-        "parameters",
-        "resumed",
-    )
-    same += (
-        "restarts",
-        "rollbacks",
-        "steps_repeated",
-        "repeats",
-        "steps_per_call",
-        "saved",
-        "checkpoint_step",
-    )
+        "status", "error", "workers", "loss", "val_loss", "metrics", "val_metrics", "epochs", "parameters", "resumed",
+        "restarts", "rollbacks", "steps_repeated", "repeats", "steps_per_call", "saved", "checkpoint_step",
+    )  # fmt: skip
     assert {key: result[key] for key in same} == {key: other_result[key] for key in same}
     assert result["speedup"] > 0
     # As long as it took, with nobody there.

@@ -26,65 +26,40 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = 
         process.kill()
 
 
+KILLED, SILENT, MEMORY = "was killed by SIGKILL", "gave no sign of life", "strategy.collective=shared_memory"
+SOON = "launch.heartbeat_timeout=10"
+TWO_HOSTS = ("workers=4", "hardware=2x2cpu", "strategy.devices_per_process=1", MEMORY)
+HARMS = {
+    "killed chief": (0, signal.SIGKILL, f"chief 0 {KILLED}", MEMORY),
+    "killed worker": (1, signal.SIGKILL, f"worker 1 {KILLED}", MEMORY),
+    "killed, TensorFlow's collective": (1, signal.SIGKILL, f"worker 1 {KILLED}", "strategy.collective=tensorflow"),
+    "killed, JAX": (1, signal.SIGKILL, f"worker 1 {KILLED}", "backend=jax"),
+    # Of two hosts, the process that adds to the other host's sums, and the one that is handed its host's.
+    "killed, adds to other hosts'": (2, signal.SIGKILL, f"worker 2 {KILLED}", *TWO_HOSTS),
+    "killed, handed sums": (3, signal.SIGKILL, f"worker 3 {KILLED}", *TWO_HOSTS),
+    "stopped, adds to other hosts'": (2, signal.SIGSTOP, f"worker 2 {SILENT}", *TWO_HOSTS, SOON),
+    "stopped, handed sums": (3, signal.SIGSTOP, f"worker 3 {SILENT}", *TWO_HOSTS, SOON),
+    "stopped": (1, signal.SIGSTOP, f"worker 1 {SILENT}", SOON),
+    "stopped before it joins": (1, signal.SIGSTOP, "worker 1", "launch.startup_timeout=12"),
+    # JAX aborts the process that waits for the stopped one.
+    "stopped chief, JAX": (0, signal.SIGSTOP, f"chief 0 {SILENT}", "backend=jax"),
+    "stopped worker, JAX": (1, signal.SIGSTOP, f"worker 1 {SILENT}", "backend=jax"),
+}
+QUICK_HARMS = ("killed worker", "stopped")
+
+
 @pytest.mark.parametrize(
-    ("rank", "asked"),
-    [
-        pytest.param(0, "strategy.collective=shared_memory", marks=pytest.mark.slow),
-        (1, "strategy.collective=shared_memory"),
-        pytest.param(1, "strategy.collective=tensorflow", marks=pytest.mark.slow),
-        pytest.param(1, "backend=jax", marks=pytest.mark.slow),
-    ],
+    "harm", [each if each in QUICK_HARMS else pytest.param(each, marks=pytest.mark.slow) for each in HARMS]
 )
-def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank, asked):
-    ran = harmed(tmp_path, rank, signal.SIGKILL, asked)
+def test_a_process_that_is_killed_or_stopped_is_named_and_the_run_fails(tmp_path, harm):
+    rank, number, words, *arguments = HARMS[harm]
+    ran = harmed(tmp_path, rank, number, *arguments, moment="started" if "joins" in harm else "steps")
     assert ran.code == 1
-    name = ["chief 0", "worker 1"][rank]
-    assert f"{name} was killed by SIGKILL" in ran.err
+    assert words in ran.err
     assert ran.result["status"] == "FAILED"
-    assert name in ran.result["error"]
-    assert "The last lines of" in ran.out
+    assert words in ran.result["error"]
+    assert "The last lines of" in ran.out or number == signal.SIGSTOP
     assert "Traceback" not in ran.err
-    assert ran.seconds < 60
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize(("rank", "role"), [(2, "that adds to other hosts'"), (3, "that is handed its host's sums")])
-def test_a_process_of_one_of_two_hosts_is_named(tmp_path, rank, role, number):
-    two_hosts = ("workers=4", "hardware=2x2cpu", "strategy.devices_per_process=1")
-    ran = harmed(tmp_path, rank, number, *two_hosts, "strategy.collective=shared_memory")
-    assert ran.code == 1
-    what = "was killed by SIGKILL" if number == signal.SIGKILL else "gave no sign of life"
-    assert f"worker {rank} {what}" in ran.err
-    assert "Traceback" not in ran.err
-    assert ran.seconds < 60
-    assert not left_behind(tmp_path)
-
-
-def test_a_stopped_process_is_named(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGSTOP)
-    assert ran.code == 1
-    assert "worker 1 gave no sign of life" in ran.err
-    assert ran.seconds < 60
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_process_of_jax_is_named_though_jax_aborts_the_other(tmp_path, rank):
-    ran = harmed(tmp_path, rank, signal.SIGSTOP, "backend=jax")
-    assert ran.code == 1
-    assert f"{['chief 0', 'worker 1'][rank]} gave no sign of life" in ran.err
-    assert ran.seconds < 60
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_process_stopped_before_it_joins_is_named(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGSTOP, "launch.startup_timeout=12", moment="started")
-    assert ran.code == 1
-    assert "worker 1" in ran.err
     assert ran.seconds < 60
     assert not left_behind(tmp_path)
 
@@ -196,17 +171,6 @@ def test_arrays_with_what_is_not_a_number_are_not_trained_on(pipeline):
     assert not ran.events("steps")
 
 
-def test_a_point_that_fails_is_reported_and_the_sweep_goes_on(pipeline):
-    ran = pipeline(
-        "-m", *QUICK, f"--config-dir={own.CONF}", "data=numbered", "train.steps=2", "workers=1",
-        "model.build._target_=own.raises,own.tiny",
-    )  # fmt: skip
-    assert ran.code == 1
-    assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
-    assert "the moon is not full" in ran.err
-    assert "the moon is not full" in ran.results[0]["error"]
-
-
 @pytest.mark.slow
 def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
     process = start(tmp_path, "-m", *QUICK, *TWO, *LONG[1:], "train.epochs=300,1", "launch.max_restarts=0")
@@ -229,19 +193,24 @@ def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline):
     assert "InvalidArgumentError: bad numbers : Tensor had Inf" in ran.err
 
 
-def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_frames_between(pipeline):
-    ran = pipeline(*QUICK, f"--config-dir={own.CONF}", "data=numbered", "workers=1", "model.build._target_=own.raises")
+def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_frames_between_and_a_sweep_goes_on(
+    pipeline,
+):
+    ran = pipeline(
+        "-m", *QUICK, f"--config-dir={own.CONF}", "data=numbered", "train.steps=2", "workers=1",
+        "model.build._target_=own.raises,own.tiny",
+    )  # fmt: skip
     assert ran.code == 1
+    assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
+    assert "the moon is not full" in ran.results[0]["error"]
     said = ran.out[ran.out.index("RuntimeError: the moon is not full") :].splitlines()
-    assert len(said) == 4
     assert said[1].strip().startswith('File "')
     assert said[1].endswith("in raises")
     assert said[2].strip() == 'raise RuntimeError("the moon is not full")'
     assert "point-0.log" in said[3]
     assert "Traceback" not in ran.out
     assert ran.err.splitlines()[-1].startswith("pipeline: RuntimeError: the moon is not full (")
-    (log,) = ran.folder.glob("outputs/runs/*/point-0.log")
-    assert "pipeline/worker/process.py" in log.read_text()
+    assert "pipeline/worker/process.py" in (ran.run_folders[0] / "point-0.log").read_text()
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
-"""How long steps wait for their input, and what the input and the model could do alone."""
+"""How long steps wait for their input, what input and model could do alone, and what other programs did meanwhile."""
 
-import json
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
 from conftest import QUICK, Ran, sampled
+from run_events import losses
 
 from pipeline.analyze import measure
-from pipeline.analyze.measure import Repeat
-from pipeline.record.events import Measured, TimedCall
+from pipeline.analyze.measure import BUSY, Repeat
+from pipeline.record.events import CoreTime, Measured, TimedCall
 
 TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4",
          "train.check=off")  # fmt: skip
@@ -63,11 +65,6 @@ UNHURRIED = ("data.build._target_=own.through", "data.num_classes=4", "model.bui
              "train.replica_batch=32", "train.steps=24", "resume=never")  # fmt: skip
 
 
-def losses(ran: Ran, folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [loss for event in lines if event["event"] == "steps" and event["rank"] == 0 for loss in event["losses"]]
-
-
 @pytest.mark.slow
 @pytest.mark.timed
 def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_is_nearly_gained(pipeline):
@@ -101,7 +98,7 @@ def test_a_profile_changes_nothing_that_is_trained(pipeline):
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert [bool(result["profile"]) for result in ran.results] == [False, True]
-    trained = [losses(ran, folder) for folder in ran.run_folders]
+    trained = [losses(folder) for folder in ran.run_folders]
     assert {len(each) for each in trained} == {24}
     assert trained[::2] == trained[1::2]
 
@@ -127,3 +124,56 @@ def test_shuffles_and_files_of_a_data_set_are_left_out_of_what_is_timed_where_th
     assert list(tmp_path.iterdir()) == []
     filtered = tf.data.Dataset.range(6).shuffle(6).filter(lambda x: x > 2)
     assert profile.plain(filtered) is filtered
+
+
+BESIDE_OTHERS = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=400", "train.steps=900",
+         "model=mlp", "train.check=off")  # fmt: skip
+BUSY_MACHINE = "the throughput is that of a busy machine"
+
+
+def told(machine: str, cores: list[int], busy: float, own: float, seconds: float = 2.0) -> Measured:
+    return Measured(0, 64.0, seconds, core_time=CoreTime(machine, cores, busy, own))
+
+
+@pytest.mark.parametrize(
+    ("processes", "share"),
+    [
+        ([told("a", [0, 1], 3.0, 3.0)], 0.0),
+        ([told("a", [0, 1], 4.0, 2.0)], 0.5),
+        # Cores of their own.
+        ([told("a", [0], 2.0, 1.0), told("a", [1], 1.0, 1.0)], 0.25),
+        # The same numbers on another machine.
+        ([told("a", [0, 1], 4.0, 2.0), told("b", [0, 1], 2.0, 2.0)], 0.25),
+        # Clocks of ten milliseconds.
+        ([told("a", [0], 1.99, 2.0)], 0.0),
+        ([told("a", [0], 2.0, 1.0), Measured(0, 64.0, 2.0)], None),
+    ],
+)
+def test_the_share_is_of_the_cores_that_these_processes_have(processes, share):
+    assert measure.other_work(dict(enumerate(processes))) == share
+
+
+@pytest.fixture
+def busy_cores():
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    yield
+    for process in spinning:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+def test_other_programs_that_compute_meanwhile_are_told(pipeline, busy_cores, strategy):
+    ran: Ran = pipeline(*BESIDE_OTHERS, f"strategy={strategy}", "workers=2")
+    assert ran.code == 0, ran.err
+    assert ran.result["other_work"] >= BUSY
+    assert any(BUSY_MACHINE in note for note in ran.result["notes"])
+    assert BUSY_MACHINE in " ".join(ran.out.split())
+
+
+@pytest.mark.slow
+def test_where_processes_are_not_timed_that_work_nothing_is_told(pipeline):
+    ran: Ran = pipeline(*BESIDE_OTHERS, "strategy=parameter_server", "workers=2", "measure.steps=20", "train.steps=60")
+    assert ran.code == 0, ran.err
+    assert "other_work" not in ran.result

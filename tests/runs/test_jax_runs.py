@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import keras
 import numpy as np
 import pytest
+import run_events
 from conftest import efficiency_of
 
 pytestmark = [
@@ -40,15 +41,9 @@ def jax(pipeline, without_tensorflow):
     return run
 
 
-def losses(folder):
+def losses(run):
     """The loss of each step, as it was told last."""
-    found = {}
-    for line in (folder / "events.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["event"] == "steps" and event["group"] == "point":
-            first = event["step"] - len(event["losses"]) + 1
-            found |= {first + place: loss for place, loss in enumerate(event["losses"])}
-    return [found[step] for step in sorted(found)]
+    return [*run_events.losses(run).values()]
 
 
 def trained(jax, name, *arguments):

@@ -1,11 +1,8 @@
 """Models with steps of their own, run as a person runs them: trained, killed and gone on with, and refused in words."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from conftest import QUICK, Ran, sampled
+from run_events import logged, weights
 
 SMALL = (
     *QUICK, "data.build._target_=steps.points", "train.epochs=3", "train.global_batch=8", "train.steps_per_call=1",
@@ -17,15 +14,6 @@ LAYOUTS = {
     "mirrored": ("strategy=mirrored", "workers=2"),
     "multi_worker": ("strategy=multi_worker", "workers=2"),
 }
-
-
-def told(folder: Path, kind: str) -> list[dict[str, Any]]:
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [event for event in events if event["event"] == kind]
-
-
-def weights(folder: Path) -> list[str]:
-    return sorted({digest for event in told(folder, "finished") for digest in event["weights"]})
 
 
 @pytest.mark.slow
@@ -43,10 +31,10 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     assert killed.code == 0, killed.err
     (folder,) = killed.folder.glob("outputs/runs/*")
     # Five steps are an epoch; the later one may not have been written yet.
-    assert [event["step"] for event in told(folder, "restored")] in ([3], [6])
+    assert [event["step"] for event in logged(folder, "restored")] in ([3], [6])
     assert weights(folder) == weights(sane)
     assert len(weights(folder)) == 1
-    last, undisturbed = (told(where, "epoch")[-1] for where in (folder, sane))
+    last, undisturbed = (logged(where, "epoch")[-1] for where in (folder, sane))
     assert (last["loss"], last["metrics"]) == (undisturbed["loss"], undisturbed["metrics"])
     assert list(last["metrics"]) == ["d_loss", "g_loss"]
 
@@ -63,7 +51,7 @@ def test_an_autoencoder_with_a_test_step_comes_to_the_same_under_every_strategy(
         "hardware=2cpu",
     )
     assert ran.code == 0, ran.err
-    ended = {folder.name.split("_", 1)[1]: told(folder, "epoch")[-1] for folder in ran.run_folders}
+    ended = {folder.name.split("_", 1)[1]: logged(folder, "epoch")[-1] for folder in ran.run_folders}
     assert sorted(ended) == ["central_storage", "mirrored", "multi_worker", "one_device"]
     one = ended["one_device"]
     assert list(one["metrics"]) == list(one["val_metrics"]) == ["reconstruction_loss", "kl_loss"]

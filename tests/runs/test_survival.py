@@ -17,6 +17,7 @@ import psutil
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from kills import Unharmed, chosen, run
+from run_events import events, losses, weights
 
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
 SEED = os.environ["TEST_SEED"]
@@ -36,24 +37,6 @@ ONE, MIRRORED, TWO = (
 
 def preempting(*after: int, number: str = "SIGTERM") -> str:
     return f"train.callbacks=[{{_target_: own.Preempting, after: {list(after)}, number: {number}}}]"
-
-
-def weights(folder: Path) -> str:
-    return [event for event in told(folder) if event["event"] == "finished"][-1]["weights"][0]
-
-
-def told(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """The loss of each step, from whichever command made it last."""
-    return {
-        event["step"] - len(event["losses"]) + place + 1: loss
-        for event in told(folder)
-        if event["event"] == "steps" and event["group"] == "point"
-        for place, loss in enumerate(event["losses"])
-    }
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +113,9 @@ def test_term_to_all_that_a_command_has_started_or_to_one_process_leaves_with_75
 def live(folder: Path) -> list[list[dict[str, Any]]]:
     """The events of each command of the only run, as far as they are written."""
     found: list[list[dict[str, Any]]] = [[]]
-    for log in folder.glob("outputs/runs/*/events.jsonl"):
-        for line in log.read_text().splitlines():
-            if line.endswith("}"):
-                event = json.loads(line)
-                found += [[]] if event["event"] == "resumed" else []
-                found[-1].append(event)
+    for event in events(folder):
+        found += [[]] if event["event"] == "resumed" else []
+        found[-1].append(event)
     return found
 
 
@@ -150,16 +130,21 @@ def wait_for_step(folder: Path, step: int, kind: str = "steps", commands: int = 
         time.sleep(0.02)
 
 
+def killed_at(step: int, folder: Path, command: tuple[str, ...], kind: str = "steps") -> None:
+    """Runs a command until it has made a step, or a checkpoint of it, and kills it outright."""
+    process = start(folder, *command)
+    try:
+        wait_for_step(folder, step, kind)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.slow
 def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_every_step_once(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "tracking=sqlite", "train.epochs=8")
     command = tuple(each for each in command if each != "tracking=none")
-    process = start(tmp_path, *command)
-    try:
-        wait_for_step(tmp_path, 20, "checkpoint")
-    finally:
-        process.kill()
-        process.communicate()
+    killed_at(20, tmp_path, command, "checkpoint")
     # What writes to MLflow may be making the store, and ends within its own limit after that (`follow.HARD_SECONDS`).
     assert not left_behind(tmp_path, patience=120)
     ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
@@ -185,12 +170,7 @@ def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_u
     sane = unharmed(*layout)
     # Epochs of nine seconds, of which a checkpoint takes less than a hundredth.
     command = (*SMALL, *layout, "train.callbacks=[{_target_: own.Pausing, seconds: 1.5}]")
-    process = start(tmp_path, *command)
-    try:
-        wait_for_step(tmp_path, 28)
-    finally:
-        process.kill()
-        process.communicate()
+    killed_at(28, tmp_path, command)
     ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
     assert ran.code == 0, ran.err
     # A machine so busy that TensorFlow misses heartbeats starts the processes again, from the same checkpoint.
@@ -202,12 +182,7 @@ def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_u
 @pytest.mark.slow
 def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "train.epochs=8", "train.steps_per_call=2")
-    process = start(tmp_path, *command)
-    try:
-        wait_for_step(tmp_path, 28, "checkpoint")
-    finally:
-        process.kill()
-        process.communicate()
+    killed_at(28, tmp_path, command, "checkpoint")
     (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
     # As if it had not read its pipe for a while: an epoch of 12 steps and more.
     lines = log.read_text().splitlines(keepends=True)
@@ -381,14 +356,10 @@ def test_the_whole_job_killed_twenty_times_in_a_row_ends_as_if_nothing_had_happe
     ran = finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120)
     assert ran.code == 0, ran.err
     folders = [log.parent for log in tmp_path.glob("outputs/runs/*/events.jsonl")]
-    finished = [folder for folder in folders if weights_or_none(folder)]
+    finished = [folder for folder in folders if weights(folder)]
     assert weights(finished[0]) == weights(sane)
     assert losses(finished[0]) == losses(sane)
     assert len(folders) == len(finished)
-
-
-def weights_or_none(folder: Path) -> str | None:
-    return next((event["weights"][0] for event in told(folder) if event["event"] == "finished"), None)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import own
 import pytest
 from conftest import QUICK, Ran
+from run_events import logged, losses
 
 # What is compared before training is another test's, and takes a fifth of a run.
 STEPS = ("train.steps=20", "train.global_batch=32", "train.steps_per_call=5", "train.check=off")
@@ -22,13 +23,7 @@ def weights(folder: Path) -> list[np.ndarray]:
 
 
 def last(folder: Path, kind: str) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event for event in lines if event["event"] == kind][-1]
-
-
-def losses(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [loss for event in lines if event["event"] == "steps" and event["rank"] == 0 for loss in event["losses"]]
+    return logged(folder, kind)[-1]
 
 
 def is_bare(result: dict[str, Any]) -> bool:
@@ -37,8 +32,7 @@ def is_bare(result: dict[str, Any]) -> bool:
 
 def stood_still(folder: Path) -> bool:
     """True if TensorFlow parted the processes, as where a machine stands still for ten seconds: they begin again."""
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    errors = [event["error"].lower() for event in lines if event["event"] == "failed"]
+    errors = [event["error"].lower() for event in logged(folder, "failed")]
     return bool(errors) and all("heartbeat" in error for error in errors)
 
 
