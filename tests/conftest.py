@@ -90,6 +90,11 @@ class Ran:
     seconds: float
     folder: Path
 
+    def ok(self) -> "Ran":
+        """The same, which is to have ended well."""
+        assert self.code == 0, self.out + self.err
+        return self
+
     @property
     def results(self) -> list[dict[str, Any]]:
         """Every result.json, by folder."""

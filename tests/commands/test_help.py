@@ -15,8 +15,7 @@ from pipeline.config.shipped import choices
 
 
 def test_the_first_page_is_read_to_its_end_and_names_verbs_groups_and_the_keys_that_matter(asked, tmp_path):
-    told = asked("--help", COLUMNS="100")
-    assert told.code == 0, told.err
+    told = asked("--help", COLUMNS="100").ok()
     lines = told.out.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 100
@@ -40,8 +39,7 @@ def test_pages_fit_the_terminal_and_break_no_word(asked, columns):
 
 
 def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_set_to(asked):
-    told = asked("--help", "all", COLUMNS="100")
-    assert told.code == 0, told.err
+    told = asked("--help", "all", COLUMNS="100").ok()
     entries = dict(re.findall(r"^  ([a-z_.]+)=.*\n((?: {6}.*\n)*)", told.out, re.M))
     for key in refusals.keys():  # noqa: SIM118 - a function
         found = [text for name, text in entries.items() if name == key or name.startswith(f"{key}.")]
@@ -67,8 +65,7 @@ def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_group_a_choice_a_key_and_a_verb_have_a_page_each(asked, topics, words):
-    told = asked("--help", *topics, COLUMNS="100")
-    assert told.code == 0, told.err
+    told = asked("--help", *topics, COLUMNS="100").ok()
     assert [word for word in words if word not in told.out] == []
 
 

@@ -16,8 +16,7 @@ from pipeline.commands import verbs
     "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "attach", "predict", "explain"]
 )
 def test_a_verb_says_how_it_is_typed(asked, verb):
-    told = asked(verb, "--help")
-    assert told.code == 0, told.err
+    told = asked(verb, "--help").ok()
     assert f"python -m pipeline {verb}" in told.out
 
 
@@ -82,8 +81,7 @@ def test_predict_and_explain_are_short_for_a_setting_of_a_training(asked):
 
 
 def test_a_verb_with_the_words_of_a_training_composes_them(asked):
-    told = asked("mode=plan", "workers=1", "strategy=one_device")
-    assert told.code == 0, told.err
+    asked("mode=plan", "workers=1", "strategy=one_device").ok()
     assert asked("--version").out.startswith("pipeline ")
 
 
@@ -94,8 +92,7 @@ def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     explained = {"lost": 0.4, "lost_low": 0.38, "lost_high": 0.42, "parts": parts, "advice": "Try less."}
     (folder / "plan.json").write_text(json.dumps({"workers": 2}))
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": explained}))
-    told = asked("explain", "one")
-    assert told.code == 0, told.err
+    told = asked("explain", "one").ok()
     assert told.out.splitlines()[0] == "Try less."
     assert "= communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))

@@ -296,8 +296,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
     experiment = tmp_path / "mine/experiment/short.yaml"
     good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
     experiment.write_text(good)
-    ran: Ran = pipeline("--config-dir=mine", "experiment=short", "mode=plan")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("--config-dir=mine", "experiment=short", "mode=plan").ok()
     assert "mlp on mnist5k" in ran.out
     assert "3 CPU workers" in ran.out
     assert "7 steps" in ran.out
@@ -399,12 +398,10 @@ def test_every_default_in_the_yaml_is_the_schema_s():
     ("name", "hosts", "devices", "kind"), [("2x8gpu", 2, 8, "GPU"), ("3gpu", 1, 3, "GPU"), ("16x1cpu", 16, 1, "CPU")]
 )
 def test_hardware_that_is_a_layout_alone_needs_no_file(pipeline, name, hosts, devices, kind):
-    ran: Ran = pipeline("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}").ok()
     assert f"multi_worker on {name}: {hosts * devices} {kind} workers" in ran.out
     assert f"on {hosts} host{'s' * (hosts > 1)}" in ran.out
-    swept: Ran = pipeline("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu")
-    assert swept.code == 0, swept.err
+    swept: Ran = pipeline("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu").ok()
     assert f"multi_worker on {name}" in swept.out
     assert "multi_worker on 4gpu" in swept.out
 
@@ -508,8 +505,7 @@ def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path
 def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):
     ran: Ran = pipeline(
         "train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{SUPPORT}/conf", "data=synthetic"
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     shown = yaml.safe_load(ran.out)
     assert shown["train"]["epochs"] == 7
     assert shown["model"] == {"name": "tiny", "build": {"_target_": "own.tiny"}}
@@ -518,8 +514,7 @@ def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pip
 
 
 def test_version_is_ours(pipeline):
-    ran: Ran = pipeline("--version")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("--version").ok()
     assert ran.out.startswith("pipeline ")
 
 
@@ -545,8 +540,7 @@ def test_version_is_ours(pipeline):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, words):
-    ran: Ran = pipeline("mode=plan", *arguments)
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("mode=plan", *arguments).ok()
     assert ran.err == ""
     assert not [word for word in words if word not in ran.out], ran.out
     assert ran.seconds < SECONDS
@@ -554,8 +548,7 @@ def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, 
 
 
 def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pipeline):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu").ok()
     assert ran.out.count("\nprocesses ") == 3
     assert ran.err.startswith(
         "pipeline: Point 1 refused: Expected one point of one_device, which trains on one device whatever"
@@ -573,8 +566,7 @@ def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(started
     ran: Ran = started(
         *QUICK, "model.build._target_=own.tiny", "data.build._target_=own.numbered", "+data.build.examples=64",
         "+data.build.validation=8", "train.steps=2", "workers=1",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert (ran.result["model"], ran.result["data"], ran.result["status"]) == ("tiny", "numbered", "FINISHED")
 
 
@@ -632,8 +624,7 @@ def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pip
 
 @pytest.mark.parametrize("many", [[], ["-m", "workers=1,2"], ["-m", "sweep.name=mine", "workers=1,2"]])
 def test_a_plan_leaves_no_file_and_no_folder(pipeline, tmp_path, many):
-    ran: Ran = pipeline(*many, "mode=plan", "strategy=mirrored", "hardware=2cpu", "model=mlp", "data=mnist5k")
-    assert ran.code == 0, ran.err
+    pipeline(*many, "mode=plan", "strategy=mirrored", "hardware=2cpu", "model=mlp", "data=mnist5k").ok()
     assert not list(tmp_path.iterdir())
 
 
@@ -647,8 +638,7 @@ def test_a_choice_of_one_s_own_is_called_as_its_file_is(started, tmp_path):
         (tmp_path / "mine" / group).mkdir(parents=True)
         (tmp_path / f"mine/{group}/my_{group}.yaml").write_text(text + "\n")
     chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
-    ran: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1")
-    assert ran.code == 0, ran.err
+    ran: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1").ok()
     assert "my_model on my_data, my_strategy on my_hardware" in ran.out
     named: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
     assert "another on my_data" in named.out

@@ -280,8 +280,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
 
 def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
     typed = ("workers=2", "strategy=multi_worker", "model=mlp", "data=digits", *QUICK, "launch.detach=true")
-    planned = asked("mode=plan", *typed)
-    assert planned.code == 0, planned.err
+    planned = asked("mode=plan", *typed).ok()
     assert "pipeline.launch 127.0.0.1:PORT" in planned.out
     assert "--detach" in planned.out
     assert not [*tmp_path.iterdir()]

@@ -183,8 +183,7 @@ def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
     assert re.search(r"beside/[01]_one_device has .* and outputs/sweeps/beside/[12]_one_.* has .*on", interrupted.err)
     ended_by(signal.SIGKILL, tmp_path)
     began = time.monotonic()
-    ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240)
-    assert ran.code == 0, ran.err
+    ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240).ok()
     logs = sorted((tmp_path / SWEEP).glob("*/events.jsonl"))
     events = [logged(log.parent) for log in logs]
     # Each is one run, and those that were under way have gone on.

@@ -162,8 +162,7 @@ def test_failed_points_are_tried_again_and_new_ones_added(pipeline, tmp_path):
     assert first.code == 1
     assert [each["status"] for each in entries(tmp_path / SWEEP)] == ["FAILED"]
     (tmp_path / "late").touch()
-    second: Ran = pipeline(*NAMED, *own, "strategy=one_device,mirrored,tpu", "workers=1")
-    assert second.code == 0, second.err
+    pipeline(*NAMED, *own, "strategy=one_device,mirrored,tpu", "workers=1").ok()
     points = entries(tmp_path / SWEEP)
     assert [each["status"] for each in points] == ["FINISHED", "FINISHED", "REFUSED"]
     assert "Expected" in points[2]["error"]
@@ -181,8 +180,7 @@ def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipelin
     ran: Ran = pipeline(
         "-m", "sweep.name=mine", "sweep.repeats=2", "strategy=default,one_device", "workers=1", "tracking=none",
         "measure.repeats=1", "measure.steps=2", *SMALL,
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     names = [name for _, name in beginnings(tmp_path / SWEEP)]
     assert names == ["0_default", "1_one_device", "1_one_device_2", "0_default_2"]
     source = {each.name: json.loads((each / "result.json").read_text())["baseline_source"] for each in ran.run_folders}
@@ -203,24 +201,21 @@ def test_what_starts_nothing_has_repeats_and_points_that_cannot_be_read(asked, t
 
 @pytest.mark.slow
 def test_points_typed_twice_are_two_points(pipeline, tmp_path):
-    ran: Ran = pipeline(*NAMED, "strategy=one_device,one_device", "workers=1")
-    assert ran.code == 0, ran.err
+    pipeline(*NAMED, "strategy=one_device,one_device", "workers=1").ok()
     assert [each["folder"] for each in entries(tmp_path / SWEEP)] == ["0_one_device", "1_one_device"]
     again: Ran = pipeline(*NAMED, "strategy=one_device,one_device", "workers=1")
     assert "2 of 2 points have finished and are kept." in again.out
 
 
 def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):
-    ran: Ran = asked(*NAMED, "mode=plan", "strategy=one_device,mirrored", "workers=1")
-    assert ran.code == 0, ran.err
+    asked(*NAMED, "mode=plan", "strategy=one_device,mirrored", "workers=1").ok()
     assert not (tmp_path / SWEEP / "sweep.json").exists()
     assert not [each for each in (tmp_path / SWEEP).glob("*") if each.is_dir()]
 
 
 @pytest.mark.parametrize(("experiment", "points"), [("strategies", 6), ("batch", 5), ("precision", 3)])
 def test_every_ready_sweep_can_be_planned(asked, experiment, points):
-    ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
-    assert ran.code == 0, ran.err
+    ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits").ok()
     assert ran.out.count(" -- point ") == points
 
 

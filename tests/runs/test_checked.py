@@ -23,8 +23,7 @@ def trained(run: Path) -> list[Any]:
 def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipeline, strategy):
     layer = "+model.build.layer=running mean"
     ran = pipeline("-m", *QUICK, *SMALL, f"strategy={strategy}", "train.deterministic=true", layer,
-                   "model.build.dropout=0.5", "train.check=true,off", timeout=400)  # fmt: skip
-    assert ran.code == 0, ran.err
+                   "model.build.dropout=0.5", "train.check=true,off", timeout=400).ok()  # fmt: skip
     compared, plain = sorted(ran.run_folders, key=lambda folder: int(folder.name.split("_")[0]))
     assert trained(compared) == trained(plain)
     with_check, without = (json.loads((folder / "result.json").read_text()) for folder in (compared, plain))
@@ -38,8 +37,7 @@ def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipelin
 @pytest.mark.slow
 def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
     pairs = (*SMALL, "strategy=mirrored", "+model.build.loss=pairs")
-    ran = pipeline(*pairs)
-    assert ran.code == 0, ran.err
+    ran = pipeline(*pairs).ok()
     (note,) = [note for note in ran.result["notes"] if "train.gather=true" in note]
     assert "received the loss pairs, which depends on the batch as a whole" in note
     assert ran.out.count("warning: Expected losses that are means") == 1
@@ -65,8 +63,7 @@ def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_
 
 
 def test_a_model_that_is_equal_passes_the_strict_check_in_silence(pipeline):
-    ran = pipeline(*QUICK, "model=cnn", "data=digits", "train.steps=4", "workers=2", "train.check=strict")
-    assert ran.code == 0, ran.err
+    ran = pipeline(*QUICK, "model=cnn", "data=digits", "train.steps=4", "workers=2", "train.check=strict").ok()
     assert ran.result["check"]["outcome"] == "equal"
     assert ran.result["check"]["differences"] == []
     assert not [note for note in ran.result["notes"] if "one device" in note]

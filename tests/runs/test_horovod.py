@@ -133,8 +133,7 @@ def test_its_real_wrapper_is_refused_too(tmp_path):
 def test_two_and_four_workers_train_to_the_losses_of_one_device_with_equal_weights(tmp_path, workers, model):
     batch = ("train.global_batch=64", "train.deterministic=true", "hardware=4cpu", "train.compare_weights_every=5")
     one = typed(tmp_path / "one", *SMALL, *model, *batch, "strategy=one_device", "workers=1")
-    ran = typed(tmp_path / "all", *TWO, *SMALL, *model, *batch, f"workers={workers}")
-    assert ran.code == 0, ran.err
+    ran = typed(tmp_path / "all", *TWO, *SMALL, *model, *batch, f"workers={workers}").ok()
     np.testing.assert_allclose(losses(ran), losses(one), rtol=0, atol=1e-5)
     assert ran.result["val_loss"] == pytest.approx(one.result["val_loss"], abs=1e-5)
     assert len(weights(ran)) == workers
@@ -156,8 +155,7 @@ def test_rows_of_embeddings_and_statistics_of_batches_are_added_as_tensorflow_ad
             ran = typed(
                 tmp_path / f"{name}-{collective}", *TWO, *SMALL, *(one.format(CONF=CONF) for one in arguments),
                 f"strategy.collective={collective}", "train.compare_weights_every=5",
-            )  # fmt: skip
-            assert ran.code == 0, ran.err
+            ).ok()  # fmt: skip
             told.append((losses(ran), *ran.result["val_metrics"].values()))
             assert len({digest for digests in weights(ran).values() for digest in digests}) == 1
         for theirs, ours in zip(*told, strict=True):
@@ -192,8 +190,7 @@ def test_a_rank_that_is_killed_is_named_and_ends_the_run_within_a_minute(tmp_pat
 def test_a_run_that_is_killed_goes_on_from_its_checkpoint_to_the_weights_of_one_that_was_not(tmp_path):
     often = ("checkpoint.every_steps=5", "train.steps_per_call=5", "train.deterministic=true")
     dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
-    killed = typed(tmp_path / "killed", *TWO, *SMALL, *often, dies)
-    assert killed.code == 0, killed.err
+    killed = typed(tmp_path / "killed", *TWO, *SMALL, *often, dies).ok()
     assert killed.result["restarts"] == 1
     whole = typed(tmp_path / "whole", *TWO, *SMALL, *often, dies)
     assert whole.result["restarts"] == 0
@@ -213,7 +210,6 @@ def test_places_of_an_mpi_job_are_joined_in_the_same_way(tmp_path):
     there = typed(
         tmp_path / "there", "cluster=mpi", "strategy=multi_worker", "strategy.collective=horovod", "workers=2",
         *SMALL, *same, launcher=(*MPIRUN, "-n", "2"),
-    )  # fmt: skip
-    assert there.code == 0, there.out + there.err
+    ).ok()  # fmt: skip
     assert there.result["hosts"] == 2
     assert weights(there) == weights(here)

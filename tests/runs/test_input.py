@@ -33,8 +33,7 @@ def test_a_process_is_not_said_to_wait_for_longer_than_it_was_timed():
 @pytest.mark.slow
 @pytest.mark.timed
 def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
-    ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=20")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=20").ok()
     who = {
         "one_device": {"chief 0"}, "mirrored": {"chief 0"}, "multi_worker": {"chief 0", "worker 1"},
         "parameter_server": {"worker 1", "worker 2"},
@@ -49,8 +48,7 @@ def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
 
 
 def test_how_long_steps_wait_is_told_of_every_run(pipeline):
-    ran: Ran = pipeline(*TIMED, "strategy=one_device", "train.steps=16")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline(*TIMED, "strategy=one_device", "train.steps=16").ok()
     # How long it is on a busy machine is the machine's affair.
     assert 0 <= ran.result["input_wait"] < 1
     assert ran.result["input_bound"] is (ran.result["input_wait"] >= measure.INPUT_BOUND)
@@ -72,8 +70,7 @@ def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_i
     assert pipeline(*fast).code == 0
     ceilings = []
     for function in ("asleep", "busy"):
-        slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true")
-        assert slow.code == 0, slow.err
+        slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true").ok()
         result = slow.results[-1]
         found = result["profile"]
         assert found["bound"] == "input"
@@ -95,8 +92,7 @@ def test_a_profile_changes_nothing_that_is_trained(pipeline):
     ran: Ran = pipeline(
         "-m", *QUICK, *THROUGH, f"strategy={strategy}", "workers=null",
         "train.deterministic=true", "data.profile=false,true",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert [bool(result["profile"]) for result in ran.results] == [False, True]
     trained = [losses(folder) for folder in ran.run_folders]
     assert {len(each) for each in trained} == {24}
@@ -107,8 +103,7 @@ def test_a_profile_changes_nothing_that_is_trained(pipeline):
 def test_workers_that_race_are_profiled_too(pipeline):
     ran: Ran = pipeline(
         *TIMED, *SLEEPY, "strategy=parameter_server", "workers=2", "train.steps=20", "data.profile=true"
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     assert ran.result["profile"]["bound"] == "input"
 
 
@@ -165,8 +160,7 @@ def busy_cores():
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
 def test_other_programs_that_compute_meanwhile_are_told(pipeline, busy_cores, strategy):
-    ran: Ran = pipeline(*BESIDE_OTHERS, f"strategy={strategy}", "workers=2")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline(*BESIDE_OTHERS, f"strategy={strategy}", "workers=2").ok()
     assert ran.result["other_work"] >= BUSY
     assert any(BUSY_MACHINE in note for note in ran.result["notes"])
     assert BUSY_MACHINE in " ".join(ran.out.split())
@@ -174,6 +168,7 @@ def test_other_programs_that_compute_meanwhile_are_told(pipeline, busy_cores, st
 
 @pytest.mark.slow
 def test_where_processes_are_not_timed_that_work_nothing_is_told(pipeline):
-    ran: Ran = pipeline(*BESIDE_OTHERS, "strategy=parameter_server", "workers=2", "measure.steps=20", "train.steps=60")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline(
+        *BESIDE_OTHERS, "strategy=parameter_server", "workers=2", "measure.steps=20", "train.steps=60"
+    ).ok()
     assert "other_work" not in ran.result

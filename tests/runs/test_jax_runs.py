@@ -34,9 +34,7 @@ def jax(pipeline, without_tensorflow):
     """Runs the command where there is no TensorFlow; it may not fail."""
 
     def run(*arguments):
-        ran = pipeline(*arguments, python=without_tensorflow)
-        assert ran.code == 0, ran.err
-        return ran
+        return pipeline(*arguments, python=without_tensorflow).ok()
 
     return run
 
@@ -109,8 +107,7 @@ def test_processes_that_may_not_have_the_memory_add_by_gloo_and_say_so(pipeline,
     # In blocks of 512 or 1024 bytes: less than four slots take.
     bounded.write_text(f'#!/bin/sh\nulimit -f 3000\nexec {without_tensorflow} "$@"\n')
     bounded.chmod(0o755)
-    ran = pipeline(*MLP, *UNMEASURED, "train.steps=4", "strategy=multi_worker", "workers=2", python=bounded)
-    assert ran.code == 0, ran.err
+    ran = pipeline(*MLP, *UNMEASURED, "train.steps=4", "strategy=multi_worker", "workers=2", python=bounded).ok()
     (said,) = (note for note in ran.result["notes"] if note.startswith(BY_GLOO))
     assert "rank 0 says: " in said
 
@@ -181,8 +178,7 @@ def test_a_sweep_over_both_engines_has_one_table_one_report_and_one_verdict_of_w
         "-m", "backend=tensorflow,jax", "strategy=one_device", "model=mlp", "data=digits", "hardware=2cpu",
         "train.steps=20", "measure.steps=40", "measure.repeats=3", "train.check=off", "train.save=false",
         "sweep.name=engines", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     # What this machine did beside it follows the engine: busy, unsteady.
     assert re.findall(r" engine (tensorflow|jax)(?:, [a-z -]+)*\n", ran.out) == ["tensorflow", "jax"]
     told = re.search(r"Of different engines \(tensorflow: point 0; jax: point 1\): each speedup is over one", ran.out)

@@ -56,8 +56,7 @@ def test_a_cluster_and_a_view_of_another_package_train_to_the_losses_of_ours(pip
         ran = pipeline(
             *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"cluster={cluster}", "views=[lines]",
             "train.deterministic=true", **environ,
-        )  # fmt: skip
-        assert ran.code == 0, ran.err
+        ).ok()  # fmt: skip
         (folder,) = {path.parent for path in ran.folder.glob("outputs/runs/*/result.json")} - {
             path for path, _ in losses
         }
@@ -73,8 +72,7 @@ def test_a_cluster_and_a_view_of_another_package_train_to_the_losses_of_ours(pip
 
 def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
     arguments, environ = offered
-    ran = pipeline(*arguments, "strategy=one_device", "hardware=1cpu", "views=[falls]", **environ)
-    assert ran.code == 0, ran.err
+    ran = pipeline(*arguments, "strategy=one_device", "hardware=1cpu", "views=[falls]", **environ).ok()
     assert "The view falls failed with OSError: the disk is full. The run goes on without it." in ran.out
 
 
@@ -123,12 +121,11 @@ def test_a_collective_of_another_package_trains_to_the_losses_of_tensorflows_own
     arguments, environ = offered
     found = []
     for collective in ("tensorflow", "sums"):
-        ran = pipeline(
+        pipeline(
             *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"strategy.collective={collective}",
             f"output_dir={tmp_path / collective}", "train.deterministic=true", "train.check=off",
             "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]", **environ,
-        )  # fmt: skip
-        assert ran.code == 0, ran.err
+        ).ok()  # fmt: skip
         (folder,) = (tmp_path / collective).glob("runs/*")
         found.append(folder)
     theirs = found[1]
@@ -169,8 +166,7 @@ def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours
     arguments, environ = offered
     small = [given for given in arguments if given != "measure.steps=0"]
     typed = ("strategy=one_device", "hardware=1cpu", "train.steps=4", "train.replica_batch=32", "views=[lines]")
-    ran = pipeline(*small, *typed, "backend=mean", "train.save=false", **environ)
-    assert ran.code == 0, ran.err
+    ran = pipeline(*small, *typed, "backend=mean", "train.save=false", **environ).ok()
     assert ran.result["examples_per_second"] == pytest.approx(3200.0)
     assert ran.result["speedup"] == pytest.approx(1.0)
     assert ran.result["versions"]["mean"] == "1.0"

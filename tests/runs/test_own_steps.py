@@ -20,15 +20,13 @@ LAYOUTS = {
 def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     (layout,) = sampled(("mirrored", "multi_worker"), 1)
     model = ("model.build._target_=steps.gan", UNLABELLED, *LAYOUTS[layout])
-    whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never")
-    assert whole.code == 0, whole.err
+    whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never").ok()
     (sane,) = whole.folder.glob("outputs/sane/runs/*")
     first = tmp_path / "outputs/runs/*/checkpoints/step-000000000[36]-*.json"
     killed: Ran = pipeline(
         *SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1",
         f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}, once_there: '{first}'}}]",
-    )  # fmt: skip
-    assert killed.code == 0, killed.err
+    ).ok()  # fmt: skip
     (folder,) = killed.folder.glob("outputs/runs/*")
     # Five steps are an epoch; the later one may not have been written yet.
     assert [event["step"] for event in logged(folder, "restored")] in ([3], [6])
@@ -49,8 +47,7 @@ def test_an_autoencoder_with_a_test_step_comes_to_the_same_under_every_strategy(
         "strategy=one_device,mirrored,central_storage,multi_worker",
         "workers=null",
         "hardware=2cpu",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     ended = {folder.name.split("_", 1)[1]: logged(folder, "epoch")[-1] for folder in ran.run_folders}
     assert sorted(ended) == ["central_storage", "mirrored", "multi_worker", "one_device"]
     one = ended["one_device"]

@@ -46,8 +46,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     @functools.cache
     def ran(*arguments: str) -> Path:
         folder = tmp_path_factory.mktemp("sane")
-        ended = finish(start(folder, *SMALL, *arguments), folder, time.monotonic(), 120)
-        assert ended.code == 0, ended.err
+        ended = finish(start(folder, *SMALL, *arguments), folder, time.monotonic(), 120).ok()
         return only(ended)
 
     return ran
@@ -147,8 +146,7 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
     killed_at(20, tmp_path, command, "checkpoint")
     # What writes to MLflow may be making the store, and ends within its own limit after that (`follow.HARD_SECONDS`).
     assert not left_behind(tmp_path, patience=120)
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
-    assert ran.code == 0, ran.err
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
     assert "was killed" in ran.out or "killed at step" in ran.out
     if "tracking_note" in ran.result:
         # On a machine that is busy with other things, the tracker may have run out of time; the rest is sent later.
@@ -171,8 +169,7 @@ def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_u
     # Epochs of nine seconds, of which a checkpoint takes less than a hundredth.
     command = (*SMALL, *layout, "train.callbacks=[{_target_: own.Pausing, seconds: 1.5}]")
     killed_at(28, tmp_path, command)
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
-    assert ran.code == 0, ran.err
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
     # A machine so busy that TensorFlow misses heartbeats starts the processes again, from the same checkpoint.
     assert {event["step"] for event in ran.events("restored")} == {24}
     assert weights(only(ran)) == weights(sane)
@@ -188,8 +185,7 @@ def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_pat
     lines = log.read_text().splitlines(keepends=True)
     heard = [line for line in lines if (json.loads(line).get("step") or 0) <= 10]
     log.write_text("".join(heard))
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
-    assert ran.code == 0, ran.err
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
     told = [event["step"] - place for event in ran.events("steps") for place in range(len(event["losses"]))]
     assert sorted(told) == list(range(1, 97))
     assert [event["epoch"] for event in ran.events("epoch")] == list(range(1, 9))
@@ -223,8 +219,7 @@ def test_a_checkpoint_that_was_cut_leaves_the_one_before_and_that_is_said(pipeli
     assert ran.code == 75
     assert "was passed over for the one before" in ran.out
     # From a folder that is not used any more.
-    ran = pipeline(*command, "checkpoint.folder=elsewhere")
-    assert ran.code == 0, ran.err
+    ran = pipeline(*command, "checkpoint.folder=elsewhere").ok()
     assert weights(only(ran)) == weights(sane)
     assert ran.results[0]["steps_repeated"] > 0
     assert "going on from step 20" in ran.out or "going on from step 22" in ran.out
@@ -241,10 +236,7 @@ def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pip
     assert changed.code == 2
     assert f"Expected the config of outputs/runs/{first.name}" in changed.err
     assert "received another train.learning_rate. Try the same, or resume_changes=[train.learning_rate]" in changed.err
-    forced = pipeline(
-        *command, "train.learning_rate=0.01", f"resume={first.name}", "resume_changes=[train.learning_rate]"
-    )
-    assert forced.code == 0, forced.err
+    pipeline(*command, "train.learning_rate=0.01", f"resume={first.name}", "resume_changes=[train.learning_rate]").ok()
     done = pipeline(*command, f"resume={first}")
     assert done.code == 2
     again = pipeline(*SMALL, *ONE, "train.steps=3", "train.epochs=null")
@@ -270,8 +262,7 @@ def test_another_number_of_workers_and_another_strategy_go_on_with_the_same_loss
         assert ran.code == 75, ran.err
         ran = pipeline(*SMALL, *layout, every, f"resume={folder.name}")
     assert ran.code == 75
-    ran = pipeline(*SMALL, *TWO, every, f"resume={folder.name}")
-    assert ran.code == 0, ran.err
+    ran = pipeline(*SMALL, *TWO, every, f"resume={folder.name}").ok()
     mine, theirs = losses(folder), losses(sane)
     assert mine.keys() == theirs.keys()
     assert [mine[step] for step in sorted(mine)] == pytest.approx([theirs[step] for step in sorted(theirs)], abs=1e-5)
@@ -283,8 +274,7 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
         *QUICK, "strategy=multi_worker", "workers=3", "launch.elastic=true", "model.build._target_=own.counting",
         "data.build._target_=own.gone_data", "train.epochs=2", "train.global_batch=24",
         "measure.steps=2", "measure.repeats=1",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert "The throughput is that of 2 workers." in ran.result["notes"]
     assert "It did not come back: training goes on with 2 workers, on the same global batches of 24." in ran.out
     assert ran.result["workers"] == 3
@@ -324,8 +314,7 @@ def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):
         *QUICK, *ONE, "model.build._target_=own.steep", "data.build._target_=own.steep_data", "train.global_batch=4",
         "train.steps_per_call=1", "train.epochs=2", "checkpoint.every_steps=2", "train.on_divergence=rollback",
         "train.divergence_factor=1000",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert ran.result["rollbacks"] == 1
     assert ran.result["loss"] < 1e-3
     assert {event["learning_rate"] for event in ran.events("steps")} == {1.5, 0.75}
@@ -353,8 +342,7 @@ def test_the_whole_job_killed_twenty_times_in_a_row_ends_as_if_nothing_had_happe
         process.communicate()
         kills += 1
         assert not left_behind(tmp_path, patience=10)
-    ran = finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120)
-    assert ran.code == 0, ran.err
+    finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120).ok()
     folders = [log.parent for log in tmp_path.glob("outputs/runs/*/events.jsonl")]
     finished = [folder for folder in folders if weights(folder)]
     assert weights(finished[0]) == weights(sane)

@@ -50,8 +50,7 @@ def facts(group: str) -> str:
 
 
 def test_a_strategy_a_model_and_a_data_set_of_another_package_train_together(pipeline, environ):
-    ran = pipeline("strategy=theirs", "model=theirs", "data=theirs", *SMALL, **environ)
-    assert ran.code == 0, ran.err
+    ran = pipeline("strategy=theirs", "model=theirs", "data=theirs", *SMALL, **environ).ok()
     result = ran.result
     assert (result["strategy"], result["model"], result["data"]) == ("theirs", "theirs", "theirs")
     assert (result["workers"], result["processes"], result["status"]) == (2, 1, "FINISHED")

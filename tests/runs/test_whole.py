@@ -35,8 +35,7 @@ def tracked(folder: Path) -> tuple[MlflowClient, list[Run]]:
 def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     # On a busy machine MLflow makes its store for longer than the default waits.
     patient = "tracking.drain_timeout=60"
-    ran: Ran = pipeline("data=digits", "model=mlp", "measure.repeats=3", "train.epochs=4", patient)
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("data=digits", "model=mlp", "measure.repeats=3", "train.epochs=4", patient).ok()
     result = ran.result
     assert not KEYS - set(result)
     assert result["status"] == "FINISHED"
@@ -77,8 +76,7 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
     ran: Ran = pipeline(
         "-m", "strategy=one_device,mirrored,multi_worker", "workers=1,2", "data=digits", "model=mlp",
         "measure.repeats=2", "train.epochs=1",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     statuses = [result["status"] for result in ran.results]
     assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
     assert "Point 1 refused: Expected one point of one_device, which trains on one device" in ran.err
@@ -109,8 +107,7 @@ def test_a_sweep_over_other_strategies_finishes_and_compares_them_with_one_devic
     ran: Ran = pipeline(
         "-m", f"strategy={','.join(strategies)}", "workers=2", "data=digits", "model=mlp", "measure.repeats=2",
         "train.steps=40", timeout=400,
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert [result["status"] for result in ran.results] == ["FINISHED"] * 3
     assert [result["workers"] for result in ran.results] == [1, 2, 2]
     _, runs = tracked(ran.folder)
@@ -179,8 +176,7 @@ def test_a_language_model_learns_on_two_devices_what_it_learns_on_one(pipeline):
     ran: Ran = pipeline(
         "-m", "model=transformer", "data=text", "strategy=one_device,mirrored", "hardware=2cpu", *small, *batch, *QUICK,
         timeout=240,
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     one, two = sorted(ran.results, key=lambda result: result["replicas"])
     assert (one["replicas"], two["replicas"]) == (1, 2)
     for kind in ("metrics", "val_metrics"):
