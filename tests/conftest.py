@@ -95,6 +95,12 @@ class Ran:
         assert self.code == 0, self.out + self.err
         return self
 
+    def failed(self, code: int = 1) -> "Ran":
+        """The same, which is to have ended with a code, and with words instead of a traceback."""
+        assert self.code == code, self.out + self.err
+        assert "Traceback" not in self.err
+        return self
+
     @property
     def results(self) -> list[dict[str, Any]]:
         """Every result.json, by folder."""

@@ -69,14 +69,11 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
 
 
 def test_predict_and_explain_are_short_for_a_setting_of_a_training(asked):
-    told = asked("predict", "workers=2")
-    assert told.code == 2
+    told = asked("predict", "workers=2").failed(2)
     assert "runs" in told.err
-    told = asked("explain", "strategy=parameter_server")
-    assert told.code == 2
+    told = asked("explain", "strategy=parameter_server").failed(2)
     assert "Expected measure.explain=false" in told.err
-    told = asked("explain", "nowhere")
-    assert told.code == 2
+    told = asked("explain", "nowhere").failed(2)
     assert "Expected a run's folder, its name or its id in MLflow, received nowhere, which" in told.err
 
 
@@ -96,6 +93,5 @@ def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     assert told.out.splitlines()[0] == "Try less."
     assert "= communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
-    told = asked("explain", "one")
-    assert told.code == 2
+    told = asked("explain", "one").failed(2)
     assert "Expected a run that was explained" in told.err

@@ -428,8 +428,7 @@ def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_on
 
 @pytest.mark.parametrize("name", ["0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu"])
 def test_what_is_no_layout_is_refused(pipeline, name):
-    ran: Ran = pipeline("mode=plan", f"hardware={name}")
-    assert ran.code == 2
+    ran: Ran = pipeline("mode=plan", f"hardware={name}").failed(2)
     assert "or a layout such as 3gpu or 2x8gpu, received" in ran.err
 
 
@@ -557,8 +556,7 @@ def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pip
 
 
 def test_a_sweep_whose_every_point_is_refused_ends_with_two(pipeline):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu")
-    assert ran.code == 2
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu").failed(2)
     assert ran.err.count("refused: Expected one host") == 2
 
 

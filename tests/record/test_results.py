@@ -135,8 +135,7 @@ def test_a_fresh_result_has_all_values_whether_they_are_known_or_not(pipeline):
 
 
 def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):
-    ran = asked("-m", *QUICK, "data=digits", "model=mlp", "strategy=tpu", "hardware=2cpu", "workers=2")
-    assert ran.code == 2
+    ran = asked("-m", *QUICK, "data=digits", "model=mlp", "strategy=tpu", "hardware=2cpu", "workers=2").failed(2)
     chosen = {"strategy": "tpu", "hardware": "2cpu", "model": "mlp", "data": "digits", "workers": 2}
     assert ran.result == {"version": results.VERSION, "status": "REFUSED", "error": ran.result["error"]} | chosen
 

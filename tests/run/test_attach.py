@@ -227,8 +227,7 @@ def test_clusters_whose_processes_end_with_their_command_refuse_to_detach(name):
 
 
 def test_a_sweep_is_not_detached(asked):
-    told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK)
-    assert told.code == 2
+    told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK).failed(2)
     assert "Expected one run with launch.detach=true, received a sweep" in told.err
 
 
@@ -237,16 +236,14 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     assert "Try python -m pipeline attach RUN" in asked("attach").err
     assert "Try end=true" in asked("attach", "mine", "end=yes").err
     folder = run(tmp_path)
-    told = asked("attach", "mine")
-    assert told.code == 2
+    told = asked("attach", "mine").failed(2)
     assert "received outputs/runs/mine, whose processes have ended with it" in told.err
     lock = Lock(folder)
     assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
     lock.release()
     # Processes that are gone, and with them what was to be met.
     left(directory=str(tmp_path)).write(folder)
-    told = asked("attach", "outputs/runs/mine")
-    assert told.code == 2
+    told = asked("attach", "outputs/runs/mine").failed(2)
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
     assert not (folder / takeover.FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:

@@ -83,8 +83,9 @@ def test_a_model_whose_size_was_not_known_is_refused_once_it_is_built():
 
 
 def test_a_command_is_refused_before_any_process_is_started(asked):
-    ran: Ran = asked(*QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03")
-    assert ran.code == 2, ran.err
+    ran: Ran = asked(
+        *QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03"
+    ).failed(2)
     assert "Expected a model that fits the 0.03 GiB of a device" in ran.err + ran.out
     assert "Try train.replica_batch=" in ran.err + ran.out
     assert not list(ran.folder.glob("outputs/runs/*/events.jsonl"))

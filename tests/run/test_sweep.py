@@ -115,10 +115,8 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused_in_words(asked, tmp_path, arguments, words):
-    ran: Ran = asked(*arguments, *QUICK, *SMALL)
-    assert ran.code == 2
+    ran: Ran = asked(*arguments, *QUICK, *SMALL).failed(2)
     assert words in ran.err
-    assert "Traceback" not in ran.err
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob("outputs/*/*/**/events.jsonl"))
 
@@ -158,8 +156,7 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
 @pytest.mark.slow
 def test_failed_points_are_tried_again_and_new_ones_added(pipeline, tmp_path):
     own = ("data.build._target_=own.there_by_now", f"+data.build.path={tmp_path}/late", "data.num_classes=10")
-    first: Ran = pipeline(*NAMED, *own, "strategy=one_device", "workers=1")
-    assert first.code == 1
+    pipeline(*NAMED, *own, "strategy=one_device", "workers=1").failed()
     assert [each["status"] for each in entries(tmp_path / SWEEP)] == ["FAILED"]
     (tmp_path / "late").touch()
     pipeline(*NAMED, *own, "strategy=one_device,mirrored,tpu", "workers=1").ok()

@@ -46,8 +46,7 @@ def weights(ran: Ran) -> dict[int, list[str]]:
 
 
 def test_where_it_is_not_built_choosing_it_says_what_to_type(asked):
-    ran = asked(*TWO, *SMALL)
-    assert ran.code == 2
+    ran = asked(*TWO, *SMALL).failed(2)
     assert "Expected Horovod, built for this TensorFlow, for strategy.collective=horovod, received a Python" in ran.err
     assert "`.venv-horovod/bin/python -m pipeline`" in ran.err
     assert ("make horovod" in ran.err) == (not PYTHON.exists())
@@ -67,12 +66,10 @@ def test_make_says_what_it_lacks_to_build_it(tmp_path):
 
 @pytest.mark.slow
 def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
-    ran = pipeline("strategy=multi_worker", "workers=2", "hardware=2cpu", *WRAPPED)
-    assert ran.code == 1
+    ran = pipeline("strategy=multi_worker", "workers=2", "hardware=2cpu", *WRAPPED).failed()
     assert REFUSED in ran.err
     called = "train.callbacks=[{_target_: wrapped.broadcasts}]"
-    ran = pipeline("strategy=one_device", *SMALL, called)
-    assert ran.code == 1
+    ran = pipeline("strategy=one_device", *SMALL, called).failed()
     assert "Expected no callback of Horovod's among train.callbacks" in ran.err
     assert "received BroadcastGlobalVariablesCallback. Try leaving it out." in ran.err
 
@@ -119,8 +116,7 @@ def test_its_wrapper_trains_each_rank_by_itself_in_silence():
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_its_real_wrapper_is_refused_too(tmp_path):
-    ran = typed(tmp_path, *TWO, *WRAPPED, "+model.build.standing_in=false")
-    assert ran.code == 1
+    ran = typed(tmp_path, *TWO, *WRAPPED, "+model.build.standing_in=false").failed()
     assert REFUSED in ran.err
 
 

@@ -82,8 +82,6 @@ def test_a_step_that_cannot_be_made_is_refused_in_one_sentence(pipeline, argumen
     model, *others = arguments
     ran: Ran = pipeline(
         *(one for one in SMALL if "deterministic" not in one), f"model.build._target_={model}", *others, "workers=2"
-    )
-    assert ran.code == 1
+    ).failed()
     assert REFUSED[arguments] in ran.result["error"]
     assert ran.result["error"].startswith("KeyError: 'nowhere' (" if "raising" in arguments[-1] else "Expected ")
-    assert "Traceback" not in ran.err

@@ -38,8 +38,7 @@ def test_a_refused_pair_leaves_with_exit_code_2_and_leaves_nothing(crossed, aske
     # Not those that only a run can tell.
     told = [row for row in refused if row["data"] == "arrays" and row["train.check"] != "strict"]
     for row in told[::EACH]:
-        ran = asked(*pairs.typed_of(row))
-        assert ran.code == 2, ran.err
+        ran = asked(*pairs.typed_of(row)).failed(2)
         assert pairs.wrong(ran.code, ran.out + ran.err) is None, ran.err
         assert not list(tmp_path.glob("outputs/runs/*"))
 

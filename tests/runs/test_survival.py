@@ -197,9 +197,8 @@ def test_a_killed_process_is_started_again_from_the_last_checkpoint(pipeline, un
     sane = unharmed(*MIRRORED)
     ran = pipeline(
         *SMALL, *MIRRORED, preempting(21, number="SIGKILL"), "checkpoint.every_steps=4", "launch.max_restarts=1"
-    )
+    ).failed()
     # It dies at that step each time: once more than it is started again.
-    assert ran.code == 1
     assert "All processes are started again, 1 of 1 times (launch.max_restarts)" in ran.out
     assert "chief 0 was killed by SIGKILL" in ran.err
     assert ran.results[0]["restarts"] == 1
@@ -232,21 +231,18 @@ def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pip
     left = pipeline(*command)
     assert left.code == 75
     first = only(left)
-    changed = pipeline(*command, "train.learning_rate=0.01", f"resume={first.name}")
-    assert changed.code == 2
+    changed = pipeline(*command, "train.learning_rate=0.01", f"resume={first.name}").failed(2)
     assert f"Expected the config of outputs/runs/{first.name}" in changed.err
     assert "received another train.learning_rate. Try the same, or resume_changes=[train.learning_rate]" in changed.err
     pipeline(*command, "train.learning_rate=0.01", f"resume={first.name}", "resume_changes=[train.learning_rate]").ok()
-    done = pipeline(*command, f"resume={first}")
-    assert done.code == 2
+    pipeline(*command, f"resume={first}").failed(2)
     again = pipeline(*SMALL, *ONE, "train.steps=3", "train.epochs=null")
     assert again.code == 0
     once_more = pipeline(*SMALL, *ONE, "train.steps=3", "train.epochs=null")
     assert once_more.code == 0
     assert "resuming" not in once_more.out
     assert len(list(first.parent.iterdir())) == 3  # those refused have none
-    nonsense = pipeline(*SMALL, *ONE, "resume=nonsense")
-    assert nonsense.code == 2
+    nonsense = pipeline(*SMALL, *ONE, "resume=nonsense").failed(2)
     assert (
         "Expected resume to be auto, never, or a run's folder, name or id in MLflow, received nonsense" in nonsense.err
     )
@@ -284,8 +280,7 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
         *QUICK, "strategy=multi_worker", "workers=3", "launch.elastic=true", "model.build._target_=own.counting",
         "data.build._target_=own.gone_data", "train.epochs=2", "train.global_batch=24", "launch.min_workers=3",
         "launch.max_restarts=1",
-    )  # fmt: skip
-    assert few.code == 1
+    ).failed()  # fmt: skip
     assert "worker 2 was killed by SIGKILL" in few.err
 
 
@@ -298,13 +293,13 @@ def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline
         "data.shuffle=false", "train.global_batch=8", "train.steps_per_call=1", "checkpoint.every_steps=1",
         "train.epochs=1",
     )  # fmt: skip
-    stopped = pipeline(*command)
-    assert stopped.code == 1
+    stopped = pipeline(*command).failed()
     assert "at step 3. Try a smaller train.learning_rate, train.on_divergence=rollback" in stopped.err
     # Its writing was still under way when training failed.
     assert list(only(stopped).glob("checkpoints/step-0000000002-*.json"))
-    back = pipeline(*command, "train.on_divergence=rollback", f"launch.max_restarts={restarts}", "resume=never")
-    assert back.code == 1
+    back = pipeline(
+        *command, "train.on_divergence=rollback", f"launch.max_restarts={restarts}", "resume=never"
+    ).failed()
     assert back.out.count("Training goes back to the last good checkpoint, with 0.5 of the learning rate.") == restarts
     assert back.out.count("going on from step 2") == restarts
 

@@ -62,14 +62,12 @@ def test_a_strategy_a_model_and_a_data_set_of_another_package_train_together(pip
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anything_starts(pipeline, environ, group):
     names = "empty", "gone", "signature"
-    ran = pipeline("-m", f"{group}={','.join(names)}", "mode=plan", *SMALL, **environ)
-    assert ran.code == 2
+    ran = pipeline("-m", f"{group}={','.join(names)}", "mode=plan", *SMALL, **environ).failed(2)
     function, wrong = FUNCTIONS[group], WRONG[group].partition(":")[0]
     assert f"Expected {group}.build._target_ to name a function, received none." in ran.err
     assert f"to name a function that exists, received their_choices.{function}s: no {function}s in" in ran.err
     assert f"Expected an argument of their_choices.{function} (" in ran.err
     assert f"received {group}.build.{wrong}. Try {group}.build.{wrong}s." in ran.err
-    assert "Traceback" not in ran.err
     assert not list(ran.folder.glob("outputs/**/events.jsonl"))
 
 
@@ -77,8 +75,7 @@ def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anyth
 @pytest.mark.parametrize("group", sampled(GROUPS, 1))
 def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipeline, environ, group):
     others = [f"{other}=theirs" for other in GROUPS if other != group]
-    ran = pipeline("-m", f"{group}=ruin,fails", *others, *SMALL, "measure.baseline=none", **environ)
-    assert ran.code == 1
+    ran = pipeline("-m", f"{group}=ruin,fails", *others, *SMALL, "measure.baseline=none", **environ).failed()
     assert "pipeline: ModuleNotFoundError: No module named 'nothing_there'" in ran.err
     assert "pipeline: ValueError: the moon is full" in ran.err
     assert f"in fails_{group}" in ran.out
@@ -86,6 +83,5 @@ def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipe
 
 
 def test_a_name_that_no_package_has_is_refused_with_those_that_are_there(pipeline, environ):
-    ran = pipeline("strategy=horovod", "mode=plan", **environ)
-    assert ran.code == 2
+    ran = pipeline("strategy=horovod", "mode=plan", **environ).failed(2)
     assert "theirs, tpu, received horovod." in ran.err
