@@ -78,8 +78,8 @@ class Parallel:
     def _work(self, clusters: Clusters) -> None:
         """Trains one run after the other, as long as there are any."""
         try:
-            while taken := self._next():
-                self._train(*taken, clusters)
+            while following := self._next():
+                self._train(*following, clusters)
         except BaseException as error:
             self._events.put(partial(_raise, error))
         self._events.put(None)

@@ -119,8 +119,8 @@ class Requests:
                 return
             if name not in self._on_one_device:
                 self._on_one_device.add(name)
-                said = f"{name} trains on one device: workers={config.workers} is taken as workers=1."
-                self._session.screen.say(said)
+                text = f"{name} trains on one device: workers={config.workers} is taken as workers=1."
+                self._session.screen.say(text)
         self._validate(place, dataclasses.replace(request, config=one))
 
     def _serve(self, config: Config, folder: Path) -> int | None:

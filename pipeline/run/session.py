@@ -191,7 +191,7 @@ class Session:
         """
         if self._tracker is None:
             return None, None
-        began, said, interrupted = time.monotonic(), False, None
+        began, says_why, interrupted = time.monotonic(), False, None
 
         def limit() -> float:
             if interrupted is not None:
@@ -201,10 +201,10 @@ class Session:
             return HURRIED_SECONDS if hurried or self.preemption.asked else math.inf
 
         def waits() -> bool:
-            nonlocal said
+            nonlocal says_why
             waited = time.monotonic() - began
-            if waited > SAY_SECONDS and not said:
-                said = True
+            if waited > SAY_SECONDS and not says_why:
+                says_why = True
                 self.screen.say(WAITING)
             return waited < limit()
 
