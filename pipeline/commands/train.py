@@ -184,6 +184,9 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
         screen.shares([*points.shown(session.results).values()])
+    if points.sweep is not None and points.to_run:
+        # While processes import TensorFlow, and nothing is timed.
+        module("report").report.warm_up()
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
         began = time.monotonic()

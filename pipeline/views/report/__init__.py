@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
@@ -68,6 +69,12 @@ class WrittenReport:
         left_out = [f"left out of it: {figure.title}, since {figure.why}" for figure in self.left_out]
         typed = ["", clean(self.command)] if self.command else []
         return ["", *map(clean, self.lines), "", f"report: {from_here(self.html)}", *left_out, *typed]
+
+
+def warm_up() -> None:
+    """Imports what a report is judged and drawn with, which takes half a second."""
+    for name in ("scipy.special", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"):
+        import_module(name)
 
 
 def write(folder: Path) -> WrittenReport:
