@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.instead import in_shell, usual
+from pipeline.config.instead import blank, in_shell, usual
 from pipeline.config.refusals import LISTS, in_words, refusal
 from pipeline.config.schema import COMPOSED, Config, Json, PrepareConfig
 from pipeline.config.shipped import folder as folder
@@ -41,7 +41,7 @@ def register(devices: Callable[[], int] | None = None, schema: type[Config] | ty
     store, name = ConfigStore.instance(), SCHEMAS[schema]
     # Made of hundreds of nodes: once in a process is enough.
     if f"{name}.yaml" not in store.repo:
-        store.store(name=name, node=schema)
+        store.store(name=name, node=blank(typing.cast("type", schema)))
     OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
     OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
     if devices is not None:

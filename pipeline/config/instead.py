@@ -3,6 +3,7 @@
 All that it offers can be typed as it stands.
 """
 
+import copy
 import dataclasses
 import enum
 import os
@@ -192,17 +193,23 @@ def in_shell(line: str) -> str:
 def misfit(key: str, value: object, schema: type = Config) -> OmegaConfBaseException | None:
     """Returns OmegaConf's error about a value that is not of the type of its key; None for one that is."""
     try:
-        OmegaConf.update(_blank(schema), key, value, merge=True)
+        OmegaConf.update(_scratch(schema), key, value, merge=True)
     except OmegaConfBaseException as error:
         return error
     return None
 
 
 @cache
-def _blank(schema: type) -> DictConfig:
-    """A config of a schema, which checks the types of what it is given."""
-    blank: DictConfig = OmegaConf.structured(schema)
-    return blank
+def blank(schema: type) -> DictConfig:
+    """Returns the config of a schema without an override, which takes long to make and is not to be changed."""
+    config: DictConfig = OmegaConf.structured(schema)
+    return config
+
+
+@cache
+def _scratch(schema: type) -> DictConfig:
+    """Returns a config of a schema that checks the types of what is put into it."""
+    return copy.deepcopy(blank(schema))
 
 
 def is_list(key: str, schema: type = Config) -> bool:
