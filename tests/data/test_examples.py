@@ -161,11 +161,16 @@ def test_rows_that_are_broken_are_left_out():
     assert rows({"a": np.arange(3), "b": (np.arange(3) * 2,)}, np.array([2, 0]))["b"][0].tolist() == [4, 0]
 
 
-def test_records_of_segments_are_cut_in_the_middle(tmp_path):
+def test_records_of_segments_are_cut_in_the_middle_and_read_from_a_byte(tmp_path):
     part = in_files(tmp_path, 50)
     middle = dataclasses.replace(part, raw=reading.cut(part.raw, 20, 45))
     layout = dataclasses.replace(ONE, counts=(25,))
     assert list(chain(*labels(stream(middle, layout, False, 1).take(layout.steps)))) == list(range(20, 45))
+    # As after a broken record.
+    offset = 2 * len(shards.record(0))
+    rest = dataclasses.replace(part, raw=(Segment(part.raw[0].path, 2, first=3, offset=offset, at=2),))
+    layout = dataclasses.replace(ONE, counts=(2,))
+    assert list(chain(*labels(stream(rest, layout, False, 0).take(1)))) == [3, 4]
 
 
 @pytest.mark.parametrize("make", MAKES)
@@ -276,13 +281,3 @@ def test_a_batch_with_bad_values_is_refused():
     for label in (-1, 3):
         with pytest.raises(tf.errors.InvalidArgumentError, match="Expected labels from 0 to 2"):
             first([0.0, 1.0], [0, label], classes=3)
-
-
-def test_a_segment_after_a_broken_record_is_read_from_its_byte(tmp_path):
-    folder = shards.write(tmp_path, [5])
-    size = len(shards.record(0))
-    part = sources.tfrecord(path=str(folder))[0]
-    path = part.raw[0].path
-    rest = dataclasses.replace(part, raw=(Segment(path, 2, first=3, offset=2 * size, at=2),))
-    layout = dataclasses.replace(ONE, counts=(2,))
-    assert list(chain(*labels(stream(rest, layout, False, 0).take(1)))) == [3, 4]

@@ -124,7 +124,7 @@ def read_back(folder: Path, split: str = "train") -> list[Any]:
 # ---- what comes to be in the folder
 
 
-def test_arrays_become_shards_and_a_manifest_that_says_what_they_are(tmp_path):
+def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what_they_are(tmp_path):
     out, err = run(tmp_path, f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2")
     assert err == ""
     made = manifest.load(str(tmp_path / "d"), lambda path: Path(path).read_text())
@@ -146,6 +146,20 @@ def test_arrays_become_shards_and_a_manifest_that_says_what_they_are(tmp_path):
         *checksums(tmp_path / "d"),
     ]
     assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
+    from sources import arrays
+
+    (x, y), (held, _) = arrays()
+    found = [(tuple(each["x"]), each["y"][0]) for each in stored(tmp_path / "d")]
+    there = [(tuple(row), int(label)) for row, label in zip(x.reshape(200, 16).tolist(), y, strict=True)]
+    assert sorted(found) == sorted(there)
+    assert found != there
+    validated = sorted(tuple(each["x"]) for each in stored(tmp_path / "d", "validation"))
+    assert validated == sorted(map(tuple, held.reshape(40, 16).tolist()))
+    # A shard that a finished folder lacks is made again.
+    before = checksums(tmp_path / "d")
+    (tmp_path / "d/train-00002-of-00004.tfrecord").unlink()
+    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").reused == 4
+    assert checksums(tmp_path / "d") == before
 
 
 @pytest.mark.slow
@@ -173,20 +187,6 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
         "assert not {'tensorflow', 'keras', 'hydra', 'dask'} & set(sys.modules), 'slow'"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
-
-
-def test_every_example_is_in_one_shard_in_an_order_of_its_own(tmp_path):
-    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=3")
-    from sources import arrays
-
-    (x, y), (held, _) = arrays()
-    found = [(tuple(each["x"]), each["y"][0]) for each in stored(tmp_path / "d")]
-    there = [(tuple(row), int(label)) for row, label in zip(x.reshape(200, 16).tolist(), y, strict=True)]
-    assert sorted(found) == sorted(there)
-    assert found != there
-    assert sorted(tuple(each["x"]) for each in stored(tmp_path / "d", "validation")) == sorted(
-        map(tuple, held.reshape(40, 16).tolist())
-    )
 
 
 def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
@@ -232,14 +232,23 @@ def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(tmp_path
     assert sorted(each["x"][0] for each in stored(tmp_path / "d1")) == list(range(100))
 
 
-def test_prepared_data_are_sharded_anew_by_copying_their_records(tmp_path):
-    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
-    made = prepared(tmp_path / "e", "data=tfrecord", f"data.path={tmp_path / 'd'}", "shards=7", "seed=3").manifest
+def test_prepared_data_are_sharded_anew_by_copying_their_records_without_those_that_are_broken(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=2")
+    again = ("data=tfrecord", f"data.path={tmp_path / 'd'}")
+    made = prepared(tmp_path / "e", *again, "shards=7", "seed=3").manifest
     assert made.num_classes == 4
     assert len(made.splits["train"]) == 7
     for split in ("train", "validation"):
         ours, theirs = (sorted(map(repr, stored(tmp_path / name, split))) for name in "de")
         assert ours == theirs
+    path = tmp_path / "d/train-00001-of-00002.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"00001-of-00002\.tfrecord record 0 has a wrong checksum"):
+        prepared(tmp_path / "f", *again)
+    made = prepared(tmp_path / "g", *again, "data.on_error=skip").manifest
+    assert (made.examples("train"), made.source["skipped"]) == (199, 1)
 
 
 @pytest.fixture
@@ -299,16 +308,12 @@ def test_files_of_another_kind_of_record_are_read_one_by_one_and_what_is_broken_
         assert (made.examples("train"), made.source["skipped"]) == (len(wanted), len(lost))
 
 
-def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
+def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pipeline, tmp_path):
     said = Silent()
     made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).manifest
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in said.said
-
-
-def test_prepared_data_train(pipeline, tmp_path):
-    prepared(tmp_path / "d", "data=digits", "shards=2")
     ran = pipeline(
         "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5",
         "tracking=none", "measure.steps=0", "measure.baseline=none",
@@ -418,14 +423,6 @@ def test_a_finished_folder_is_left_as_it_is(asked, tmp_path):
     assert (first.reused, ran.code, ran.err) == (0, 0, "")
     assert "nothing to do: all 2 shards were there" in ran.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")} == before
-
-
-def test_a_shard_that_a_finished_folder_lacks_is_made_again(tmp_path):
-    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
-    before = checksums(tmp_path / "d")
-    (tmp_path / "d/train-00002-of-00004.tfrecord").unlink()
-    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").reused == 4
-    assert checksums(tmp_path / "d") == before
 
 
 def test_a_folder_takes_the_command_that_began_it_alone_one_at_a_time(tmp_path):
@@ -563,19 +560,6 @@ def test_a_broken_image_is_named_with_its_file_and_can_be_left_out_and_a_class_w
 def test_broken_examples_of_a_stream_are_left_out_and_counted(tmp_path):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (298, 2)
-
-
-def test_a_broken_record_of_prepared_data_is_named_or_left_out(tmp_path):
-    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=2")
-    path = tmp_path / "d/train-00001-of-00002.tfrecord"
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    path.write_bytes(data)
-    again = ("data=tfrecord", f"data.path={tmp_path / 'd'}")
-    with pytest.raises(DataError, match=r"00001-of-00002\.tfrecord record 0 has a wrong checksum"):
-        prepared(tmp_path / "e", *again)
-    made = prepared(tmp_path / "f", *again, "data.on_error=skip").manifest
-    assert (made.examples("train"), made.source["skipped"]) == (199, 1)
 
 
 def test_an_error_in_a_function_is_one_message_that_names_it(tmp_path):
