@@ -21,6 +21,7 @@ from pipeline.plan import plan as plans
 from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.record import results
+from pipeline.record.findings import Check
 from pipeline.record.log import from_here, read_json, write_json
 from pipeline.record.results import Baseline, Choices, Ending, Layout, Result, Tracked
 from pipeline.run.views import Ahead, RunResult, Screen, Tracking
@@ -126,6 +127,8 @@ class Session:
     unbuilt: dict[Path, str] = field(default_factory=dict)
     # Single-worker step timings by step-model key; None if timing failed.
     timed: dict[str, "Observed | None"] = field(default_factory=dict)
+    # Comparisons of replicas with one device, by the file for the model's size and what the run was to do.
+    checks: dict[tuple[Path, str], Check | None] = field(default_factory=dict)
     # Runs that were logged before, by sweep.
     histories: dict[str | None, "list[TimedRun]"] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)

@@ -4,12 +4,13 @@ Processes that are lost are started again, all of them from the last checkpoint;
 `RunFailed`, with no process left.
 """
 
-import dataclasses
+import json
 import os
 import shutil
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 from omegaconf import OmegaConf
@@ -19,7 +20,7 @@ from pipeline.launch import Cancelled, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
 from pipeline.plan.backends import JAX, with_xla
-from pipeline.plan.plan import Plan, from_json, with_rate_scale
+from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
 from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
@@ -251,8 +252,8 @@ class Supervisor:
             return f"All processes are started again, {often}, and go on from the last checkpoint."
         if plan.measurement.explain:
             measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
-        unexplained = dataclasses.replace(smaller.measurement, explain=False)
-        self._now, self._failed = dataclasses.replace(smaller, measurement=unexplained), None
+        unexplained = replace(smaller.measurement, explain=False)
+        self._now, self._failed = replace(smaller, measurement=unexplained), None
         measured.workers = smaller.workers
         if not measured.is_whole(smaller, self._baseline):
             # Timings of more workers do not hold for fewer.
@@ -309,8 +310,8 @@ class Supervisor:
         return time.monotonic() if self._replay is None else self._replay.clock()
 
     def _start(self, plan: Plan, name: str) -> Group:
-        preemption = self._session.preemption
-        group = Group(self._cluster, plan, name, self.run.folder, self.emit, preemption, self._replay)
+        session, run = self._session, self.run
+        group = Group(self._cluster, plan, name, run.folder, self.emit, session.preemption, self._replay)
         self._groups.append(group)
         return group
 
@@ -326,12 +327,16 @@ class Supervisor:
             build(group)
 
     def _check(self, point: Group) -> None:
-        """Compares all replicas with one device, unless an earlier attempt has. Raises `RunFailed`."""
+        """Compares all replicas with one device, unless an equal run or an earlier attempt has. Raises `RunFailed`."""
         if not point.plan.is_checked:
             return
         if self._measured.check is None:
-            point.request(commands.Check())
-            self._measured.check = self.run.check
+            key, checks = (self._size_file, str(identity(json.loads(point.plan.to_json())))), self._session.checks
+            if (check := checks.get(key)) and check.outcome == "equal":
+                self.emit(events.Checked(replace(check, seconds=0.0), group=point.name, rank=0, time=time.time()))
+            else:
+                point.request(commands.Check())
+            self._measured.check = checks[key] = self.run.check
         refusal = refused_of(self._measured.check, point.plan.workers)
         if point.plan.training.check == "strict" and refusal:
             raise RunFailed(refusal, None, lost=False)
@@ -348,8 +353,7 @@ class Supervisor:
         """Adds the seconds and joules of training to those measured, once."""
         if self._training is None:
             return
-        measured, (point, seconds, joules) = self._measured, self._training
-        self._training = None
+        measured, (point, seconds, joules), self._training = self._measured, self._training, None
         measured.seconds_training = (measured.seconds_training or 0.0) + point.seconds - seconds
         if point.joules is not None and joules is not None:
             measured.energy_joules = (measured.energy_joules or 0.0) + point.joules - joules
@@ -360,9 +364,9 @@ class Supervisor:
         result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
         if self._began is not None:
             own = time.monotonic() - self._began - self._seconds_processes
-            result = dataclasses.replace(result, training=dataclasses.replace(result.training, seconds_driver=own))
+            result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
-            result = dataclasses.replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
+            result = replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
         result = self.run.write(result)
         self.emit(events.Result(results.to_values(result), time=time.time()))
         self.emit(Ended(str(ending.status), ending.error, time=time.time()))
