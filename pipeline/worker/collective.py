@@ -93,7 +93,7 @@ class Pausable(Generic[Array]):
 # Ours; a package offers others as entry points of the group `pipeline.collectives`.
 COLLECTIVES = {
     TENSORFLOW: "pipeline.worker.tensorflow.collective:of_plan",
-    SHARED_MEMORY: "pipeline.worker.tensorflow.shared_memory:of_plan",
+    SHARED_MEMORY: "pipeline.worker.tensorflow.hierarchical:of_plan",
     HOROVOD: "pipeline.worker.tensorflow.horovod:of_plan",
 }
 INSTEAD = "strategy.collective=auto"
