@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SUPPORT
 
 CALL = """
 import tensorflow as tf
@@ -30,3 +30,27 @@ def test_graphs_for_cpus_are_optimized_once_and_not_for_other_devices():
     lines = [line for line in ran.stderr.splitlines() if "Graph size after" in line]
     assert sum("remapper: " in line for line in lines) == 1
     assert not [line for line in lines if "memory_optimizer: " in line or "layout: " in line or "tfg_optimizer" in line]
+
+
+SPINS = """
+import os
+from dataclasses import replace
+from shipped_sizes import planned
+from pipeline.private import context
+from pipeline.worker.tensorflow.devices import prepare_devices
+plan, own = planned("strategy=one_device"), tuple(os.sched_getaffinity(0))
+for cores in (own[:1], own):
+    prepare_devices(plan, replace(plan.processes[0], cores=cores))
+    print(len(cores) == 1, context.context().config.experimental.disable_thread_spinning)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_threads_look_out_for_work_before_they_sleep_unless_they_share_a_core():
+    search = os.pathsep.join([str(ROOT), str(SUPPORT)])
+    ran = subprocess.run(
+        [sys.executable, "-c", SPINS], env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.stdout == "True True\nFalse False\n", ran.stderr

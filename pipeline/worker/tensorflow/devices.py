@@ -62,6 +62,8 @@ def prepare_devices(plan: Plan, process: Process) -> None:
             cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
         )
         optimize_graphs_once()
+        # Of threads that share a core, one that looks out for work before it sleeps takes it from those that have some.
+        context.context()._config.experimental.disable_thread_spinning = len(process.cores) == 1
     set_policy(plan)
     if plan.training.deterministic:
         tf.config.experimental.enable_op_determinism()
