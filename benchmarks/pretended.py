@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.analyze.measure import CALL_SECONDS
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.agents.agent import Agent, AgentPlace
+from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.endpoint import Endpoint
@@ -84,9 +84,7 @@ def _agent(order: int, per_host: int, contact: Contact, doom: Doom) -> None:
         return channel.away > AWAY_SECONDS
 
     host = _Host(Machine(endpoint.name, tuple(range(per_host)), 1.0, "pretended"), doom)
-    Agent(endpoint, endpoint.dial(DRIVER, contact.address), host, AgentPlace(order, "127.0.0.1"), gone).serve(
-        lambda: None
-    )
+    Agent(endpoint, endpoint.dial(DRIVER, contact.address), host, order, "127.0.0.1", gone).serve(lambda: None)
     endpoint.close(1.0)
 
 

@@ -1,6 +1,8 @@
 """An agent: `python -m pipeline.launch HOST:PORT --name NAME --order NUMBER`, started on each host of a cluster.
 
-Ends with what the driver's command ends with; 75 where that was given up, after processes have saved a checkpoint.
+Ends with what the driver's command ends with; 75 where that was given up, after processes have saved a checkpoint, and
+69 where it has never come. In a pod it ends as a Job expects: with 0 once the driver's command has ended, in whatever
+way, and with 143 if the pod is taken away, once all processes of the run have saved a checkpoint.
 """
 
 import argparse
@@ -8,11 +10,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch.agents.agent import Agent, AgentPlace
+from pipeline.launch.agents.agent import ABANDONED, UNREACHED, Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import reached_from
 from pipeline.launch.agents.endpoint import Endpoint
@@ -20,15 +23,12 @@ from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.signals import PREEMPTING
 
-# For how long a driver is dialled that has never answered.
-CONTACT_SECONDS = 60.0
-# With --detach, the process that was started hears this once the driver has answered, and ends.
-READY = "ready"
-ABANDONED, UNREACHED = 75, 69  # EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h
+# For how long a driver is waited for that has never answered; in a pod, as it may look for pods only now and then.
+CONTACT_SECONDS, POD_CONTACT_SECONDS = 60.0, 120.0
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Serves a driver to its end."""
+    """Serves a driver to its end; returns the exit code."""
     arguments = _arguments()
     token = (arguments.token_file.read_bytes() if arguments.token_file else sys.stdin.buffer.readline()).strip()
     if not token:
@@ -37,24 +37,36 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     signals: list[int] = []
     for number in PREEMPTING:
         signal.signal(number, lambda number, frame: signals.append(number))
-    starter = _Starter(arguments.detach)
+    reached = _detached() if arguments.detach else lambda: None
     config = ClusterConfig(name="local", start_method=StartMethod[arguments.start_method])
     cluster = LocalCluster(config, environ)
     endpoint = Endpoint(arguments.name, token)
-    channel = endpoint.dial(DRIVER, arguments.conductor)
+    if arguments.listen is None:
+        channel = endpoint.dial(DRIVER, arguments.conductor)
+    else:
+        endpoint.listen(f"127.0.0.1:{arguments.listen}")
+        channel = endpoint.channel(DRIVER)
+    contact_seconds = POD_CONTACT_SECONDS if arguments.pod else CONTACT_SECONDS
 
     def gone(channel: Channel, orphan_timeout: float) -> bool:
         if channel.life:
-            starter.tell(READY)
-        return channel.refused or channel.away > (orphan_timeout if channel.life else CONTACT_SECONDS)
+            reached()
+        return channel.refused or channel.away > (orphan_timeout if channel.life else contact_seconds)
 
     cluster.warm_up()
-    place = AgentPlace(arguments.order, arguments.address or reached_as(arguments.name, arguments.conductor))
-    code = Agent(endpoint, channel, cluster, place, gone).serve(lambda: signals[0] if signals else None)
-    if code is None:
+    address = arguments.address or reached_as(arguments.name, arguments.conductor)
+    agent = Agent(endpoint, channel, cluster, arguments.order, address, gone, leaves=arguments.pod)
+    code = agent.serve(lambda: signals[0] if signals else None)
+    if signals and arguments.pod:
+        # Otherwise a Job counts its work as done.
+        code = 128 + signals[0]
+    elif code is None:
         code = ABANDONED if channel.life else UNREACHED
-    if code == UNREACHED:
-        starter.tell(f"Expected to reach the driver at {arguments.conductor}, received: {channel.problem}.")
+        expected = "the driver to come back" if channel.life else "to reach the driver"
+        where = f" at {arguments.conductor}" if arguments.conductor else ""
+        print(f"Expected {expected}{where}, received: {channel.problem or 'nothing'}.", file=sys.stderr)
+    elif arguments.pod:
+        code = 0
     endpoint.close(1.0)
     cluster.close(0)
     return code
@@ -73,54 +85,44 @@ def reached_as(name: str, conductor: str) -> str:
     return name
 
 
-class _Starter:
-    """Reports to whoever started this process whether it has reached the driver."""
+def _detached() -> Callable[[], None]:
+    """Goes on in a process of its own session, and returns what this one's end waits for, unless that ends before."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        os._exit(0 if os.read(reading, 1) else UNREACHED)
+    os.close(reading)
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(2):
+        os.dup2(nowhere, stream)
 
-    def __init__(self, detach: bool) -> None:
-        """With `detach`, goes on in a process of its own session; this one ends with what that reports."""
-        self._told = False
-        self._end: int | None = None
-        if not detach:
-            return
-        reading, self._end = os.pipe()
-        if os.fork():
-            os.close(self._end)
-            with os.fdopen(reading) as end:
-                text = end.read()
-            if text != READY:
-                print(text or "Expected an agent that reaches its driver, received one that ended.", file=sys.stderr)
-            os._exit(0 if text == READY else UNREACHED)
-        os.close(reading)
-        os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in range(2):
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
+    @cache
+    def reached() -> None:
+        # From now on errors have nobody to be shown to.
+        os.dup2(nowhere, 2)
+        os.write(writing, b"!")
 
-    def tell(self, text: str) -> None:
-        """Tells it once; from then on errors have nobody to be shown to."""
-        if self._told:
-            return
-        self._told = True
-        if self._end is None:
-            if text != READY:
-                print(text, file=sys.stderr)
-            return
-        os.write(self._end, text.encode())
-        os.close(self._end)
-        os.dup2(1, 2)
+    return reached
+
+
+def _order(text: str) -> int:
+    return sum(map(int, text.split("+")))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
-    parser.add_argument("conductor", help="HOST:PORT at which the driver listens")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("conductor", nargs="?", help="HOST:PORT at which the driver listens")
+    way.add_argument("--listen", type=int, metavar="PORT", help="wait for the driver at a port of loopback")
     parser.add_argument("--name", required=True, help="what a person calls this host")
-    parser.add_argument("--order", type=int, required=True, help="its place among all, from 0")
+    parser.add_argument("--order", type=_order, required=True, help="its place among all, from 0, as 3 or 2+1")
     parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
     parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
     parser.add_argument("--detach", action="store_true", help="go on once the driver has answered, in the background")
+    parser.add_argument("--pod", action="store_true", help="be a pod of a Job, which may be taken away alone")
     return parser.parse_args()
 
 

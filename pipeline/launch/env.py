@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cluster, Helpers, LaunchError, asking
-from pipeline.launch.agents.agent import Agent, AgentPlace
+from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.driver import AgentLine, Agents
 from pipeline.launch.agents.endpoint import Endpoint
@@ -83,8 +83,7 @@ class EnvCluster(Cluster):
                     break
                 say(f"{driver} has begun.")
                 endpoint.stop_listening()
-                place = AgentPlace(self._tasks.tasks.index(own), own.host)
-                agent = Agent(endpoint, channel, self._local, place, _gone)
+                agent = Agent(endpoint, channel, self._local, self._tasks.tasks.index(own), own.host, _gone)
                 code = agent.serve(lambda: number_of(signalled()))
             if code is not None:
                 say(f"{driver} has ended with {code}.")

@@ -18,7 +18,6 @@ import msgspec
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents.agent import Agent
-from pipeline.launch.agents.agent import AgentPlace as Seat
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.agents.endpoint import Endpoint
@@ -238,7 +237,7 @@ class MpiCluster(DiallingCluster):
             return channel.away > GONE_SECONDS
 
         try:
-            agent = Agent(endpoint, channel, self._local, Seat(place.rank, host), gone)
+            agent = Agent(endpoint, channel, self._local, place.rank, host, gone)
             code = agent.serve(lambda: number_of(signalled()))
             return 1 if code is None and channel.life else code
         finally:

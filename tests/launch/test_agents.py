@@ -14,7 +14,7 @@ from plans import config, machine
 
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
-from pipeline.launch.agents.agent import Agent, AgentPlace
+from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER, Close, Start, from_bytes
@@ -66,8 +66,9 @@ class OneHost(DiallingCluster):
         self.here = Here()
         endpoint = Endpoint("a", contact.token)
         channel = endpoint.dial(DRIVER, contact.address)
-        place = AgentPlace(0, "127.0.0.1")
-        agent = Agent(endpoint, channel, self.here, place, lambda end, patience: end.away > patience, self.leaves)
+        agent = Agent(
+            endpoint, channel, self.here, 0, "127.0.0.1", lambda end, patience: end.away > patience, self.leaves
+        )
         threading.Thread(target=_serve, args=(agent, endpoint, self.here), daemon=True).start()
 
 
@@ -179,9 +180,7 @@ class OneByTwoNames(HostsCluster):
     def begin(self, contact):
         for order, name in enumerate(self._targets):
             here, endpoint = Here(), Endpoint(name, contact.token)
-            agent = Agent(
-                endpoint, endpoint.dial(DRIVER, contact.address), here, AgentPlace(order, name), lambda *_: False
-            )
+            agent = Agent(endpoint, endpoint.dial(DRIVER, contact.address), here, order, name, lambda *_: False)
             threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
 
 

@@ -128,10 +128,21 @@ def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with
     assert not refused
 
 
-def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs):
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs, by_function):
     driver, agent = hubs("driver"), hubs("a")
     between = Forwarder(driver.listen("127.0.0.1:0"))
-    there = agent.dial("driver", between.address)
+    host, _, port = between.address.rpartition(":")
+    refusals = [OSError("there is no way yet")]
+
+    def connect() -> socket.socket:
+        if refusals:
+            raise refusals.pop()
+        return socket.create_connection((host, int(port)))
+
+    there = agent.dial("driver", connect if by_function else between.address)
+    if by_function:
+        until(lambda: there.problem == "there is no way yet")
     here = driver.channel("a")
     sent = [b"%06d" % number + os.urandom(2000) for number in range(3000)]
 

@@ -59,14 +59,8 @@ DETACHED_BYTES = 1 << 30
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
 # For how long a driver that is away is waited for before a job ends whose files it should have.
 AWAY_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class AgentPlace:
-    """An agent's number among all, and the address at which others reach its processes."""
-
-    order: int
-    address: str
+# What an agent ends with whose driver was given up, or has never come: EX_TEMPFAIL, EX_UNAVAILABLE of sysexits.h.
+ABANDONED, UNREACHED = 75, 69
 
 
 @dataclass
@@ -86,7 +80,7 @@ class _Job:
 
 
 class Agent:
-    """One host's, for the driver at the other end of a channel.
+    """One host's, for the driver at the other end of a channel: its number among all, and where others reach it.
 
     `gone(channel, seconds)` is true once a driver is given up for which processes wait so many seconds; they save a
     checkpoint then, and end. `leaves`: a scheduler's signal takes this host away, while the others stay.
@@ -97,12 +91,13 @@ class Agent:
         endpoint: Endpoint,
         channel: Channel,
         cluster: LocalCluster,
-        place: AgentPlace,
+        order: int,
+        address: str,
         gone: Callable[[Channel, float], bool],
         leaves: bool = False,
     ) -> None:
-        self._endpoint, self._channel, self._cluster, self._place = endpoint, channel, cluster, place
-        self._gone, self._leaves = gone, leaves
+        self._endpoint, self._channel, self._cluster = endpoint, channel, cluster
+        self._order, self._address, self._gone, self._leaves = order, address, gone, leaves
         self._jobs: dict[int, _Job] = {}
         # The driver's life, which another driver has not.
         self._life = ""
@@ -171,7 +166,7 @@ class Agent:
             for number, job in self._jobs.items()
         ]
         host, network = self._cluster.inventory(), this_machine.network()
-        self._send(Hello(self._place.order, self._place.address, host, alike(), held, self._life, network))
+        self._send(Hello(self._order, self._address, host, alike(), held, self._life, network))
 
     def _do(self, message: Message, folder: Path) -> None:
         match message:
@@ -181,7 +176,7 @@ class Agent:
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
             case Find(number=number, ports=ports):
                 try:
-                    self._send(Response(number, list(self._cluster.hold(self._place.address, ports))))
+                    self._send(Response(number, list(self._cluster.hold(self._address, ports))))
                 except LaunchError as error:
                     self._send(Response(number, error=str(error)))
             case Give() | Restart() | DumpStacks() | Stop() if message.job in self._jobs:

@@ -72,7 +72,10 @@ class DiallingCluster(Cluster, ABC):
 
     @abstractmethod
     def listens_at(self) -> str:
-        """HOST:PORT at which agents reach this command; port 0 is any. On loopback unless others must reach it."""
+        """HOST:PORT at which agents reach this command; port 0 is any. On loopback unless others must reach it.
+
+        Empty where this command dials the agents.
+        """
 
     @abstractmethod
     def begin(self, contact: Contact) -> None:
@@ -267,7 +270,7 @@ class DiallingCluster(Cluster, ABC):
 
     def _listen(self, address: str, agents: Agents | None = None) -> str:
         try:
-            return (agents or self.agents).endpoint.listen(address)
+            return (agents or self.agents).endpoint.listen(address) if address else ""
         except OSError as error:
             raise LaunchError(
                 f"Expected to be able to listen at {address}, received: {error.strerror or error}. "

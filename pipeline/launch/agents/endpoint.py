@@ -10,6 +10,7 @@ import time
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -84,8 +85,11 @@ class Endpoint:
         """Lets go of the ports that it listens at; connections stay."""
         self._in_loop(self._close_ports())
 
-    def dial(self, name: str, address: str) -> Channel:
-        """Returns a channel to who listens at HOST:PORT, who is dialled whenever there is no connection."""
+    def dial(self, name: str, address: str | Callable[[], socket.socket]) -> Channel:
+        """Returns a channel to who listens at HOST:PORT, who is dialled whenever there is no connection.
+
+        In place of an address, a function that opens a connection there, or raises `OSError`.
+        """
         channel = self.channel(name)
         self._in_loop(self._begin(self._keep_dialling(channel, address)))
         return channel
@@ -239,15 +243,19 @@ class Endpoint:
         except OSError as error:
             self._said(f"A connection from {where} was refused: {why_refused(error)}.")
 
-    async def _keep_dialling(self, channel: Channel, address: str) -> None:
-        host, _, port = address.rpartition(":")
+    async def _keep_dialling(self, channel: Channel, address: str | Callable[[], socket.socket]) -> None:
         while not channel.refused:
             try:
+                there: dict[str, Any]
+                if isinstance(address, str):
+                    host, _, port = address.rpartition(":")
+                    there = {"host": host, "port": int(port)}
+                else:
+                    there = {"sock": await _opened(address)}
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     _, connection = await self._loop.create_connection(
                         lambda: Connection(self, channel),
-                        host,
-                        int(port),
+                        **there,
                         ssl=self._client,
                         server_hostname="pipeline",
                         ssl_shutdown_timeout=HANG_UP_SECONDS,
@@ -335,6 +343,21 @@ class Endpoint:
             if not (self._has_news or self._ended):
                 self._has_news = True
                 os.eventfd_write(self.news, 1)
+
+
+async def _opened(connect: Callable[[], socket.socket]) -> socket.socket:
+    """Returns a connection that a thread opens, for which nobody waits at the end."""
+    opened = Future[socket.socket]()
+    opened.set_running_or_notify_cancel()
+
+    def act() -> None:
+        try:
+            opened.set_result(connect())
+        except OSError as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    return await asyncio.wrap_future(opened)
 
 
 def listen(address: str) -> socket.socket:

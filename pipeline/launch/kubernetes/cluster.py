@@ -1,6 +1,6 @@
 """Makes the pods of a command's plans in a Kubernetes cluster, follows them, and deletes them at its end.
 
-The driver stays where the command was typed. It reaches the agents in the pods through the API server, or they dial
+The driver stays where the command was typed. It dials the agents in the pods through the API server, or they dial
 it where `cluster.options.conductor` names an address of it that they reach.
 """
 
@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
@@ -19,9 +20,8 @@ from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.kubernetes.client import GONE, Client
-from pipeline.launch.kubernetes.door import LOOPBACK, Ways
 from pipeline.launch.kubernetes.jobset import (
-    DOOR_PORT,
+    AGENT_PORT,
     KubernetesOptions,
     Pods,
     Slot,
@@ -35,7 +35,7 @@ from pipeline.launch.kubernetes.pods import Follower
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
-from pipeline.record.kept import Kept, forget
+from pipeline.record.kept import forget
 from pipeline.record.log import read_json, write_json
 
 # The file in a run's folder that names its pods: a command that is killed leaves them for a while.
@@ -61,7 +61,8 @@ class KubernetesCluster(DiallingCluster):
         self._launch: LaunchPart | None = None
         self._client: Client | None = None
         self._follower: Follower | None = None
-        self._ways: Ways | None = None
+        # Hosts whose agents are dialled.
+        self._dialled_hosts = set[str]()
         self._exists = False
         # Since when pods are waited for, and the last sentence about that.
         self._since, self._sentence = 0.0, ""
@@ -72,8 +73,8 @@ class KubernetesCluster(DiallingCluster):
         return 0 if self._pods is None else len(self._pods.hosts)
 
     def listens_at(self) -> str:
-        """The address that pods dial; on loopback if they do not."""
-        return f"{LOOPBACK}:0" if self._options.conductor is None else self._dialled("0")
+        """The address that pods dial; none if this command dials them."""
+        return "" if self._options.conductor is None else self._dialled("0")
 
     def _dialled(self, port: str) -> str:
         address = self._options.conductor or ""
@@ -148,14 +149,9 @@ class KubernetesCluster(DiallingCluster):
         self._name, self._pods = pods.name, pods
         return super().attach(folder)
 
-    def met_at(self, contact: Kept) -> str:
-        """The address that pods dial; where this command comes to them, any port of its own is as good."""
-        return contact.address if self._options.conductor else self.listens_at()
-
     def found(self, folder: Path) -> None:
         """Follows the pods that an earlier command has made."""
-        assert self.contact is not None
-        self._follow(self.contact)
+        self._follow()
 
     def begin(self, contact: Contact) -> None:
         """Creates the objects of the run, and follows its pods."""
@@ -163,34 +159,33 @@ class KubernetesCluster(DiallingCluster):
         assert self._launch is not None
         dialled = None if self._options.conductor is None else contact.address
         self._connect().create(self._manifests(self._pods, self._launch, dialled), contact.token)
-        self._follow(contact)
+        self._follow()
 
     def _manifests(self, pods: Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
         return manifests(pods, self._options, launch, dialled, self.config.start_method.value)
 
-    def _follow(self, contact: Contact) -> None:
-        """Follows the pods, and keeps a way into each that does not dial."""
+    def _follow(self) -> None:
+        """Follows the pods, and dials the agents of those that do not dial."""
         assert self._pods is not None
-        self._exists, client = True, self._connect()
-        follower = self._follower = Follower(client, self._pods, self.agents.warn)
+        self._exists = True
+        self._follower = Follower(self._connect(), self._pods, self.agents.warn)
         if self._options.conductor is None:
+            for host in {*self._pods.hosts} - self._dialled_hosts:
+                self.agents.endpoint.dial(host, partial(self._forward, host))
+            self._dialled_hosts |= {*self._pods.hosts}
 
-            def forward(host: str) -> socket.socket:
-                state = follower.pod(host)
-                if state is None or not state.running:
-                    raise OSError("its pod does not run yet")
-                return client.forward(state.name, DOOR_PORT)
-
-            self._ways = Ways(contact.address, forward)
-            for host in self._pods.hosts:
-                self._ways.keep(host)
+    def _forward(self, host: str) -> socket.socket:
+        """Returns a connection to the agent of a host. Raises `OSError`."""
+        state = self._follower.pod(host) if self._follower is not None else None
+        if state is None or not state.running:
+            raise OSError("its pod does not run yet")
+        return self._connect().forward(state.name, AGENT_PORT)
 
     def end(self) -> None:
         """Deletes the objects of the run."""
-        for part in (self._ways, self._follower):
-            if part is not None:
-                part.close()
-        self._ways = self._follower = None
+        if self._follower is not None:
+            self._follower.close()
+        self._follower = None
         if self._client is not None and self._exists and self._pods is not None:
             self._exists = False
             self._client.delete(self._pods.kind, self._pods.name)
@@ -277,7 +272,7 @@ class KubernetesCluster(DiallingCluster):
         """The reason for which hosts are still absent. Raises `LaunchError` if they will not come."""
         assert self._follower is not None
         self._follower.check(names, [name for name in names if name not in self.agents.known])
-        unreached = {} if self._ways is None else self._ways.problems
+        unreached = {name: self.agents.endpoint.channel(name).problem for name in names}
         if (barred := next((text for text in unreached.values() if text.startswith("Expected")), None)) is not None:
             raise LaunchError(barred)
         words = self._follower.waits_for(names, unreached)

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Meta
 
 from pipeline.config.schema import Object
+from pipeline.launch.agents.agent import ABANDONED, UNREACHED
 from pipeline.launch.options import option
 from pipeline.plan.plan import LaunchPart, Plan
 
@@ -46,12 +47,10 @@ TEMPLATE = "manifest.yaml.j2"
 LABEL = "app.kubernetes.io/instance"
 LABELS = {"app.kubernetes.io/name": "keras-pipeline", "app.kubernetes.io/component": "training"}
 TOKEN_FOLDER, TOKEN_FILE = "/run/pipeline", "token"
-# The port of a pod's loopback interface that the API server's port forwarding reaches.
-DOOR_PORT = 2221
+# The port of a pod's loopback interface at which its agent listens, and which the API server's port forwarding reaches.
+AGENT_PORT = 2221
 # Seconds that a pod has to end beyond those for a last checkpoint.
 GRACE_SECONDS = 10
-# Exit codes of an agent that nobody needs any more: the driver has never come, or was given up.
-UNREACHED, ABANDONED = 69, 75
 # Volumes alone can be written to, and the image has no name for the user's number.
 ENVIRON = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "USER": "pipeline"}
 # A pod within a shape: its role, and its number in that role.
@@ -228,7 +227,7 @@ def manifests(
 ) -> list[Object]:
     """The objects to create for a run, the one that owns the rest last; without its Secret.
 
-    Pods dial the driver at `dialled`, HOST:PORT, or wait for it if that is None.
+    Pods dial the driver at `dialled`, HOST:PORT, or are dialled by it if that is None.
     """
     folder = FileSystemLoader(Path(__file__).parent)
     # What it makes is YAML, and all that comes in is written as JSON.
@@ -252,8 +251,9 @@ def manifests(
         secret=secret_of(pods.name),
         token_folder=TOKEN_FOLDER,
         token_file=TOKEN_FILE,
-        door=DOOR_PORT,
+        listens=AGENT_PORT,
         grace_seconds=ceil(launch.preempt_timeout) + GRACE_SECONDS,
+        # Of an agent that nobody needs any more.
         not_needed=[UNREACHED, ABANDONED],
     )
     return [_without_null(each) for each in yaml.safe_load_all(text)]
