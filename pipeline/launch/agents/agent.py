@@ -1,7 +1,7 @@
 """Starts, watches and stops the processes of its host for a driver elsewhere.
 
 Events of processes, and what they write into their logs, are sent on as they come, and kept until the driver is done
-with them. Signs of life are folded: the last one of each process counts, and those of all go in one status a second.
+with them. Of heartbeats, the last of each kind of each process is sent once a second, while there is a connection.
 """
 
 import json
@@ -22,6 +22,7 @@ from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import (
     Ask,
+    Beats,
     Close,
     DumpStacks,
     Emitted,
@@ -33,8 +34,6 @@ from pipeline.launch.agents.messages import (
     Lost,
     Message,
     Piece,
-    Pulse,
-    Pulses,
     Response,
     Restart,
     Start,
@@ -51,7 +50,7 @@ from pipeline.record.commands import Command, Leave
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, EventBase, Exited, Left, Signalled, Started
 from pipeline.record.log import to_line
 
-POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
+POLL_SECONDS, BEATS_SECONDS = 0.2, 1.0
 PIECE_BYTES = 1 << 20
 # Kept for the next driver of a run that trains on without one: some days of it.
 DETACHED_BYTES = 1 << 30
@@ -74,7 +73,8 @@ class _Job:
     commands: int = 0
     exited: dict[int, int | None] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
-    pulses: dict[int, Pulse] = field(default_factory=dict)
+    # By rank, and whether training or validation tells how far it is.
+    beats: dict[tuple[int, bool, bool], Beat] = field(default_factory=dict)
     # How far each log was sent.
     sent: dict[str, int] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ class Agent:
         self._jobs: dict[int, _Job] = {}
         # The driver's life, which another driver has not.
         self._life = ""
-        self._next_pulse = 0.0
+        self._next_beats = 0.0
         # Answers a doctor, from the first request on.
         self._helper: ProcessLine | None = None
         self._asking = threading.Lock()
@@ -226,21 +226,23 @@ class Agent:
                 self._send(Stopped(message.job))
 
     def _pass_all_on(self) -> None:
-        """Sends on what all processes have emitted and written, and now and then their signs of life."""
+        """Sends on what all processes have emitted and written, and now and then their heartbeats."""
         if self._channel.has_room:
             for job in self._jobs.values():
                 self._pass_on(job)
-        if time.monotonic() >= self._next_pulse:
-            self._next_pulse = time.monotonic() + PULSE_SECONDS
-            if pulses := [pulse for job in self._jobs.values() for pulse in job.pulses.values()]:
-                self._channel.report(Pulses(pulses).to_bytes())
+        if time.monotonic() >= self._next_beats and self._channel.connection is not None:
+            self._next_beats = time.monotonic() + BEATS_SECONDS
+            for number, job in self._jobs.items():
+                if job.beats:
+                    self._send(Beats(number, list(job.beats.values())))
+                    job.beats.clear()
 
     def _pass_on(self, job: _Job) -> None:
         number, events = job.start.job, list[Event]()
         for event in job.running.events(0.0):
             match event:
                 case Beat():
-                    job.pulses[event.rank] = folded(job.pulses.get(event.rank), number, event)
+                    job.beats[event.rank, event.step is None, event.validated is None] = event
                     continue
                 case Started(rank=rank):
                     job.exited.pop(rank, None)
@@ -314,17 +316,6 @@ class Agent:
 
     def _send(self, message: Message) -> None:
         self._channel.send(message.to_bytes())
-
-
-def folded(before: Pulse | None, job: int, beat: Beat) -> Pulse:
-    """The pulse of a process after another sign of life.
-
-    >>> folded(Pulse(1, 0, 5.0, progress=3, cpu_seconds=1.5), 1, Beat(step=40, time=6.0))
-    Pulse(job=1, rank=0, time=6.0, progress=3, cpu_seconds=1.5, step=40, validated=None)
-    """
-    values = {name: getattr(beat, name) for name in ("progress", "cpu_seconds", "step", "validated")}
-    values = {name: value for name, value in values.items() if value is not None}
-    return (before or Pulse(job, beat.rank, beat.time))._replace(time=beat.time, **values)
 
 
 def _is_kept(job: _Job) -> bool:

@@ -1,7 +1,7 @@
 """One end of a channel between driver and agent, whose numbered messages outlast the connections they travel over.
 
 Each end keeps its messages until the other is done with them, and the next connection goes on from there: nothing is
-lost, and nothing comes twice. A status is never kept, as only the last one counts.
+lost, and nothing comes twice.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.launch.agents.endpoint import Endpoint
 
 # Of a frame: bytes of its data, the message's number, and up to which message this end is done with the other's. A
-# frame without a number is a status, or a sign of life where it has no data.
+# frame without a number is a greeting, or a sign of life where it has no data.
 HEADER = struct.Struct("!IQQ")
 # No message is longer: a plan for the most workers is some megabytes.
 MOST_BYTES = 1 << 28
@@ -44,7 +44,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Received:
-    """A message that has come, its number (0 for a status), and the id of the log that it is from."""
+    """A message that has come, its number, and the id of the log that it is from."""
 
     number: int
     data: bytes
@@ -65,7 +65,6 @@ class Channel:
         # This end's messages that the other is not done with, by number.
         self.kept: dict[int, bytes] = {}
         self.kept_bytes, self.sent, self.window = 0, 0, WINDOW_BYTES
-        self.status: bytes | None = None
         # The other end's messages: the last that has come, and the last before which this end is done with all.
         self.came, self.done_with = 0, 0
         self.inbox: list[Received] = []
@@ -94,17 +93,11 @@ class Channel:
             self.kept_bytes += len(data)
         self._endpoint.wake(self)
 
-    def report(self, status: bytes) -> None:
-        """Sends a status, unless another takes its place before."""
-        with self._lock:
-            self.status = status
-        self._endpoint.wake(self)
-
     def take(self) -> list[Received]:
         """Returns what has come, in order, each message once."""
         with self._lock:
             messages, self.inbox = self.inbox, []
-            self.taken |= {received.number: False for received in messages if received.number}
+            self.taken |= {received.number: False for received in messages}
             was_full, self.inbox_bytes = self.inbox_bytes >= WINDOW_BYTES, 0
         if was_full:
             self._endpoint.wake(self)
@@ -143,15 +136,11 @@ class Channel:
             self.kept_bytes -= len(self.kept.pop(number))
 
     def take_in(self, number: int, data: bytes) -> None:
-        """Takes in a frame, unless it has come before. Under the lock."""
-        if not number:
-            self.inbox = [received for received in self.inbox if received.number]
-        elif number <= self.came:
-            return
-        else:
+        """Takes in a message, unless it has come before. Under the lock."""
+        if number > self.came:
             self.came = number
             self.inbox_bytes += len(data)
-        self.inbox.append(Received(number, data, self.life))
+            self.inbox.append(Received(number, data, self.life))
 
 
 class Connection(asyncio.Protocol):

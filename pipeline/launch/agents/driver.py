@@ -23,8 +23,6 @@ from pipeline.launch.agents.messages import (
     Hello,
     Leaving,
     Message,
-    Pulse,
-    Pulses,
     Response,
     alike,
     from_bytes,
@@ -73,7 +71,6 @@ class Agents:
         # By job, what has come, and what the job has taken, with which it is done once it asks again.
         self._inbox: dict[int, list[tuple[str, Message, Received]]] = defaultdict(list)
         self._taken: dict[int, list[tuple[str, Received]]] = defaultdict(list)
-        self._pulses: dict[int, dict[int, Pulse]] = defaultdict(dict)
         self._responses: dict[tuple[str, int], Response] = {}
         self._listening = threading.Lock()
         # Hosts that have not what this one has are refused, unless they get nothing but requests.
@@ -99,7 +96,6 @@ class Agents:
     def over(self, number: int) -> None:
         """Passes over what comes about a job from now on."""
         self._open.discard(number)
-        self._pulses.pop(number, None)
         self.about(number)
         self.about(number)
 
@@ -136,10 +132,6 @@ class Agents:
         come = self._inbox.pop(number, [])
         self._taken[number] = [(name, received) for name, _, received in come]
         return [(name, message) for name, message, _ in come]
-
-    def pulses(self, number: int) -> list[Pulse]:
-        """The last sign of life of each process of a job that has given one since they were asked for last."""
-        return list(self._pulses.pop(number, {}).values())
 
     def ports(self, requests: dict[str, list[int]]) -> dict[str, list[int]]:
         """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
@@ -225,10 +217,6 @@ class Agents:
                 self._leaving.add(received.life)
             case Response(number=number):
                 self._responses[channel.name, number] = message
-            case Pulses(pulses=pulses):
-                for pulse in pulses:
-                    if pulse.job in self._open:
-                        self._pulses[pulse.job][pulse.rank] = pulse
             case _ if (job := getattr(message, "job", None)) in self._open:
                 self._inbox[job].append((channel.name, message, received))
                 return

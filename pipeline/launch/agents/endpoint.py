@@ -143,9 +143,6 @@ class Endpoint:
             while not connection.full and connection.next in channel.kept:
                 connection.put(connection.next, channel.done_with, channel.kept[connection.next])
                 connection.next += 1
-            if channel.status is not None and not connection.full:
-                connection.put(0, channel.done_with, channel.status)
-                channel.status = None
             late = time.monotonic() - connection.spoke > WORD_SECONDS
             if not connection.full and (late or channel.done_with > connection.said_done):
                 connection.put(0, channel.done_with, b"")

@@ -6,11 +6,12 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import msgspec
 
 from pipeline.plan.machine import Machine
+from pipeline.record.events import Beat
 
 # What agents call the other end of their channel.
 DRIVER = "driver"
@@ -165,22 +166,11 @@ class Response(Message, frozen=True):
     line: str = ""
 
 
-class Pulse(NamedTuple):
-    """The last sign of life of a process: when, how often it got on, seconds of its cores, and in training how far."""
+class Beats(Message, frozen=True):
+    """The last heartbeats of a job's processes."""
 
     job: int
-    rank: int
-    time: float
-    progress: int | None = None
-    cpu_seconds: float | None = None
-    step: int | None = None
-    validated: int | None = None
-
-
-class Pulses(Message, frozen=True):
-    """The status of an agent: the last sign of life of each of its processes."""
-
-    pulses: list[Pulse]
+    beats: list[Beat]
 
 
 ANY: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007

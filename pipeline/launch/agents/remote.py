@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.launch import LaunchError
 from pipeline.launch.agents.driver import POLL_SECONDS, Agents
 from pipeline.launch.agents.messages import (
+    Beats,
     DumpStacks,
     Emitted,
     Give,
@@ -16,7 +17,6 @@ from pipeline.launch.agents.messages import (
     Lost,
     Message,
     Piece,
-    Pulse,
     Restart,
     Start,
     Stop,
@@ -25,7 +25,7 @@ from pipeline.launch.agents.messages import (
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, Event, EventBase, Exited, Started, Unreachable, Warned
+from pipeline.record.events import Event, EventBase, Exited, Started, Unreachable, Warned
 from pipeline.record.log import from_line, stamped
 
 # Before a warning says which agents do not answer; for an agent to stop, and for one without a connection to come back.
@@ -73,7 +73,6 @@ class RemoteJob:
         self._since, self._warned = time.monotonic(), False
         self._running = set[int]()
         self._waiting: list[Event] = []
-        self._pulses: dict[int, Pulse] = {}
         # Agents that have a part of the job, and those whose part has ended.
         self._begun, self._stopped = set[str](), set[str]()
         self._gone = set[str]()
@@ -103,8 +102,6 @@ class RemoteJob:
             self._add(0, Warned(text))
         for name, message in self._agents.about(self._number):
             self._take(name, message)
-        for pulse in self._agents.pulses(self._number):
-            self._waiting += self._beats(pulse)
         self._find_unreachable()
         waiting, self._waiting = self._waiting, []
         return waiting + (self._here.events(0.0) if self._here is not None else [])
@@ -218,6 +215,8 @@ class RemoteJob:
                         self._running.discard(event.rank)
                     elif isinstance(event, Started):
                         self._running.add(event.rank)
+            case Beats(beats=beats):
+                self._waiting += beats
             case Lost(error=error):
                 raise LaunchError(f"{name}: {error}")
 
@@ -243,20 +242,6 @@ class RemoteJob:
             file.write(piece.data)
         if piece.last:
             path.rename(self._folder / name)
-
-    def _beats(self, pulse: Pulse) -> list[Event]:
-        """The signs of life that a process has given since the last."""
-        before = self._pulses.get(pulse.rank)
-        self._pulses[pulse.rank] = pulse
-        if before is not None and pulse.time == before.time:
-            return []
-        by = {"time": pulse.time, "group": self._group, "rank": pulse.rank}
-        beats: list[Event] = [Beat(pulse.progress, pulse.cpu_seconds, **by)]  # type: ignore[arg-type]
-        for name in ("step", "validated"):
-            value = getattr(pulse, name)
-            if value is not None and (before is None or getattr(before, name) != value):
-                beats.append(Beat(**by, **{name: value}))  # type: ignore[arg-type]
-        return beats
 
     def _find_unreachable(self) -> None:
         """Tells of processes on hosts that were not heard of for so long that they count as gone."""
