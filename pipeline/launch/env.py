@@ -10,8 +10,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cluster, Helpers, LaunchError, asking
@@ -22,6 +23,7 @@ from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.options import option, options_of
 from pipeline.launch.signals import number_of
 from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
@@ -29,8 +31,6 @@ from pipeline.plan.plan import Plan
 
 # What driver and agents show each other that they have, where the environment has it.
 TOKEN = "PIPELINE_TOKEN"
-# Seconds for which tasks wait for each other, unless `cluster.options.timeout` says otherwise.
-WAIT_SECONDS = 600.0
 # For which agents that were not needed are waited for at the end, to hear of it.
 CLOSE_SECONDS = 5.0
 POLL_SECONDS = 0.2
@@ -42,13 +42,20 @@ GONE_SECONDS = 30.0
 KINDS = {"parameter server": SERVER, "worker": WORKER}
 
 
+@dataclass(frozen=True)
+class EnvOptions:
+    """`cluster.options` of cluster=env: the seconds for which tasks wait for each other."""
+
+    timeout: Annotated[float, option("seconds above 0", "600", gt=0, lt=1e9)] = 600.0
+
+
 class EnvCluster(Cluster):
     """The tasks of this process's environment."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self._tasks: Tasks = tasks_of(environ)
         self._local = LocalCluster(config, environ)
-        self._environ, self._timeout = environ, _timeout(config)
+        self._environ, self._timeout = environ, options_of(config, EnvOptions).timeout
         names = json.dumps([str(task) for task in self._tasks.tasks])
         self._key = (environ.get(TOKEN) or hashlib.sha256(names.encode()).hexdigest()).encode()
         others = [task for task in self._tasks.tasks if task != self._tasks.own and task.kind != EVALUATOR]
@@ -222,13 +229,3 @@ class EnvCluster(Cluster):
 def _gone(channel: Channel, orphan_timeout: float) -> bool:
     """True once the driver is away: none takes its place, as the same command is typed again, which starts all anew."""
     return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
-
-
-def _timeout(config: ClusterConfig) -> float:
-    value = config.options.get("timeout", WAIT_SECONDS)
-    with contextlib.suppress(ValueError):
-        if isinstance(value, int | float | str) and 0 < float(value) < 1e9:
-            return float(value)
-    raise LaunchError(
-        "cluster.options.timeout to be seconds above 0", value, f"cluster.options.timeout={WAIT_SECONDS:g}"
-    )

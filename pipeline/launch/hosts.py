@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import Helpers, LaunchError, Line, this_machine
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
 from pipeline.launch.asking import MODULE, ProcessLine
@@ -80,10 +80,7 @@ class HostsCluster(DiallingCluster):
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`, or the address from which this machine reaches the first host."""
-        address = self._options.conductor
-        if address is None:
-            return f"{reached_from(next(iter(self._targets)))}:0"
-        return address if ":" in address else f"{address}:0"
+        return with_port(self._options.conductor or reached_from(next(iter(self._targets))))
 
     def begin(self, contact: Contact) -> None:
         """Starts an agent on each host by ssh, several at a time."""
@@ -140,9 +137,7 @@ class HostsCluster(DiallingCluster):
     def describe(self, plan: Plan) -> str:
         """The commands that start agents, and where they dial."""
         address = self._options.conductor
-        where = "HOST:PORT" if address is None else address if ":" in address else f"{address}:PORT"
-        if address is None and all(map(stays_here, self._targets)):
-            where = "127.0.0.1:PORT"
+        where = with_port(address or ("127.0.0.1" if all(map(stays_here, self._targets)) else "HOST"), "PORT")
         lines = [f"One agent a host, which dials {where}: this command, with a token on its standard input."]
         if self.config.copy:
             lines.append(f"Before that, this code is copied to {self._home()} there.")

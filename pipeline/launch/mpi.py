@@ -19,7 +19,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
@@ -56,19 +56,12 @@ class Meeting(msgspec.Struct, frozen=True):
     token: str = ""
     code: int | None = None
 
-    def write(self, path: Path) -> None:
-        """Puts it there, whole. Raises `OSError`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self, SECRET)
-
-    @classmethod
-    def read(cls, path: Path) -> "Meeting | None":
-        """Returns what is there; None where nothing is."""
-        return read_json(cls, path)
-
 
 class MpiCluster(DiallingCluster):
     """The places of an MPI job, each of which is laid over as a host."""
+
+    local: LocalCluster
+    own_name = "rank 0"
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
@@ -76,7 +69,7 @@ class MpiCluster(DiallingCluster):
         self.dial_seconds = self._options.timeout
         places = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
         self._place: Place | None = next((place for place in places if place is not None), None)
-        self._local = LocalCluster(config, environ)
+        self.local = LocalCluster(config, environ)
         self._drives = False
 
     @property
@@ -90,18 +83,18 @@ class MpiCluster(DiallingCluster):
         if place is None:
             # Refused once a run needs its places.
             return super().serve(say, signalled)
-        self._local = LocalCluster(self.config, _share(place, self.environ, say))
+        self.local = LocalCluster(self.config, _share(place, self.environ, say))
         if place.rank == 0:
             self._drives = True
             # Of a job that had the same number.
             self._path.unlink(missing_ok=True)
             return super().serve(say, signalled)
-        self._local.warm_up()
+        self.local.warm_up()
         until = time.monotonic() + self._options.timeout
         while time.monotonic() < until:
             if (number := number_of(signalled())) is not None:
                 return 128 + number
-            meeting = Meeting.read(self._path)
+            meeting = read_json(Meeting, self._path)
             if meeting is not None and meeting.code is not None:
                 return meeting.code
             if meeting is not None:
@@ -117,14 +110,13 @@ class MpiCluster(DiallingCluster):
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`; else loopback if all places are on this host, or its address."""
-        address, place = self._options.conductor, self._there_is()
-        if address is not None:
-            return address if ":" in address else f"{address}:0"
-        return "127.0.0.1:0" if place.local_size == place.size else f"{reached_from(socket.gethostname())}:0"
+        place = self._there_is()
+        here = "127.0.0.1" if place.local_size == place.size else ""
+        return with_port(self._options.conductor or here or reached_from(socket.gethostname()))
 
     def begin(self, contact: Contact) -> None:
         """Tells the others where they are awaited."""
-        Meeting(contact.address, contact.token.decode()).write(self._path)
+        self._note(Meeting(contact.address, contact.token.decode()))
 
     def gather(self) -> None:
         """The same; once all have dialled, nothing is left to be read, however this process is ended."""
@@ -138,7 +130,7 @@ class MpiCluster(DiallingCluster):
     def inventory(self) -> Machine:
         """The places as they are."""
         others = super().inventory().members if self.count else ()
-        own = self._local.inventory()
+        own = self.local.inventory()
         facts = {field.name: getattr(own, field.name) for field in fields(Host)}
         hosts = (Host(**facts | {"hostname": _name(0)}), *others)
         machines = {name: agent.hello.machine.hostname for name, agent in self.agents.known.items()}
@@ -146,51 +138,23 @@ class MpiCluster(DiallingCluster):
         _check_cores(hosts, machines)
         return inventory(hosts)
 
-    def addresses(self, plan: Plan) -> Sequence[str]:
-        """Ports that the agents hold, and this place's own."""
-        if not self._begun:
-            return super().addresses(plan)
-        where = self._where(plan)
-        own_ranks = [process.rank for process in plan.processes if where[process.rank] == _name(0)]
-        base = self.config.base_port
-        own = dict(
-            zip(
-                own_ranks, self._local.hold(self._own_host(), [base + r if base else 0 for r in own_ranks]), strict=True
-            )
-        )
-        requests: dict[str, list[int]] = {}
-        for rank, name in where.items():
-            if rank not in own:
-                requests.setdefault(name, []).append(base + rank if base else 0)
-        held = {name: iter(ports) for name, ports in self.agents.ports(requests).items()}
-        return [
-            f"{self._own_host()}:{own[rank]}"
-            if rank in own
-            else f"{self.agents.known[name].hello.address}:{next(held[name])}"
-            for rank, name in where.items()
-        ]
+    def hold(self, requests: dict[str, list[int]]) -> dict[str, list[str]]:
+        """Those that the agents hold, and this place's own."""
+        assert self.contact is not None
+        host = self.contact.address.rpartition(":")[0]
+        own = [f"{host}:{port}" for port in self.local.hold(host, requests.pop(_name(0), []))]
+        return super().hold(requests) | {_name(0): own}
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents; those of this place are started here."""
-        where = {rank: name for rank, name in self._where(plan).items() if name != _name(0)}
-        return RemoteJob(
-            self.agents,
-            plan,
-            group,
-            folder,
-            where,
-            missing=self._missing,
-            timeout=self._options.timeout,
-            returns=0.0,
-            local=self._local,
-        )
+        return self._start(plan, group, folder, self._options.timeout, 0.0)
 
     def close(self, code: int) -> None:
         """Tells the others what the command ends with, those too who were not needed."""
         if self._drives and not self._begun:
-            Meeting(code=code).write(self._path)
+            self._note(Meeting(code=code))
         super().close(code)
-        self._local.close(code)
+        self.local.close(code)
 
     def end(self) -> None:
         """Leaves nothing to be read."""
@@ -214,6 +178,11 @@ class MpiCluster(DiallingCluster):
         job = hashlib.sha256(self._there_is().job.encode()).hexdigest()[:16]
         return Path(self._options.folder).resolve() / f"{job}.json"
 
+    def _note(self, meeting: Meeting) -> None:
+        """Puts it where the others look, whole."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, meeting, SECRET)
+
     def _there_is(self) -> Place:
         """This process's place."""
         if self._place is None:
@@ -223,9 +192,6 @@ class MpiCluster(DiallingCluster):
                 f"`{LAUNCH.format(size=2)}`, or cluster=local",
             )
         return self._place
-
-    def _own_host(self) -> str:
-        return self.contact.address.rpartition(":")[0] if self.contact else "127.0.0.1"
 
     def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], str | None]) -> int | None:
         """Serves the driver to its end; None where it was never reached."""
@@ -237,7 +203,7 @@ class MpiCluster(DiallingCluster):
             return channel.away > GONE_SECONDS
 
         try:
-            agent = Agent(endpoint, channel, self._local, place.rank, host, gone)
+            agent = Agent(endpoint, channel, self.local, place.rank, host, gone)
             code = agent.serve(lambda: number_of(signalled()))
             return 1 if code is None and channel.life else code
         finally:

@@ -13,11 +13,12 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
 from pipeline.launch.kubernetes.client import Client
-from pipeline.launch.kubernetes.cluster import KubernetesCluster, write
+from pipeline.launch.kubernetes.cluster import FILE, KubernetesCluster
 from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of
 from pipeline.launch.kubernetes.pods import Follower, state_of
 from pipeline.record.events import Warned
 from pipeline.record.kept import Kept
+from pipeline.record.log import write_json
 
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
 PLAN = planned()
@@ -138,7 +139,7 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
 ):
     make("earlier")
     make("anothers")
-    write(tmp_path, Pods("JobSet", "earlier", shape_of(PLAN)))
+    write_json(tmp_path / FILE, Pods("JobSet", "earlier", shape_of(PLAN)))
     config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
     mine = KubernetesCluster(config, os.environ)
     mine.end_earlier(tmp_path)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import Ran, environment, finish, left_behind, start
 
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.agents.dialling import Contact
 from pipeline.launch.job_variables import OPEN_MPI, Place, place_of
-from pipeline.launch.mpi import Meeting, part
+from pipeline.launch.mpi import Meeting, MpiCluster, part
+from pipeline.record.log import read_json
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
 TWO = ("strategy=multi_worker", "workers=2", *SMALL)
@@ -72,12 +75,15 @@ def test_places_share_what_a_host_has():
 
 
 def test_where_they_meet_is_for_nobody_else(tmp_path):
-    path = tmp_path / "mpi" / "job.json"
-    Meeting("127.0.0.1:80", "secret").write(path)
+    options = {"folder": f"{tmp_path}/mpi"}
+    place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
+    made = MpiCluster(ClusterConfig("mpi", options=options), place)
+    made.begin(Contact("127.0.0.1:80", b"secret"))
+    (path,) = (tmp_path / "mpi").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert Meeting.read(path) == Meeting("127.0.0.1:80", "secret")
-    assert os.listdir(path.parent) == ["job.json"]
-    assert Meeting.read(tmp_path / "none") is None
+    assert read_json(Meeting, path) == Meeting("127.0.0.1:80", "secret")
+    made.end()
+    assert not os.listdir(path.parent)
 
 
 def test_open_mpi_says_which_place_this_is():

@@ -14,6 +14,7 @@ from pipeline.launch.agents.driver import POLL_SECONDS, AgentLine, Agents, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.agents.tls import new_token
+from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.kept import Kept, forget
@@ -50,6 +51,9 @@ class DiallingCluster(Cluster, ABC):
     # Seconds for agents to dial, None for no limit; and after how many without a line a host is laid over no more.
     dial_seconds: float | None = DIAL_SECONDS
     gone_seconds = 10.0
+    # What starts the processes of this command's own place, where it is one of the hosts, and what that is called.
+    local: LocalCluster | None = None
+    own_name: str | None = None
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self.config, self.environ = config, environ
@@ -101,10 +105,6 @@ class DiallingCluster(Cluster, ABC):
     def found(self, folder: Path) -> None:
         """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
 
-    def met_at(self, record: Kept) -> str:
-        """HOST:PORT at which an earlier command's agents reach this one."""
-        return record.address
-
     def assumed(self) -> Machine:
         """The hosts, taken to have what this machine has, as nobody asks them."""
         own = this_machine.detect(self.environ)
@@ -146,7 +146,7 @@ class DiallingCluster(Cluster, ABC):
         for number in (number for numbers in record.jobs.values() for number in numbers):
             self.agents.take_over(number)
         self._begun = True
-        self.contact = Contact(self._listen(self.met_at(record)), self.agents.endpoint.token)
+        self.contact = Contact(self._listen(record.address), self.agents.endpoint.token)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
@@ -204,10 +204,16 @@ class DiallingCluster(Cluster, ABC):
             return [f"{where[process.rank]}:{base + process.rank if base else 0}" for process in plan.processes]
         requests: dict[str, list[int]] = {name: [] for name in where.values()}
         for rank, name in where.items():
-            requests[name].append(0 if base is None else base + rank)
-        held = {name: iter(ports) for name, ports in self.agents.ports(requests).items()}
+            requests[name].append(base + rank if base else 0)
+        held = {name: iter(addresses) for name, addresses in self.hold(requests).items()}
+        return [next(held[where[process.rank]]) for process in plan.processes]
+
+    def hold(self, requests: dict[str, list[int]]) -> dict[str, list[str]]:
+        """HOST:PORT of ports that hosts hold, of which 0 is any that is free there. Raises `LaunchError`."""
         hosts = {name: self.agents.known[name].hello.address for name in requests}
-        return [f"{hosts[where[process.rank]]}:{next(held[where[process.rank]])}" for process in plan.processes]
+        return {
+            name: [f"{hosts[name]}:{port}" for port in ports] for name, ports in self.agents.ports(requests).items()
+        }
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
@@ -224,13 +230,14 @@ class DiallingCluster(Cluster, ABC):
             plan,
             group,
             folder,
-            self._where(plan),
+            {rank: name for rank, name in self._where(plan).items() if name != self.own_name},
             missing=self._missing,
             timeout=timeout,
             returns=returns,
+            local=self.local,
             job_before=job_before,
         )
-        if job_before is None and self.contact is not None:
+        if job_before is None and self.contact is not None and self.local is None:
             record = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
             # Where nothing can be written, nobody takes this driver's place.
             with suppress(OSError):
@@ -316,6 +323,15 @@ class DiallingCluster(Cluster, ABC):
             f"Expected {' and '.join(names)} to answer, received nothing for {DIAL_SECONDS:g} s. "
             f"Try again once it can be reached."
         )
+
+
+def with_port(address: str, port: str = "0") -> str:
+    """The address as HOST:PORT, with that port if it has none.
+
+    >>> with_port("login1"), with_port("login1:7000")
+    ('login1:0', 'login1:7000')
+    """
+    return address if ":" in address else f"{address}:{port}"
 
 
 def reached_from(host: str) -> str:

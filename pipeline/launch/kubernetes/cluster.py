@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import LaunchError
-from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.kubernetes.client import GONE, Client
@@ -74,11 +74,7 @@ class KubernetesCluster(DiallingCluster):
 
     def listens_at(self) -> str:
         """The address that pods dial; none if this command dials them."""
-        return "" if self._options.conductor is None else self._dialled("0")
-
-    def _dialled(self, port: str) -> str:
-        address = self._options.conductor or ""
-        return address if ":" in address else f"{address}:{port}"
+        return "" if self._options.conductor is None else with_port(self._options.conductor)
 
     def assumed(self) -> Machine:
         """The machine that a pod is, of which as many are made as are needed."""
@@ -105,7 +101,7 @@ class KubernetesCluster(DiallingCluster):
 
     def describe(self, plan: Plan) -> str:
         """The manifests that would be made."""
-        dialled = None if self._options.conductor is None else self._dialled("PORT")
+        dialled = None if self._options.conductor is None else with_port(self._options.conductor, "PORT")
         lines = [f"The Secret {secret_of(self._name)}, which holds the run's token, is made beside it and never shown."]
         if self._options.image is None:
             lines.append("A run needs cluster.options.image, which is not set.")
@@ -119,7 +115,7 @@ class KubernetesCluster(DiallingCluster):
             needed = self._pods_for(plan)
             enough = self._pods is not None and self._pods.shape.holds(needed.shape)
             # Before they are made: a command that is killed meanwhile leaves them.
-            write(folder, self._pods if enough and self._pods else needed)
+            write_json(folder / FILE, self._pods if enough and self._pods else needed)
             if not enough:
                 self._make(needed, plan.launch)
         returns = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
@@ -131,8 +127,7 @@ class KubernetesCluster(DiallingCluster):
 
     def end_earlier(self, folder: Path) -> None:
         """Deletes the pods that a killed command has left for the run in a folder: they train on."""
-        pods = read(folder)
-        own = self._pods
+        pods, own = read_json(Pods, folder / FILE), self._pods
         if pods is None or (self._exists and own and (pods.kind, pods.name) == (own.kind, own.name)):
             return
         if self._connect().failure(pods.kind, pods.name) != GONE:
@@ -143,7 +138,7 @@ class KubernetesCluster(DiallingCluster):
 
     def attach(self, folder: Path) -> bool:
         """Takes the place of the driver of the run in a folder, whose pods train on. Raises `LaunchError`."""
-        pods = read(folder)
+        pods = read_json(Pods, folder / FILE)
         if pods is None or self._connect().failure(pods.kind, pods.name) == GONE:
             return False
         self._name, self._pods = pods.name, pods
@@ -287,13 +282,3 @@ class KubernetesCluster(DiallingCluster):
                 f"cluster.options.timeout={2 * timeout:g}",
             )
         )
-
-
-def write(folder: Path, pods: Pods) -> None:
-    """Notes the pods of the run in a folder. Raises `OSError`."""
-    write_json(folder / FILE, pods)
-
-
-def read(folder: Path) -> Pods | None:
-    """The pods of the run in a folder; None if it has none."""
-    return read_json(Pods, folder / FILE)

@@ -17,19 +17,30 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cancelled, LaunchError, this_machine
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.job_variables import SLURM, Allocation, allocation_of, place_of
 from pipeline.launch.options import options_of
-from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Earlier, Followed, JobState, Slurm
+from pipeline.launch.slurm.queue import (
+    AGAIN,
+    CANCELLED,
+    COMPLETING,
+    FILE,
+    RUNNING,
+    UP,
+    Earlier,
+    Followed,
+    JobState,
+    Slurm,
+)
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record import kept
-from pipeline.record.log import SECRET, write_whole
+from pipeline.record.log import SECRET, read_json, write_json, write_whole
 
 NAME, POINT = "pipeline", "point"
 TOKEN, SCRIPT = "token", "job.sh"
@@ -73,9 +84,8 @@ class SlurmCluster(DiallingCluster):
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`, or the address of this machine from which it reaches nodes."""
-        address = self._options.conductor
-        if address is not None:
-            return address if ":" in address else f"{address}:0"
+        if self._options.conductor is not None:
+            return with_port(self._options.conductor)
         nodes = list(self._inside.nodes) if self._inside else self._slurm.addresses(self._options.partition)
         if nodes and all(map(stays_here, nodes)):
             return "127.0.0.1:0"
@@ -108,7 +118,7 @@ class SlurmCluster(DiallingCluster):
 
     def found(self, folder: Path) -> None:
         """Follows the job that an earlier command has submitted."""
-        before = Earlier.read(folder)
+        before = read_json(Earlier, folder / FILE)
         if before is None:
             return
         self._folder = Path(self._options.folder).resolve() / before.name
@@ -209,12 +219,12 @@ class SlurmCluster(DiallingCluster):
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents."""
         if group == POINT and not self._taken.get(POINT):
-            self._mine().write(folder)
+            write_json(folder / FILE, self._mine())
         return super().start(plan, group, folder)
 
     def end_earlier(self, folder: Path) -> None:
         """Ends the job of a command that was killed, and with it the agents and processes that it had there."""
-        before = Earlier.read(folder)
+        before = read_json(Earlier, folder / FILE)
         if before is not None and before != self._mine():
             before.end(self._slurm, self.say)
             kept.forget(folder)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipeline.launch import LaunchError
 from pipeline.launch.slurm.script import clean
-from pipeline.record.log import read_json, write_json
 
 ASK_SECONDS = 30.0
 # How often a job is looked at: often while it may change soon, later as rarely as administrators like it.
@@ -180,15 +179,6 @@ class Earlier:
     job: str
     name: str
     step: bool
-
-    @classmethod
-    def read(cls, folder: Path) -> "Earlier | None":
-        """That of the run in a folder; None where it has none."""
-        return read_json(cls, folder / FILE)
-
-    def write(self, folder: Path) -> None:
-        """Notes it. Raises `OSError`."""
-        write_json(folder / FILE, self)
 
     def end(self, slurm: Slurm, say: Callable[[str], None]) -> None:
         """Ends it, if it still runs, and waits until it has: two that train one run would write each other's files."""
