@@ -19,11 +19,11 @@ from conftest import environment
 
 from pipeline.commands import verbs
 from pipeline.config.schema import Store, TrackingConfig
-from pipeline.doctor import libraries
+from pipeline.doctor import look
 from pipeline.doctor.examine import clock_of, examine, measure_links, turns
 from pipeline.doctor.facts import CHECKS, Accelerator, Facts, Gpus, LinkFacts, Look, Name, Severity, Space
 from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
-from pipeline.doctor.look import gpus, installed
+from pipeline.doctor.look import gpus, installed, needed
 from pipeline.launch import Helpers, LaunchError, asking
 from pipeline.launch.asking import ProcessLine
 from pipeline.views.mlflow import examined
@@ -284,14 +284,14 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
 
 def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_path):
     maths = next(path for path in Path("/").glob("lib/*/libm.so.6"))
-    wanted = libraries.needed("12.5.1", "9")
+    wanted = needed("12.5.1", "9")
     for library in wanted:
         folder = tmp_path / "nvidia" / library.split(".")[0] / "lib"
         folder.mkdir(parents=True)
         if not library.startswith(("libcudnn", "libcufft")):
             shutil.copy(maths, folder / library)
     (tmp_path / "nvidia" / "libcufft" / "lib" / "libcufft.so.11").write_text("no library")
-    missing = libraries.missing(wanted, [str(tmp_path)])
+    missing = look.missing(wanted, [str(tmp_path)])
     assert sorted(missing) == ["libcudnn.so.9", "libcufft.so.11"]
     assert "cannot open shared object file" in missing["libcudnn.so.9"]
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pipeline.launch.agents import endpoint
-from pipeline.launch.agents.channel import HEADER, Channel
+from pipeline.launch.agents.channel import HEADER, Channel, contexts, new_token
 from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.tls import contexts, new_token
 
 TOKEN = new_token()
 

@@ -19,9 +19,9 @@ from pipeline.config import config as configs
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
+from pipeline.launch.agents.channel import new_token
 from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
-from pipeline.launch.agents.tls import new_token
 from pipeline.launch.detached import DetachedCluster
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning

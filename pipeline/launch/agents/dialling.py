@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cluster, Helpers, LaunchError, this_machine
+from pipeline.launch.agents.channel import new_token
 from pipeline.launch.agents.driver import POLL_SECONDS, AgentLine, Agents, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
-from pipeline.launch.agents.tls import new_token
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan

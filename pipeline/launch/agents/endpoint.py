@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.launch.agents.channel import WINDOW_BYTES, Channel, Connection, Greeting
-from pipeline.launch.agents.tls import contexts, why_refused
+from pipeline.launch.agents.channel import WINDOW_BYTES, Channel, Connection, Greeting, contexts, why_refused
 from pipeline.plan.checks import stays_here
 
 HANDSHAKE_SECONDS = 5.0
