@@ -1,4 +1,8 @@
-"""Processes of which something else started one command each, with `TF_CONFIG` or the like to say which is which.
+"""Processes of which something else started one command each, with variables that say which is which.
+
+TensorFlow's `TF_CONFIG` (Vertex AI, Kubeflow's TFJob), Vertex AI's `CLUSTER_SPEC` for its other containers, and
+SageMaker's `SM_HOSTS` with `SM_CURRENT_HOST`. Sources: the guide "Distributed training with TensorFlow", Vertex AI's
+"Distributed training structure", and the README of sagemaker-training-toolkit.
 
 The chief's command, or the first worker's where there is no chief, drives; those of the other tasks are its agents:
 they listen at their task's address, which is free until TensorFlow's own server has it. Once the driver has dialled
@@ -8,13 +12,14 @@ them there, they dial it, at a port of its own, whenever the connection is lost.
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, Json, Object
 from pipeline.launch import Cluster, Helpers, LaunchError, asking
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
@@ -25,10 +30,15 @@ from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.options import option, options_of
 from pipeline.launch.signals import number_of
-from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
+CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
+# What Vertex AI calls its pools of machines, and what each is for.
+POOLS = {"workerpool0": CHIEF, "workerpool1": WORKER, "workerpool2": SERVER, "workerpool3": EVALUATOR}
+# SageMaker names hosts and no ports; this one is of its own TensorFlow container.
+SAGEMAKER_PORT = 2222
+ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 # What driver and agents show each other that they have, where the environment has it.
 TOKEN = "PIPELINE_TOKEN"
 # For which agents that were not needed are waited for at the end, to hear of it.
@@ -40,6 +50,49 @@ HELPERS_SECONDS = 60.0
 GONE_SECONDS = 30.0
 # The roles of a plan's processes that tasks of a kind have.
 KINDS = {"parameter server": SERVER, "worker": WORKER}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the processes that were started: its kind, its number among those of its kind, and HOST:PORT.
+
+    An evaluator that the cluster does not name has no address.
+    """
+
+    kind: str
+    index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index}" + (f" at {self.address}" if self.address else "")
+
+    @property
+    def host(self) -> str:
+        """The host of its address."""
+        return self.address.rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All tasks, in TensorFlow's order: the chief, workers, parameter servers; `own` is this process."""
+
+    source: str
+    tasks: tuple[Task, ...]
+    own: Task
+
+    def of(self, kind: str) -> tuple[Task, ...]:
+        """The tasks of a kind."""
+        return tuple(task for task in self.tasks if task.kind == kind)
+
+    @property
+    def driver(self) -> Task:
+        """The task whose command drives: the chief, or else the first worker."""
+        return (self.of(CHIEF) or self.of(WORKER))[0]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the tasks that train or serve, each once."""
+        return tuple(dict.fromkeys(task.host for task in self.tasks if task.kind != EVALUATOR))
 
 
 @dataclass(frozen=True)
@@ -229,3 +282,105 @@ class EnvCluster(Cluster):
 def _gone(channel: Channel, orphan_timeout: float) -> bool:
     """True once the driver is away: none takes its place, as the same command is typed again, which starts all anew."""
     return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
+
+
+def tasks_of(environ: Mapping[str, str]) -> Tasks:
+    """Reads the tasks of an environment. Raises `LaunchError` where it has none that make sense."""
+    for source, read in (
+        ("TF_CONFIG", _of_tensorflow),
+        ("CLUSTER_SPEC", _of_vertex),
+        ("SM_HOSTS", _of_sagemaker),
+    ):
+        if environ.get(source, "").strip():
+            return read(source, environ)
+    raise LaunchError(
+        "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env",
+        "none of them",
+        "cluster=local for this machine alone",
+    )
+
+
+def _of_tensorflow(source: str, environ: Mapping[str, str]) -> Tasks:
+    values = _json(source, environ[source])
+    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: CHIEF if kind == "master" else kind)
+
+
+def _of_vertex(source: str, environ: Mapping[str, str]) -> Tasks:
+    values = _json(source, environ[source])
+    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: POOLS.get(kind, kind))
+
+
+def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
+    hosts, own = _parsed(source, environ[source]), environ.get("SM_CURRENT_HOST", "").strip('"')
+    if not isinstance(hosts, list) or own not in hosts:
+        raise LaunchError(
+            "SM_HOSTS to be a list with SM_CURRENT_HOST in it",
+            f"{hosts} and {own or 'none'}",
+            "SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1",
+        )
+    # In one order on all hosts.
+    hosts = sorted(hosts)
+    addresses = [f"{host}:{SAGEMAKER_PORT}" for host in hosts]
+    return _tasks(source, {WORKER: addresses}, {"type": WORKER, "index": hosts.index(own)}, lambda kind: kind)
+
+
+def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]) -> Tasks:
+    example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise LaunchError(f"{source} to have a cluster and a task", "another value", f"{example}")
+    tasks: list[Task] = []
+    for name, addresses in cluster.items():
+        kind = kind_of(name)
+        if kind not in (CHIEF, WORKER, SERVER, EVALUATOR):
+            raise LaunchError(
+                f"the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}", name, f"{example}"
+            )
+        if not isinstance(addresses, list):
+            raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", f"{example}")
+        tasks += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
+    tasks.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
+    if len({one.address for one in tasks}) < len(tasks):
+        raise LaunchError(f"each address of {source} once", "one of them twice", "other ports")
+    kinds = [one.kind for one in tasks]
+    if kinds.count(CHIEF) > 1 or not {CHIEF, WORKER} & {*kinds}:
+        raise LaunchError(
+            f"{source} to name one chief or none, and a worker where there is none",
+            ", ".join(map(str, tasks)) or "no task",
+            f"{example}",
+        )
+    number, kind = str(task.get("index", "")), kind_of(str(task.get("type")))
+    own = [one for one in tasks if one.kind == kind and str(one.index) == number]
+    if not own and kind == EVALUATOR:
+        # Kubeflow leaves evaluators out of the cluster.
+        own = [Task(EVALUATOR, int(number) if number.isdecimal() else 0, "")]
+    if not own:
+        raise LaunchError(
+            f"the task of {source} to be one of {', '.join(map(str, tasks))}",
+            f"type {task.get('type')!r} with index {task.get('index')!r}",
+            f"{example}",
+        )
+    return Tasks(source, tuple(tasks), own[0])
+
+
+def _address(source: str, name: str, value: Json) -> str:
+    match = ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise LaunchError(f"the addresses of {name} in {source} to be HOST:PORT", f"{value!r}", "127.0.0.1:2222")
+    return f"{match[1]}:{match[2]}"
+
+
+def _json(source: str, text: str) -> Object:
+    values = _parsed(source, text)
+    return values if isinstance(values, dict) else {}
+
+
+def _parsed(source: str, text: str) -> Json:
+    try:
+        parsed: Json = json.loads(text)
+    except ValueError as error:
+        raise LaunchError(
+            f"{source} to be JSON",
+            f"what is none: {error}",
+            "to put it into single quotes, and names within into double ones",
+        ) from error
+    return parsed

@@ -16,7 +16,7 @@ from plans import config
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.launch.agents.agent import on_cores
-from pipeline.launch.tasks import tasks_of
+from pipeline.launch.env import tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
 

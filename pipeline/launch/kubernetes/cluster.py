@@ -19,7 +19,7 @@ from pipeline.launch import LaunchError
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.kubernetes.client import GONE, Client
+from pipeline.launch.kubernetes.client import GONE, Client, Follower
 from pipeline.launch.kubernetes.jobset import (
     AGENT_PORT,
     KubernetesOptions,
@@ -31,7 +31,6 @@ from pipeline.launch.kubernetes.jobset import (
     shape_of,
     to_yaml,
 )
-from pipeline.launch.kubernetes.pods import Follower
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
