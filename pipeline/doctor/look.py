@@ -26,7 +26,7 @@ import msgspec
 
 from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Gpus, Look, Name, Port, Space
 from pipeline.launch import this_machine
-from pipeline.launch.this_machine import holder
+from pipeline.launch.this_machine import PCI, holder, pci_devices
 
 # Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
 BACKEND_SECONDS = 180.0
@@ -84,10 +84,11 @@ def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
         return Accelerator(error=str(wrong))
 
 
-def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
+def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path = PCI) -> Gpus:
     """NVIDIA's GPUs, and why the backend sees fewer if it does."""
     installed, setting = this_machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
-    visible, on_bus = this_machine.visible(installed, setting), _on_bus(pci)
+    visible = this_machine.visible(installed, setting)
+    on_bus = sum(vendor == NVIDIA and kind.startswith(DISPLAY) for vendor, kind in pci_devices("class", pci))
     report: dict[str, Any] = {}
     if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
         libraries, error = _in_a_process(
@@ -211,18 +212,6 @@ def _in_a_process(
         return (report, None) if ended.returncode == 0 else (None, errors[-1])
     except (ValueError, IndexError):
         return None, errors[-1] if errors else f"it ended with {ended.returncode} and told nothing"
-
-
-def _on_bus(pci: Path) -> int:
-    """The number of NVIDIA's GPUs among the PCI devices."""
-    count = 0
-    for device in pci.glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        count += vendor == NVIDIA and kind.startswith(DISPLAY)
-    return count
 
 
 def _space(folder: Path) -> Space | None:

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pipeline.launch import LaunchError
 from pipeline.plan.machine import Machine
 
 # PCI identities of TPU chips, from `hardware_utils.py` of JAX: v2 and v3, one without a public name, v4, v5p, v5e, v6e.
-GOOGLE = "0x1ae0"
+GOOGLE, PCI = "0x1ae0", Path("/sys/bus/pci/devices")
 TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
 # For which a port is waited for whose process, as that of a command that was just killed, is about to end.
 FREE_SECONDS, LOOK_SECONDS = 3.0, 0.1
@@ -133,29 +133,23 @@ def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
     return tuple(left)
 
 
-def installed_tpus(
-    environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")
-) -> tuple[str, ...]:
+def installed_tpus(environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Path = PCI) -> tuple[str, ...]:
     """The file of each TPU chip that is attached: /dev/accel0 and so on up to v4, /dev/vfio/0 and so on since v5e.
 
     Other devices are passed on through /dev/vfio too, so that counts only where a TPU is known to be there.
     """
     chips = sorted(dev.glob("accel[0-9]*"))
-    if not chips and (_on_bus(pci) or any(name in environ for name in TPU_VARIABLES)):
+    on_bus = any(vendor == GOOGLE and chip in TPU_CHIPS for vendor, chip in pci_devices("device", pci))
+    if not chips and (on_bus or any(name in environ for name in TPU_VARIABLES)):
         chips = sorted(dev.glob("vfio/[0-9]*"))
     return tuple(map(str, chips))
 
 
-def _on_bus(pci: Path) -> bool:
-    """True if there is a TPU chip among the PCI devices."""
+def pci_devices(identity: str, pci: Path = PCI) -> Iterator[tuple[str, str]]:
+    """Yields (vendor, `identity`) of each PCI device, as "device" or "class"."""
     for device in pci.glob("*"):
-        try:
-            vendor, chip = ((device / name).read_text().strip() for name in ("vendor", "device"))
-        except OSError:
-            continue
-        if vendor == GOOGLE and chip in TPU_CHIPS:
-            return True
-    return False
+        with suppress(OSError):
+            yield (device / "vendor").read_text().strip(), (device / identity).read_text().strip()
 
 
 def reserve(host: str, port: int, until: float) -> socket.socket:
