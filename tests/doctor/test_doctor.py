@@ -136,38 +136,36 @@ def test_a_file_system_that_is_full_is_a_fault(tmp_path):
     assert "Try making space (du -xh small" in told.stdout
 
 
-def test_a_host_without_the_package_is_named_with_what_its_python_said():
-    absent = ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ)
-    here = asking.here(os.environ)
-    hosts = Helpers({"a": here, "b": absent}, absent={"c": "No route to host."})
-    findings, _ = examine(hosts, {"a": Look(()), "b": Look(())}, Expected(), frozenset(["python"]))
-    for line in (here, absent):
-        line.close()
-    by_host = {finding.host: finding for finding in findings}
-    assert by_host["a"].severity is Severity.FINE
-    assert by_host["b"].severity is Severity.FAULT
-    assert "No module named" in by_host["b"].found
-    assert by_host["b"].remedy
-    assert (by_host["c"].severity, by_host["c"].found) == (Severity.FAULT, "No route to host.")
-
-
-def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(tmp_path):
+def test_a_host_without_the_package_and_one_with_another_version_are_named_with_what_to_type(tmp_path):
     (tmp_path / "keras-3.14.0.dist-info").mkdir()
     (tmp_path / "keras-3.14.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: keras\nVersion: 3.14.0\n"
     )
-    other = asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}"))
-    here = asking.here(os.environ)
     packages = {"keras": ">=3", "numpy": ">=2"}
-    look = Look((), packages=tuple(packages))
-    expected = Expected(packages=packages, versions={name: installed(name) for name in packages}, driver="a")
-    findings, _ = examine(Helpers({"a": here, "b": other}), {"a": look, "b": look}, expected, frozenset(["packages"]))
-    for line in (here, other):
+    lines = {
+        "a": asking.here(os.environ),
+        "b": ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
+        "d": asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")),
+    }
+    findings, _ = examine(
+        Helpers(lines, absent={"c": "No route to host."}),
+        dict.fromkeys(lines, Look((), packages=tuple(packages))),
+        Expected(packages=packages, versions={name: installed(name) for name in packages}, driver="a"),
+        frozenset(["python", "packages"]),
+    )
+    for line in lines.values():
         line.close()
-    (wrong,) = [finding for finding in findings if finding.severity]
-    assert (wrong.host, wrong.severity, wrong.found) == ("b", Severity.FAULT, "keras 3.14.0")
-    assert "as a has" in wrong.expected
-    assert wrong.remedy.startswith("python -m pip install 'keras==3")
+    assert {finding.host: finding.severity for finding in findings if finding.check == "python"} == {
+        "a": FINE, "b": FAULT, "c": FAULT, "d": FINE,
+    }  # fmt: skip
+    wrong = {finding.host: finding for finding in findings if finding.severity}
+    assert set(wrong) == {"b", "c", "d"}
+    assert "No module named" in wrong["b"].found
+    assert wrong["b"].remedy
+    assert wrong["c"].found == "No route to host."
+    assert (wrong["d"].check, wrong["d"].found) == ("packages", "keras 3.14.0")
+    assert "as a has" in wrong["d"].expected
+    assert wrong["d"].remedy.startswith("python -m pip install 'keras==3")
 
 
 def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch, capsys):
@@ -177,8 +175,13 @@ def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch
     assert "Expected Python's module hydra to be installed" in capsys.readouterr().err
 
 
-def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning():
+def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fault_and_seconds_a_warning():
     line = asking.here(os.environ)
+    with pytest.raises(LaunchError, match="Expected a request that is known"):
+        line.ask({"do": "dance"})
+    with pytest.raises(LaunchError, match="Expected `str`"):
+        line.ask({"do": "look", "asked": {"packages": [1]}})
+    assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
     ahead = clock_of(line, lambda: time.time() - 120)
     right = clock_of(line)
     line.close()
@@ -236,10 +239,8 @@ def test_facts_are_judged_by_what_a_training_needs(check, reported, expected, se
     assert words in finding.found
     assert remedy in finding.remedy
     assert bool(finding.remedy) is bool(severity)
-
-
-def test_a_host_without_a_limit_of_threads_has_no_finding_of_it():
-    assert not judge("here", Facts("here"), Expected(), frozenset(["threads"]))
+    # What was not looked at has no finding.
+    assert check == "python" or not judge("here", Facts("here"), Expected(), frozenset([check]))
 
 
 @pytest.mark.parametrize(
@@ -312,26 +313,11 @@ def test_a_process_that_says_nothing_in_time_is_given_up():
         ProcessLine(["/nowhere/at/all"], os.environ)
 
 
-def test_a_question_that_cannot_be_answered_does_not_end_the_process():
-    line = asking.here(os.environ)
-    with pytest.raises(LaunchError, match="Expected a request that is known"):
-        line.ask({"do": "dance"})
-    with pytest.raises(LaunchError, match="Expected `str`"):
-        line.ask({"do": "look", "asked": {"packages": [1]}})
-    assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
-    line.close()
-
-
-def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn():
-    for count in (2, 3, 8, 16):
-        hosts = [f"h{number}" for number in range(count)]
-        made = turns(hosts)
-        pairs = [frozenset(pair) for turn in made for pair in turn]
-        assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
-        assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
-    many = [f"h{number}" for number in range(101)]
-    made = turns(many)
-    assert sum(map(len, made)) == 101
+@pytest.mark.parametrize(("count", "pairs"), [(2, 1), (3, 3), (8, 28), (16, 120), (101, 101)])
+def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn(count, pairs):
+    made = turns([f"h{number}" for number in range(count)])
+    every = [frozenset(pair) for turn in made for pair in turn]
+    assert len(every) == len(set(every)) == pairs
     assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
 
 
@@ -412,11 +398,5 @@ def test_a_store_that_mlflow_has_made_is_fine_and_one_that_is_broken_or_of_anoth
 def test_a_host_that_is_well_is_said_to_be_so(asked):
     told = asked("doctor", "tracking=none", timeout=300.0)
     assert told.code in (0, 1), told.out
-    assert {row.split()[1] for row in told.out.splitlines()[:-2]} >= {
-        "python",
-        "packages",
-        "backend",
-        "gpus",
-        "plan",
-    }
+    assert {row.split()[1] for row in told.out.splitlines()[:-2]} >= {"python", "packages", "backend", "gpus", "plan"}
     assert "computes" in found(told, "backend")[0]

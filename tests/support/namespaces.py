@@ -4,7 +4,7 @@ They see the same files and processes, and reach each other through a bridge tha
 """
 
 import os
-import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -22,47 +22,84 @@ SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 PRIVILEGES = Path("/run/sshd")
 
 
+class Bridge:
+    """A bridge that only this machine has, and network namespaces at it by number, each with an address of its own."""
+
+    def __init__(self) -> None:
+        while True:
+            self._tag = secrets.token_hex(2)
+            # One of the ranges for tests (RFC 2544), which is nobody's.
+            self._prefix = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"
+            taken = subprocess.run(["ip", "-o", "address"], capture_output=True, text=True, check=True).stdout
+            if self._prefix not in taken and self._tag not in taken:
+                break
+        self._name, self.gateway = f"br{self._tag}", f"{self._prefix}.1"
+
+    def begin(self) -> None:
+        """Makes the bridge."""
+        ip("link", "add", self._name, "type", "bridge")
+        ip("address", "add", f"{self.gateway}/24", "dev", self._name)
+        ip("link", "set", self._name, "up")
+
+    def space(self, number: int) -> str:
+        """The name of a namespace."""
+        return f"ns{self._tag}{number}"
+
+    def link(self, number: int) -> str:
+        """The end that this machine has of a namespace's link; the other one is eth0 there."""
+        return f"v{self._tag}{number}"
+
+    def add(self, number: int) -> str:
+        """Makes a namespace; returns its address."""
+        space, here, there, address = self.space(number), self.link(number), f"n{self._tag}{number}", self._at(number)
+        ip("netns", "add", space)
+        ip("link", "add", here, "type", "veth", "peer", "name", there)
+        ip("link", "set", here, "master", self._name, "up")
+        ip("link", "set", there, "netns", space)
+        for command in (
+            ("link", "set", "lo", "up"),
+            ("link", "set", there, "name", "eth0"),
+            ("address", "add", f"{address}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+        ):
+            ip("-n", space, *command)
+        return address
+
+    def remove(self, number: int) -> None:
+        """Takes a namespace away, and its link."""
+        subprocess.run(["ip", "link", "del", self.link(number)], capture_output=True)
+        subprocess.run(["ip", "netns", "del", self.space(number)], capture_output=True)
+
+    def close(self) -> None:
+        """Takes the bridge away."""
+        subprocess.run(["ip", "link", "del", self._name], capture_output=True)
+
+    def _at(self, number: int) -> str:
+        return f"{self._prefix}.{number + 1}"
+
+
 class Hosts:
     """So many hosts, by number from 1. `addresses` are theirs, `gateway` is this machine's among them."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self._tag = folder, f"{random.randrange(16**6):06x}"
-        part = f"10.{random.randrange(100, 250)}.{random.randrange(256)}"
-        self.gateway = f"{part}.1"
-        self.addresses = [f"{part}.{number + 10}" for number in range(1, count + 1)]
-        self._bridge = f"br{self._tag}"
+        self.folder, self.addresses = folder, list[str]()
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._before = {process.pid for process in psutil.process_iter()}
+        self._bridge = Bridge()
+        self.gateway, self.space, self.link = self._bridge.gateway, self._bridge.space, self._bridge.link
+        self._numbers = range(1, count + 1)
 
     def make(self) -> None:
-        """Makes bridge, namespaces, links and servers."""
-        ip("link", "add", self._bridge, "type", "bridge")
-        ip("address", "add", f"{self.gateway}/24", "dev", self._bridge)
-        ip("link", "set", self._bridge, "up")
+        """Makes bridge, namespaces and servers."""
+        self._bridge.begin()
         PRIVILEGES.mkdir(exist_ok=True)
         for name in ("host", "client"):
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / f"{name}_key"], check=True
             )
         shutil.copy(self.folder / "client_key.pub", self.folder / "authorized")
-        for number, address in enumerate(self.addresses, 1):
-            space, here, there = self.space(number), self.link(number), f"n{self._tag}{number}"
-            ip("netns", "add", space)
-            ip("link", "add", here, "type", "veth", "peer", "name", there)
-            ip("link", "set", here, "master", self._bridge, "up")
-            ip("link", "set", there, "netns", space)
-            ip("-n", space, "link", "set", "lo", "up")
-            ip("-n", space, "address", "add", f"{address}/24", "dev", there)
-            ip("-n", space, "link", "set", there, "up")
-            self._serve(number, address)
-
-    def space(self, number: int) -> str:
-        """The namespace of a host."""
-        return f"ns{self._tag}{number}"
-
-    def link(self, number: int) -> str:
-        """The end that this machine has of a host's link."""
-        return f"v{self._tag}{number}"
+        for number in self._numbers:
+            self.addresses.append(self._bridge.add(number))
+            self._serve(number, self.addresses[-1])
 
     def cut(self, number: int) -> None:
         """Takes a host's link down."""
@@ -80,9 +117,8 @@ class Hosts:
     def limit(self, number: int, rate: str, latency: str = "50ms") -> None:
         """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait for longer is dropped."""
         shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", latency)
-        for where in (("dev", self.link(number)), ("-n", self.space(number), "dev", f"n{self._tag}{number}")):
-            netns = where[:-2]
-            subprocess.run(["tc", *netns, "qdisc", "replace", *where[-2:], *shape], check=True)
+        for netns, device in (((), self.link(number)), (("-n", self.space(number)), "eth0")):
+            subprocess.run(["tc", *netns, "qdisc", "replace", "dev", device, *shape], check=True)
 
     def run(self, number: int, *command: str, **given: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command on a host."""
@@ -97,27 +133,28 @@ class Hosts:
     def left(self) -> list[str]:
         """The command lines of processes that are on a host still."""
         found = []
-        for number in range(1, len(self.addresses) + 1):
-            listed = subprocess.run(["ip", "netns", "pids", self.space(number)], capture_output=True, text=True)
-            for pid in map(int, listed.stdout.split()):
-                with suppress(psutil.Error):
-                    line = " ".join(psutil.Process(pid).cmdline())
-                    if line and "sshd" not in line:
-                        found.append(line)
+        for pid in self._processes():
+            with suppress(psutil.Error):
+                line = " ".join(psutil.Process(pid).cmdline())
+                if line and "sshd" not in line:
+                    found.append(line)
         return found
 
     def remove(self) -> None:
         """Ends what runs on them, and takes all away."""
-        for number in range(1, len(self.addresses) + 1):
-            listed = subprocess.run(["ip", "netns", "pids", self.space(number)], capture_output=True, text=True)
-            for pid in map(int, listed.stdout.split()):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-            subprocess.run(["ip", "link", "del", self.link(number)], capture_output=True)
-            subprocess.run(["ip", "netns", "del", self.space(number)], capture_output=True)
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        for number in self._numbers:
+            self._bridge.remove(number)
         for server in self._servers:
             server.wait()
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+        self._bridge.close()
+
+    def _processes(self) -> Iterator[int]:
+        for number in self._numbers:
+            listed = subprocess.run(["ip", "netns", "pids", self.space(number)], capture_output=True, text=True)
+            yield from map(int, listed.stdout.split())
 
     def _serve(self, number: int, address: str) -> None:
         config = self.folder / f"sshd{number}"

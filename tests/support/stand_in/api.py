@@ -110,7 +110,10 @@ class Api:
     def post(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
         """Makes an object, if its manifest is right."""
         made = asked.body
-        _validate(asked.kind, made)
+        try:
+            validate(made)
+        except (AssertionError, ValueError, kubernetes_validate.ValidationError) as error:
+            raise Refusal(422, "Invalid", f"{asked.kind} is invalid: {error}") from error
         try:
             return self.objects.create(asked.kind, asked.namespace, made)
         except KeyError as error:
@@ -161,23 +164,22 @@ class _Asked:
             raise Refusal(404, "NotFound", f'namespaces "{self.namespace}" not found')
 
 
-def _validate(kind: str, made: Made) -> None:
-    """Refuses what the published schemas do not know."""
+def validate(made: Made, *versions: str) -> None:
+    """Refuses what the published schemas of some versions, or the newest, do not know."""
     # Four hundred classes, which every process that runs tests would make when it collects them.
     from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-    try:
-        if kind == JOBSETS:
-            understood = JobsetV1alpha2JobSet.from_dict(made)
-            assert understood is not None
-            assert understood.to_dict() == made, "unknown fields"
-            for replicated in made["spec"]["replicatedJobs"]:
-                job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **replicated["template"]}
-                kubernetes_validate.validate(job, VERSION, strict=True)
-        else:
-            kubernetes_validate.validate(made, VERSION, strict=True)
-    except (AssertionError, ValueError, kubernetes_validate.ValidationError) as error:
-        raise Refusal(422, "Invalid", f"{kind} is invalid: {error}") from error
+    known = [made]
+    if made["kind"] == "JobSet":
+        understood = JobsetV1alpha2JobSet.from_dict(made)
+        assert understood is not None
+        # What its models do not know is not in what they give back.
+        assert understood.to_dict() == made, "unknown fields"
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+        known = [job | replicated["template"] for replicated in made["spec"]["replicatedJobs"]]
+    for each in known:
+        for version in versions or (VERSION,):
+            kubernetes_validate.validate(each, version, strict=True)
 
 
 def _status(refused: Refusal) -> Any:

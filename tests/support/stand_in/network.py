@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from namespaces import Bridge
+
 T = TypeVar("T")
 NAMES = Path("/etc/netns")
 CLONE_NEWNET = 0x40000000
@@ -35,69 +37,48 @@ def missing() -> str | None:
 
 
 class Network:
-    """The bridge that all pods are at, made once there is one; its own address is where the conductor is."""
+    """The bridge that all pods are at, made once there is one; its own address is where the driver is."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bridge: str | None = None
-        self._tag, self._prefix = "", ""
-        self._free = list(range(2, 250))
-        self._namespaces: dict[str, str] = {}
+        self._bridge: Bridge | None = None
+        self._free = list(range(1, 250))
+        # By their names, the numbers of the namespaces that there are.
+        self._namespaces: dict[str, int] = {}
 
     @property
     def address(self) -> str:
         """That of the node, among those of the pods."""
-        with self._lock:
-            self._begin()
-        return f"{self._prefix}.1"
+        return self._begun().gateway
 
-    def _begin(self) -> None:
-        if self._bridge is not None:
-            return
-        while True:
-            self._tag = secrets.token_hex(2)
-            # One of the ranges for tests (RFC 2544), which is nobody's.
-            self._prefix = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"
-            taken = subprocess.run(["ip", "-o", "address"], capture_output=True, text=True, check=True).stdout
-            if self._prefix not in taken and self._tag not in taken:
-                break
-        self._bridge = f"kube{self._tag}"
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"{self._prefix}.1/24", "dev", self._bridge)
-        _ip("link", "set", self._bridge, "up")
+    def _begun(self) -> Bridge:
+        with self._lock:
+            if self._bridge is None:
+                self._bridge = Bridge()
+                self._bridge.begin()
+            return self._bridge
 
     def add(self) -> tuple[str, str]:
         """A new namespace's name, and its address."""
+        bridge = self._begun()
         with self._lock:
-            self._begin()
             number = self._free.pop(0)
-            name, address = f"kube{self._tag}-{number}", f"{self._prefix}.{number}"
-            self._namespaces[name] = address
-        outside, inside = f"k{self._tag}o{number}", f"k{self._tag}i{number}"
+            name = bridge.space(number)
+            self._namespaces[name] = number
         folder = NAMES / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text("127.0.0.1 localhost\n")
         # Nobody is asked for what the file does not have.
         (folder / "resolv.conf").write_text("# no name server\n")
         (folder / "nsswitch.conf").write_text("hosts: files\n")
-        _ip("netns", "add", name)
-        _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
-        _ip("link", "set", outside, "master", str(self._bridge), "up")
-        _ip("link", "set", inside, "netns", name)
-        for command in (
-            ("link", "set", "lo", "up"),
-            ("link", "set", inside, "name", "eth0"),
-            ("address", "add", f"{address}/24", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-        ):
-            _ip("-n", name, *command)
-        return name, address
+        return name, bridge.add(number)
 
     def remove(self, name: str) -> None:
         """Takes a namespace away, and its interfaces."""
         with self._lock:
-            self._free.append(int(self._namespaces.pop(name).rpartition(".")[2]))
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            number = self._namespaces.pop(name)
+            self._free.append(number)
+        self._begun().remove(number)
         shutil.rmtree(NAMES / name, ignore_errors=True)
 
     def publish(self, records: Iterable[tuple[str, str]]) -> None:
@@ -117,7 +98,7 @@ class Network:
         for name in list(self._namespaces):
             self.remove(name)
         if self._bridge is not None:
-            subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+            self._bridge.close()
         with contextlib.suppress(OSError):
             NAMES.rmdir()
 
@@ -151,7 +132,3 @@ def inside(namespace: str, do: Callable[[], T]) -> T:
     if raised:
         raise raised[0]
     return found[0]
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
