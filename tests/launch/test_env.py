@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Ran, finish, left_behind, start
 from plans import config
+from under_way import events, losses, until
 
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
@@ -57,16 +57,8 @@ class Started:
 
     def steps(self) -> int:
         """How far the chief's run is."""
-        logs = sorted(self.folder.glob("*/outputs/runs/*/events.jsonl"))
-        lines = logs[-1].read_text().splitlines() if logs else []
-        return max((json.loads(line).get("step") or 0 for line in lines if '"checkpoint"' in line), default=0)
-
-    def wait(self, reached: Callable[[], bool], seconds: float = 120.0) -> None:
-        """Waits for something of the commands."""
-        until = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < until, "it never came"
-            time.sleep(0.1)
+        told = events(self.folder, "checkpoint", "*/outputs/runs/*")
+        return max((event.get("step") or 0 for event in told), default=0)
 
     def end(self) -> None:
         """Ends what is left."""
@@ -89,10 +81,6 @@ def begun(tmp_path):
         each.end()
         for kind, index in each.commands:
             assert not left_behind(tmp_path / f"{kind}{index}")
-
-
-def losses(result: dict) -> tuple:
-    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
 @pytest.mark.slow
@@ -141,7 +129,7 @@ def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_fro
     tasks = begun(chief=1, worker=1)
     tasks.type_all(*LONG)
     for role, others, reached in (("worker", "chief", 100), ("chief", "worker", 500)):
-        tasks.wait(lambda reached=reached: tasks.steps() >= reached)
+        until(lambda reached=reached: tasks.steps() >= reached)
         assert tasks.commands[others, 0].poll() is None
         tasks.commands[role, 0].kill()
         tasks.commands[role, 0].communicate()
@@ -158,7 +146,7 @@ def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_fro
 def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(begun):
     tasks = begun(chief=1, worker=1)
     tasks.type_all(*LONG)
-    tasks.wait(lambda: tasks.steps() >= 100)
+    until(lambda: tasks.steps() >= 100)
     tasks.commands["worker", 0].send_signal(signal.SIGTERM)
     ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
     assert (ran.code, other.code) == (75, 75), ran.err

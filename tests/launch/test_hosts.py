@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Ran, finish, listening, once_in_mlflow, start
+from conftest import listening, once_in_mlflow
 from namespaces import Hosts, made
+from under_way import UnderWay, losses
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
 TWO = ("strategy=multi_worker", "workers=2", *SMALL)
@@ -29,64 +30,25 @@ def two(tmp_path: Path) -> Iterator[Hosts]:
             time.sleep(0.2)
 
 
-class Under:
-    """A command under way."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder, self._began = folder, time.monotonic()
-        self.command = start(folder, *arguments)
-
-    def lines(self, output: str = "outputs") -> list[dict]:
-        """What the last run has logged."""
-        logs = sorted((self.folder / output).glob("runs/*/events.jsonl"))
-        return [json.loads(line) for line in logs[-1].read_text().splitlines()] if logs else []
-
-    def step(self) -> int:
-        return max((line.get("step") or 0 for line in self.lines() if line["event"] == "steps"), default=0)
-
-    def until(self, true: Callable[[], object], seconds: float = 180.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert self.command.poll() is None, self.command.communicate()
-            assert time.monotonic() < deadline, self.lines()[-5:]
-            time.sleep(0.2)
-
-    def restarted(self) -> list[str]:
-        return [line["text"] for line in self.lines() if line["event"] == "restarted"]
-
-    def ended(self, timeout: float = 300.0) -> Ran:
-        return finish(self.command, self.folder, self._began, timeout)
-
-    def kill(self) -> None:
-        self.command.kill()
-        self.command.communicate()
-
-
-def losses(result: dict) -> tuple:
-    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
-
-
 @pytest.mark.slow
 @pytest.mark.waits
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pipeline, two, tmp_path):
     alone = pipeline(*TWO, *LONG, "output_dir=alone")
     assert alone.code == 0, alone.err
     logged = [argument for argument in (*TWO, *LONG) if argument != "tracking=none"]
-    under = Under(tmp_path, *logged, *two.options(), "launch.heartbeat_timeout=15")
+    under = UnderWay(tmp_path, *logged, *two.options(), "launch.heartbeat_timeout=15")
     under.until(lambda: under.step() >= 100)
     # Shorter than anybody's patience.
     two.cut(2)
     time.sleep(6)
     two.mend(2)
-    step = under.step()
-    under.until(lambda: under.step() >= step + 100)
+    under.more(100)
     assert not under.restarted()
     # Its driver killed outright, and another in its place.
     under.kill()
     (run,) = tmp_path.glob("outputs/runs/*")
-    step = under.step()
-    under.command = start(tmp_path, "attach", run.name)
-    under.until(lambda: under.step() >= step + 100)
+    under.type("attach", run.name)
+    under.more(100)
     assert not under.restarted()
     # Longer, and mended while the restart waits for the host.
     two.cut(2)
@@ -101,15 +63,10 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     one = json.loads(next((tmp_path / "alone").rglob("result.json")).read_text())
     assert losses(result) == losses(one)
     assert (result["restarts"], result["resumed"]) == (1, 0)
-    told = [
-        line["step"] - before
-        for line in under.lines()
-        if line["event"] == "steps"
-        for before in range(len(line["losses"]))
-    ]
+    told = [line["step"] - before for line in under.told("steps") for before in range(len(line["losses"]))]
     # What was made again is told again; what an agent has sent twice is not.
     assert len(told) - len(set(told)) == result["steps_repeated"]
-    once_in_mlflow(tmp_path, result, 2500, len({line["epoch"] for line in under.lines() if line["event"] == "epoch"}))
+    once_in_mlflow(tmp_path, result, 2500, len({line["epoch"] for line in under.told("epoch")}))
     assert f"on 2 hosts ({a}, {b})" in ran.out
     assert all((ran.run_folders[0] / f"point-{rank}.log").exists() for rank in (0, 1))
     processes = json.loads((ran.run_folders[0] / "plan.json").read_text())["processes"]
@@ -125,12 +82,11 @@ def test_two_hosts_of_two_processes_each_train_to_the_losses_of_one_whichever_pr
     alone = pipeline(*four, "output_dir=alone")
     assert alone.code == 0, alone.err
     buckets = "strategy.bucket_bytes=4096"
-    under = Under(tmp_path, *four, *two.options(), buckets, "hardware.devices_per_host=2", "launch.max_restarts=2")
+    under = UnderWay(tmp_path, *four, *two.options(), buckets, "hardware.devices_per_host=2", "launch.max_restarts=2")
     # The one that adds to the other host's, and one that is handed its host's sums.
     for count, rank in enumerate((2, 1), 1):
-        step = under.step()
-        under.until(lambda step=step: under.step() >= step + 100)
-        pids = [line["pid"] for line in under.lines() if line["event"] == "started" and line["rank"] == rank]
+        under.more(100)
+        pids = [line["pid"] for line in under.told("started") if line["rank"] == rank]
         os.kill(pids[-1], signal.SIGKILL)
         under.until(lambda count=count: len(under.restarted()) == count, 60)
         assert f"worker {rank} on {two.addresses[rank // 2]}" in under.restarted()[-1]
@@ -157,11 +113,10 @@ def test_gradients_that_leave_in_buckets_over_a_slow_link_train_to_the_losses_of
     assert alone.code == 0, alone.err
     # Of 340 kB, which take most of a step to send.
     buckets = ("strategy.bucket_bytes=20000", "checkpoint.every_steps=20", "launch.heartbeat_timeout=8")
-    under = Under(tmp_path, *wide, *two.options(), *buckets)
+    under = UnderWay(tmp_path, *wide, *two.options(), *buckets)
     for count, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
-        step = under.step()
-        under.until(lambda step=step: under.step() >= step + 30)
-        pids = [line["pid"] for line in under.lines() if line["event"] == "started" and line["rank"] == 1]
+        under.more(30)
+        pids = [line["pid"] for line in under.told("started") if line["rank"] == 1]
         os.kill(pids[-1], number)
         under.until(lambda count=count: len(under.restarted()) == count, 60)
         assert f"worker 1 on {two.addresses[1]}" in under.restarted()[-1]
@@ -178,18 +133,17 @@ def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_lat
     two, tmp_path
 ):
     ports = "cluster.base_port=23456"
-    under = Under(tmp_path, *TWO, *LONG, *two.options(), ports)
+    under = UnderWay(tmp_path, *TWO, *LONG, *two.options(), ports)
     under.until(lambda: under.step() >= 100)
     # Where the hosts reach it, and nowhere else.
-    assert listening([psutil.Process(under.command.pid)]) == {two.gateway}
+    assert listening([psutil.Process(under.process.pid)]) == {two.gateway}
     # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another,
     # or keeps its ports.
     under.kill()
     before = len(two.left())
-    under = Under(tmp_path, *TWO, *LONG, *two.options(), ports)
-    under.until(lambda: [line for line in under.lines() if line["event"] == "resumed"])
-    step = under.step()
-    under.until(lambda: under.step() >= step + 100)
+    under = UnderWay(tmp_path, *TWO, *LONG, *two.options(), ports)
+    under.until(lambda: under.told("resumed"))
+    under.more(100)
     assert len(two.left()) == before
     began = time.monotonic()
     two.cut(2)
@@ -198,11 +152,11 @@ def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_lat
     assert ran.code == 1
     assert f"nothing was heard of {two.addresses[1]} for" in ran.err
     two.mend(2)
-    again = Under(tmp_path, *TWO, *LONG, *two.options(), "launch.elastic=true", "launch.heartbeat_timeout=10")
+    again = UnderWay(tmp_path, *TWO, *LONG, *two.options(), "launch.elastic=true", "launch.heartbeat_timeout=10")
     # What the first had logged is in the same file.
-    again.until(lambda: sum(line["event"] == "resumed" for line in again.lines()) == 2)
-    logged = len(again.lines())
-    again.until(lambda: any(line["event"] == "steps" for line in again.lines()[logged:]))
+    again.until(lambda: len(again.told("resumed")) == 2)
+    logged = len(again.told("steps"))
+    again.until(lambda: len(again.told("steps")) > logged)
     two.cut(2)
     ran = again.ended()
     assert ran.code == 0, ran.err

@@ -4,14 +4,17 @@ import json
 import os
 import signal
 import time
+import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, SUPPORT, finish, start
 from stand_in.cluster import StandIn
 from stand_in.network import missing
+from under_way import UnderWay
 
 IMAGE = "registry.example/me/pipeline:1"
 HERE = ("cluster=kubernetes", f"cluster.options.image={IMAGE}")
@@ -70,31 +73,11 @@ def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
 
 
 def weights(folder: Path) -> list[np.ndarray]:
-    import zipfile
-
-    import h5py
-
-    with (
-        zipfile.ZipFile(folder / "model.keras") as model,
-        model.open("model.weights.h5") as file,
-        h5py.File(file) as held,
-    ):
-        found: list[np.ndarray] = []
+    """Those of a model, and what its optimizer keeps."""
+    found: list[np.ndarray] = []
+    with zipfile.ZipFile(folder / "model.keras") as model, h5py.File(model.open("model.weights.h5")) as held:
         held.visititems(lambda name, each: found.append(each[()]) if isinstance(each, h5py.Dataset) else None)
-        return found
-
-
-def told(folder: Path, kind: str) -> list[dict]:
-    """The events of a kind of the run in a folder, as far as they are written."""
-    lines = [line for log in folder.glob("outputs/runs/*/events.jsonl") for line in log.read_text().splitlines()]
-    return [
-        event for event in map(json.loads, (line for line in lines if line.endswith("}"))) if event["event"] == kind
-    ]
-
-
-def steps(folder: Path) -> int:
-    """The step of the last checkpoint of the run in a folder."""
-    return max((event.get("step") or 0 for event in told(folder, "checkpoint")), default=0)
+    return found
 
 
 @needs_namespaces
@@ -109,28 +92,27 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     on_this_machine = start(here, *TWO)
     # Slow enough to be harmed on the way: each call of ten steps waits a while.
     slow = "train.callbacks=[{_target_: own.Pausing, seconds: 0.3}]"
-    command = start(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
+    run = UnderWay(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: run.step("checkpoint") >= 100 or run.process.poll() is not None, 180.0)
     # Its conductor killed outright, and another in its place.
-    command.kill()
-    command.communicate()
-    (run,) = tmp_path.glob("outputs/runs/*")
-    step = steps(tmp_path)
-    command = start(tmp_path, "attach", run.name, KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= step + 50 or command.poll() is not None, 180.0)
+    run.kill()
+    (folder,) = tmp_path.glob("outputs/runs/*")
+    step = run.step("checkpoint")
+    run.type("attach", folder.name)
+    cluster.wait(lambda: run.step("checkpoint") >= step + 50 or run.process.poll() is not None, 180.0)
     # Of what is taken away all save a checkpoint first; of what dies none can.
     (chief,) = cluster.running("chief")
     cluster.kubelet.evict(chief)
-    cluster.wait(lambda: told(tmp_path, "restarted") or command.poll() is not None, 60.0)
-    step = steps(tmp_path)
-    cluster.wait(lambda: steps(tmp_path) >= step + 50 or command.poll() is not None, 180.0)
-    assert "was asked to leave by SIGTERM to chief 0" in told(tmp_path, "restarted")[0]["text"]
+    cluster.wait(lambda: run.restarted() or run.process.poll() is not None, 60.0)
+    step = run.step("checkpoint")
+    cluster.wait(lambda: run.step("checkpoint") >= step + 50 or run.process.poll() is not None, 180.0)
+    assert "was asked to leave by SIGTERM to chief 0" in run.restarted()[0]
     # Nothing that was made before is made again.
-    made = [event["step"] for event in told(tmp_path, "steps")]
+    made = [event["step"] for event in run.told("steps")]
     assert len(made) == len(set(made))
     (worker,) = cluster.running("worker")
     cluster.kubelet.kill(worker)
-    ran = finish(command, tmp_path, time.monotonic(), 240.0)
+    ran = run.ended(240.0)
     assert ran.code == 0, ran.out + ran.err + cluster.describe()
     alone = finish(on_this_machine, here, began, 240.0)
     assert alone.code == 0, alone.err
@@ -159,10 +141,10 @@ def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_
         "cluster.options.kind=job", f"cluster.options.conductor={cluster.network.address}", "train.steps=100000",
         "checkpoint.every_steps=100",
     )  # fmt: skip
-    command = start(tmp_path, *given, KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
+    run = UnderWay(tmp_path, *given, KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: run.step("checkpoint") >= 100 or run.process.poll() is not None, 180.0)
     assert len(cluster.running()) == 4, cluster.describe()
-    os.kill(command.pid, signal.SIGINT)
-    ran = finish(command, tmp_path, time.monotonic(), 60.0)
+    os.kill(run.process.pid, signal.SIGINT)
+    ran = run.ended(60.0)
     assert ran.code == 130, ran.out + ran.err
     cluster.wait(lambda: not any(map(cluster.objects.all, ("jobs", "pods", "services", "secrets", "networkpolicies"))))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Ran, environment, finish, left_behind, start
+from under_way import losses
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents.dialling import Contact
@@ -19,10 +20,6 @@ from pipeline.record.log import read_json
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
 TWO = ("strategy=multi_worker", "workers=2", *SMALL)
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
-
-
-def losses(result: dict) -> tuple:
-    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
 def typed(folder: Path, processes: int, *arguments: str) -> Ran:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pretend_slurm
 import pytest
 from conftest import Ran, environment, finish, left_behind, once_in_mlflow, start
 from pretend_slurm import Slurm
+from under_way import UnderWay, losses, until
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError
@@ -50,15 +51,12 @@ def slurm() -> Iterator[Slurm]:
         yield made
 
 
-class Typed:
-    """A command in a folder of its own, from outside of any job or from inside of one."""
+class Typed(UnderWay):
+    """A command from outside of any job or from inside of one."""
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
-        self.slurm, self.folder, self.process = slurm, folder, None
-        folder.mkdir(exist_ok=True)
-
-    def type(self, *arguments: str, **environ: str) -> None:
-        self.process = start(self.folder, "cluster=slurm", *arguments, **self.slurm.environ, **environ)
+        super().__init__(folder, **slurm.environ)
+        self.slurm = slurm
 
     def submit(self, *arguments: str) -> None:
         """Has Slurm run the command on the first of two nodes."""
@@ -70,34 +68,10 @@ class Typed:
         asked = ["sbatch", f"--chdir={self.folder}", f"--output={self.folder}/said", str(script)]
         self.slurm.ask(*asked, PYTHONPATH=environment()["PYTHONPATH"])
 
-    def ended(self, timeout: float = 400.0) -> Ran:
-        return finish(self.process, self.folder, time.monotonic(), timeout)
-
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind in all its runs, as far as they are written."""
-        lines = [
-            line
-            for log in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))
-            for line in log.read_text().splitlines()
-            if line.endswith("}")
-        ]
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
-
-    def until(self, reached: Callable[[], object]) -> None:
-        def reached_or_over() -> object:
-            assert self.process.poll() is None, "\n".join(self.process.communicate())
-            return reached()
-
-        until(reached_or_over)
-
-    def saved(self) -> int:
-        """How many checkpoints there are."""
-        return len(self.told("checkpoint"))
-
-    def more(self, checkpoints: int = 2) -> None:
+    def saved(self, checkpoints: int = 2) -> None:
         """Waits until it has trained on."""
-        before = self.saved()
-        self.until(lambda: self.saved() >= before + checkpoints)
+        before = len(self.told("checkpoint"))
+        self.until(lambda: len(self.told("checkpoint")) >= before + checkpoints)
 
     def job(self) -> str:
         (job,) = self.slurm.jobs("%i")
@@ -109,24 +83,12 @@ def typed(slurm: Slurm, tmp_path: Path) -> Iterator[Typed]:
     made = Typed(slurm, tmp_path / "there")
     yield made
     if made.process is not None and made.process.poll() is None:
-        made.process.kill()
-        made.process.communicate()
+        made.kill()
         # What a command that is killed leaves trains on for a while.
         slurm.ask("scancel", "--user=root")
         until(lambda: not slurm.jobs(), 60.0)
     assert not left_behind(made.folder, 30)
     assert not slurm.jobs()
-
-
-def until(reached: Callable[[], object], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.2)
-
-
-def losses(result: dict[str, Any]) -> tuple[Any, ...]:
-    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
 def weights(told: list[dict[str, Any]]) -> str:
@@ -138,17 +100,16 @@ def weights(told: list[dict[str, Any]]) -> str:
 def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice(typed, tmp_path):
     sweep = ("-m", "workers=2", "sweep.name=three", "train.steps=30", "checkpoint.every_steps=10", *SMALL)
     every = (*sweep, "strategy=mirrored,multi_worker,parameter_server", "sweep.parallel=2")
-    typed.type(*every)
+    typed.type("cluster=slurm", *every)
     # The jobs of two points fit on one node: their ports are not the same.
     typed.until(lambda: len(typed.told("started")) > 1)
     jobs = set(typed.slurm.jobs("%i"))
     # The third is run in the job of the first that has finished.
     typed.until(lambda: len(typed.told("run")) == 3)
     assert (len(jobs), set(typed.slurm.jobs("%i")) <= jobs) == (2, True)
-    os.kill(typed.process.pid, signal.SIGKILL)
-    typed.process.communicate()
+    typed.kill()
     kept = {result["strategy"] + str(result["workers"]) for result in _finished(typed)}
-    typed.type(*every)
+    typed.type("cluster=slurm", *every)
     ran = typed.ended()
     assert (ran.code, ran.err) == (0, ""), ran.out + ran.err
     assert f"{len(kept)} of 3 points have finished and are kept." in ran.out or not kept
@@ -187,14 +148,13 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     began, alone = time.monotonic(), start(here, *LONG)
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
     logged = [argument for argument in LONG if argument != "tracking=none"]
-    typed.type(*logged, SLOW, "hardware.hosts=2", *limits)
-    typed.more()
+    typed.type("cluster=slurm", *logged, SLOW, "hardware.hosts=2", *limits)
+    typed.saved()
     # Its driver killed outright, and another in its place.
-    os.kill(typed.process.pid, signal.SIGKILL)
-    typed.process.communicate()
+    typed.kill()
     (run,) = typed.folder.glob("outputs/runs/*")
-    typed.process = start(typed.folder, "attach", run.name, **typed.slurm.environ)
-    typed.more()
+    typed.type("attach", run.name)
+    typed.saved()
     assert not typed.told("restarted")
     # Slurm looks at limits twice a minute, and sends USR2 half a minute before this one.
     ends = datetime.now() + timedelta(seconds=32)
@@ -202,11 +162,11 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     typed.until(lambda: typed.told("restarted"))
     # What is left of its time is now its limit.
     typed.slurm.ask("scontrol", "update", f"JobId={typed.job()}", "TimeLimit=30")
-    typed.more()
+    typed.saved()
     worker = typed.told("started")[-1]["pid"]
     os.kill(worker, signal.SIGKILL)
     typed.until(lambda: len(typed.told("restarted")) == 2)
-    typed.more()
+    typed.saved()
     typed.slurm.node_down("n2")
     try:
         typed.until(lambda: len(typed.told("restarted")) == 3)
@@ -217,7 +177,7 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     unharmed = finish(alone, here, began, 240)
     assert unharmed.code == 0, unharmed.err
     assert weights(typed.told("finished")) == weights(unharmed.events("finished"))
-    texts = [event["text"] for event in typed.told("restarted")]
+    texts = typed.restarted()
     assert "The run was asked to leave by SIGUSR2" in texts[0]
     assert "is in the queue again" in texts[0]
     assert "was killed by SIGKILL" in texts[1]
@@ -238,7 +198,7 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     inside = Typed(slurm, tmp_path / "inside")
     inside.submit(*short, SLOW)
     job = inside.job()
-    until(lambda: inside.saved() >= 2)
+    until(lambda: len(inside.told("checkpoint")) >= 2)
     # To its steps, as before the time is up.
     slurm.ask("scancel", "--signal=USR2", job)
     until(lambda: not slurm.jobs())
@@ -253,8 +213,8 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     assert alone.code == 0, alone.err
     assert losses(result) == losses(alone.result)
     # A sweep in turn, all of whose points have that job.
-    typed.type("-m", "train.seed=0,1", *LONG, SLOW)
-    typed.more()
+    typed.type("cluster=slurm", "-m", "train.seed=0,1", *LONG, SLOW)
+    typed.saved()
     slurm.ask("scancel", typed.job())
     ended = typed.ended()
     assert ended.result["status"] == "KILLED"
