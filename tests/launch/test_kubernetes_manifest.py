@@ -92,9 +92,19 @@ def test_a_pod_is_a_host_and_names_are_those_that_the_headless_service_gives():
     assert list(pods(plan).ranks(plan)) == pods(plan).hosts == hosts
     # An Indexed Job has them in one row.
     assert pods(plan, "Job").hosts == ["mine-0", "mine-1", "mine-2", "mine-3"]
+    # Fewer workers are laid over pods that are left.
+    left = [("chief", 0), ("worker", 1), ("worker", 0)]
+    ranks = pods(planned("multi_worker", 3)).ranks(planned("multi_worker", 2), left)
+    assert ranks == {"mine-chief-0-0": [0], "mine-worker-0-1": [1]}
+    # Several processes of a pod have a port each.
+    each = config("multi_worker", "auto", 4, strategy__devices_per_process=1, hardware__hosts=2)
+    plan = make(each, Machine("pod", (0, 1), 4.0, "", hosts=2))
+    chief, worker = "mine-chief-0-0.mine", "mine-worker-0-0.mine"
+    expected = [f"{chief}:2222", f"{chief}:2223", f"{worker}:2222", f"{worker}:2223"]
+    assert pods(plan).addresses(pods(plan).ranks(plan), 2222) == expected
 
 
-def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts():
+def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts_and_thousands_take_no_more_text():
     plan = planned("parameter_server", 8)
     policy, jobset = made(plan)
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
@@ -107,20 +117,8 @@ def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts()
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
-
-
-def test_fewer_workers_are_laid_over_pods_that_are_left():
-    left = [("chief", 0), ("worker", 1), ("worker", 0)]
-    ranks = pods(planned("multi_worker", 3)).ranks(planned("multi_worker", 2), left)
-    assert ranks == {"mine-chief-0-0": [0], "mine-worker-0-1": [1]}
-
-
-def test_several_processes_of_a_pod_have_a_port_each():
-    each = config("multi_worker", "auto", 4, strategy__devices_per_process=1, hardware__hosts=2)
-    plan = make(each, Machine("pod", (0, 1), 4.0, "", hosts=2))
-    chief, worker = "mine-chief-0-0.mine", "mine-worker-0-0.mine"
-    expected = [f"{chief}:2222", f"{chief}:2223", f"{worker}:2222", f"{worker}:2223"]
-    assert pods(plan).addresses(pods(plan).ranks(plan), 2222) == expected
+    many, few = (len(to_yaml(made(planned("multi_worker", count)))) for count in (4096, 2))
+    assert many - few < 50
 
 
 def test_the_baseline_runs_where_a_worker_does():
@@ -210,11 +208,6 @@ def test_as_many_pods_are_laid_over_as_the_workers_divide_evenly_over(workers, c
     assert 1 + max(process.host for process in plan.processes) == hosts
     assert plan.workers == workers
     assert not plan.hardware.rehearsal
-
-
-def test_thousands_of_pods_are_no_longer_than_two():
-    pods, few = (len(to_yaml(made(planned("multi_worker", count)))) for count in (4096, 2))
-    assert pods - few < 50
 
 
 def test_the_file_of_options_names_each_with_what_it_means_and_all_are_as_the_program_has_them():
