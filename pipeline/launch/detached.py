@@ -5,86 +5,47 @@ is told to, or once it has been without a driver for `launch.orphan_timeout` sec
 """
 
 import os
-import shlex
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import LaunchError, this_machine
-from pipeline.launch.agents.dialling import Contact, DiallingCluster
 from pipeline.launch.agents.messages import PACKAGE
 from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.hosts import HostsCluster
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
 
-class DetachedCluster(DiallingCluster):
-    """This machine, by one agent."""
+class DetachedCluster(HostsCluster):
+    """This machine as the only host, on which a shell does what ssh does on others."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
-        super().__init__(config, environ)
-        self._machine: Machine | None = None
-        self._agent: subprocess.Popen[bytes] | None = None
-
-    @property
-    def count(self) -> int:
-        """One agent."""
-        return 1
-
-    def listens_at(self) -> str:
-        """On loopback."""
-        return "127.0.0.1:0"
+        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), environ.get("PYTHONPATH")]))
+        options: Object = {"conductor": "127.0.0.1:0", "environment": {"PYTHONPATH": path}}
+        super().__init__(replace(config, hosts=["localhost"], options=options), environ)
+        self._machine = this_machine.detect(environ)
+        self._targets = {self._machine.hostname: "localhost"}
 
     def inventory(self) -> Machine:
         """This machine, looked at once."""
-        if self._machine is None:
-            self._machine = this_machine.detect(self.environ)
         return self._machine
 
     def assumed(self) -> Machine:
         """The same."""
-        return self.inventory()
+        return self._machine
 
     def warm_up(self) -> None:
         """Starts the agent, whose imports run beside what the driver does next."""
         self.gather()
 
-    def begin(self, contact: Contact) -> None:
-        """Starts the agent, which is given the token by its standard input."""
-        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), self.environ.get("PYTHONPATH")]))
-        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        self._agent = subprocess.Popen(
-            self._command(contact.address),
-            stdin=pipe,
-            stdout=nowhere,
-            stderr=pipe,
-            env={**self.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        assert self._agent.stdin is not None
-        self._agent.stdin.write(contact.token + b"\n")
-        self._agent.stdin.close()
-
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where the agent has ended."""
-        if self._agent is None or self._agent.poll() in (None, 0):
-            return
-        output = b"" if self._agent.stderr is None else self._agent.stderr.read()
-        lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-        raise LaunchError(
-            "an agent that outlives this command",
-            f"one that has ended with {self._agent.returncode}{f': {lines[-1]}' if lines else ''}",
-            "launch.detach=false",
-        )
-
-    def end(self) -> None:
-        """Lets go of what has started the agent, and has ended once that was there."""
-        if self._agent is not None:
-            self._agent.wait()
-            if self._agent.stderr is not None:
-                self._agent.stderr.close()
+        for why in self._failed.values():
+            raise LaunchError(
+                "an agent that outlives this command", f"one that has ended: {why}", "launch.detach=false"
+            )
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Ports of this machine that the agent holds, for a plan of several processes."""
@@ -97,14 +58,15 @@ class DetachedCluster(DiallingCluster):
 
     def describe(self, plan: Plan) -> str:
         """The command that starts the agent, and where it dials."""
-        typed = shlex.join(self._command("127.0.0.1:PORT"))
+        typed = self._command(self._machine.hostname, "127.0.0.1:PORT")
         return f"One agent, which outlives this command: this one, with a token on its standard input.\n{typed}"
 
     def _where(self, plan: Plan) -> dict[int, str]:
         """All processes are the one agent's, also those that stand for hosts."""
-        return dict.fromkeys((process.rank for process in plan.processes), self.inventory().hostname)
+        return dict.fromkeys((process.rank for process in plan.processes), self._machine.hostname)
 
-    def _command(self, address: str) -> list[str]:
-        name, method = self.inventory().hostname, self.config.start_method.value
-        arguments = ["--name", name, "--order", "0", "--address", self.config.host, "--start-method", method]
-        return [sys.executable, "-m", "pipeline.launch", address, *arguments, "--detach"]
+    def _ssh(self, name: str) -> list[str]:
+        return ["sh", "-c"]
+
+    def _command(self, name: str, address: str) -> str:
+        return f"{super()._command(name, address)} --address {self.config.host}"
