@@ -111,8 +111,8 @@ class MpiCluster(DiallingCluster):
     def listens_at(self) -> str:
         """`cluster.options.conductor`; else loopback if all places are on this host, or its address."""
         place = self._there_is()
-        here = "127.0.0.1" if place.local_size == place.size else ""
-        return with_port(self._options.conductor or here or reached_from(socket.gethostname()))
+        loopback = "127.0.0.1" if place.local_size == place.size else None
+        return with_port(self._options.conductor or loopback or reached_from(socket.gethostname()))
 
     def begin(self, contact: Contact) -> None:
         """Tells the others where they are awaited."""

@@ -242,16 +242,16 @@ class Endpoint:
     async def _keep_dialling(self, channel: Channel, address: str | Callable[[], socket.socket]) -> None:
         while not channel.refused:
             try:
-                there: dict[str, Any]
+                target: dict[str, Any]
                 if isinstance(address, str):
                     host, _, port = address.rpartition(":")
-                    there = {"host": host, "port": int(port)}
+                    target = {"host": host, "port": int(port)}
                 else:
-                    there = {"sock": await _opened(address)}
+                    target = {"sock": await _opened(address)}
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     _, connection = await self._loop.create_connection(
                         lambda: Connection(self, channel),
-                        **there,
+                        **target,
                         ssl=self._client,
                         server_hostname="pipeline",
                         ssl_shutdown_timeout=HANG_UP_SECONDS,
