@@ -322,5 +322,5 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
 
 def test_the_token_is_no_part_of_what_is_typed():
     cluster = DetachedCluster(config().cluster, os.environ)
-    assert "token" not in " ".join(cluster._command("127.0.0.1:1"))
+    assert "token" not in cluster._command(*cluster._targets, "127.0.0.1:1")
     cluster.close(0)
