@@ -81,6 +81,7 @@ def test_where_they_meet_is_for_nobody_else(tmp_path):
     assert read_json(Meeting, path) == Meeting("127.0.0.1:80", "secret")
     made.end()
     assert not os.listdir(path.parent)
+    made.close(0)
 
 
 def test_open_mpi_says_which_place_this_is():
