@@ -8,7 +8,6 @@ Arguments with `=` go to every command. Who goes first changes with the round; t
 
 import argparse
 import itertools
-import math
 import statistics
 import sys
 import tempfile
@@ -36,8 +35,6 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=mlp")
     arguments = record.parse(parser, smoke=["--rounds=1", "tracking=none", "measure.steps=16"])
     short = arguments.short or arguments.smoke
-    if arguments.short and arguments.kept:
-        arguments.json = record.RESULTS / "sweep_short.json"
     overrides = [*(ONE_SECOND if short else ()), *arguments.overrides]
     points = SMOKE if arguments.smoke else SHORT if short else POINTS
     ratios = []
@@ -52,7 +49,7 @@ def main() -> int:
                 flush=True,
             )
     print(f"median ratio {statistics.median(ratios):.3f} of {len(ratios)} rounds")
-    record.write(arguments, arguments.rounds, {"points": math.prod(map(len, points.values())), "ratios": ratios})
+    record.write(arguments, arguments.rounds, {"ratios": ratios})
     return 0
 
 

@@ -70,12 +70,12 @@ def side_by_side(rows: Rows, part: str) -> list[str]:
 
 def sweep(rows: Rows, part: str) -> list[str]:
     """What a sweep takes, beside its points as commands of their own."""
-    ratios, points = rows["ratios"], rows.get("points", 6)
+    ratios = rows["ratios"]
     return [
         "| seconds of / of | ratio | range |",
         "|---|---|---|",
-        f"| a sweep of {points} points / the same points as commands of their own "
-        f"| {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |",
+        f"| a sweep of six points / the same points as commands of their own | {statistics.median(ratios):.2f} "
+        f"| {min(ratios):.2f} to {max(ratios):.2f} |",
     ]
 
 
@@ -314,7 +314,6 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "collectives": side_by_side,
     "asynchronous": side_by_side,
     "sweep": sweep,
-    "sweep_short": sweep,
     "every_strategy": every_strategy,
     "differential": differential,
     "checkpoints": checkpoints,
