@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="twelve points of about a second")
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=mlp")
     arguments = record.parse(parser, smoke=["--rounds=1", "tracking=none", "measure.steps=16"])
+    arguments.kept = arguments.kept and not arguments.short
     short = arguments.short or arguments.smoke
     overrides = [*(ONE_SECOND if short else ()), *arguments.overrides]
     points = SMOKE if arguments.smoke else SHORT if short else POINTS
