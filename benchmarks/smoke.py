@@ -29,7 +29,7 @@ import pipeline.commands.train
 from pipeline.commands import verbs
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.local import LocalCluster
-from pipeline.run import explaining
+from pipeline.run import timing
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if re.search(r"= record\.parse\(", path.read_text()))
@@ -52,7 +52,7 @@ def main() -> int:
     LocalCluster(ClusterConfig(name="local"), os.environ).warm_up()
     _keep_the_server()
     record.typist = typist
-    explaining.EXPLAIN_SECONDS, explaining.ENOUGH_ROUNDS = 0.0, 1
+    timing.EXPLAIN_SECONDS, timing.ENOUGH_ROUNDS = 0.0, 1
     codes = list(_ended(folder, given.names or PROGRAMS))
     return 1 if any(codes) else 0
 
