@@ -308,6 +308,16 @@ def gpu(rows: Rows, part: str) -> list[str]:
     return [*lines, "", f"{device['kind']}, JAX {device['jax']}; its checks were {furthest:.0e} apart at most."]
 
 
+def xla(rows: Rows, part: str) -> list[str]:
+    """A model's throughput with XLA over that without, what `train.xla=auto` chose, and how far losses are apart."""
+    lines = ["| model | XLA / TensorFlow | range | `auto` chose | losses apart |", "|---|---|---|---|---|"]
+    for name, found in rows.items():
+        ratios, chosen = found["ratios"], "XLA" if found["chosen"] else "TensorFlow"
+        cells = (f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}", chosen)
+        lines.append(f"| {name} | {' | '.join(cells)} | {found['apart']:.0e} |")
+    return lines
+
+
 TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "on_jax": side_by_side,
@@ -329,6 +339,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "perplexity": perplexity,
     "deep": deep,
     "gpu": gpu,
+    "xla": xla,
     "explain": explain,
     "scale": scale,
     "growth": growth,

@@ -131,6 +131,10 @@ ONE_OF_EACH = {
         {"ratios": [0.5, 0.52, 0.6]},
         ["| a sweep of six points / the same points as commands of their own | 0.52 | 0.50 to 0.60 |"],
     ),
+    "xla": (
+        {"mlp": {"ratios": [0.9, 1.1, 1.2], "chosen": True, "speedup": 1.1, "apart": 2e-7}},
+        ["| mlp | 1.10 | 0.90 to 1.20 | XLA | 2e-07 |"],
+    ),
     "every_strategy": (
         {"models": ["one", "two"], "strategies": {"mirrored": ["1e-07", "refused"]}},
         ["| strategy | one | two |", "| mirrored | 1e-07 | refused |"],
