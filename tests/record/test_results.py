@@ -1,72 +1,93 @@
 """What became of a run, as result.json has it: written and read in one place, in this version and the one before."""
 
-import dataclasses
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import pytest
+from any_value import any_of, few
 from conftest import QUICK, ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from older_runs import OLD
 
 from pipeline.config.parts import flat, leaves
 from pipeline.record import predictions, results, sweeps, tracking
-from pipeline.record.findings import Check, Difference, Explanation, LostShare, Pace
 from pipeline.record.log import read_json, write_json
-from pipeline.record.predictions import FittedOn, PredictionLine, Scored
-from pipeline.record.results import (
-    Baseline,
-    Choices,
-    Cost,
-    Ending,
-    Environment,
-    Input,
-    Layout,
-    Result,
-    Speed,
-    Staleness,
-    Survival,
-    Tracked,
-    Training,
-)
+from pipeline.record.predictions import PredictionLine
+from pipeline.record.results import Baseline, Result, Training
 from pipeline.record.sweeps import Entry
 from pipeline.record.tracking import Copied, TrackingState, TrackingStore
 
-FITTED_ON = FittedOn(2, 1, ("mirrored",), ("mlp",), (1, 2), (1,), (64,), (9610,), "here", {"keras": "3"}, 0.01)
-SCORED = Scored(
-    examples_per_second=110.0, low=90.0, high=130.0, measured=100.0, error=0.1, held=True, fitted_on=FITTED_ON
-)
-WHOLE = Result(
-    Ending("FAILED", "It was killed.", "point-0.log"),
-    Choices("parameter_server", "2cpu", "mlp", "digits", "jax", "horovod"),
-    Layout(2, 1, 1, 4, 2, 64, 64, "weak", "float32", True, True, True, 8),
-    Speed(100.0, 90.0, 110.0, 1.0, 2.0, 3.0, 50.0, "measured in this run", 2.0, 1.8, 2.2, 1.0, 0.9375, 5, 10, 0.25),
-    Input(0.2, {"worker 1": 0.2}, True, 3, 4),
-    Training(
-        3, 0.5, {"accuracy": 0.9}, 0.6, {"accuracy": 0.8}, 9610, 153_772, 1.5, 2.5, True, 1.25, 6.5, 0.75,
-        "model.keras", "sample.txt", "EarlyStopping", 40, 5, 2,
+
+class Form(NamedTuple):
+    """A file of a folder: its values, what writes and reads it, and texts that are none, read as `nothing`."""
+
+    name: str
+    values: st.SearchStrategy[Any]
+    write: Callable[[Path, Any], object]
+    read: Callable[[Path], Any]
+    broken: tuple[str, ...]
+    nothing: Any
+
+
+def _whole(result: Result) -> Result:
+    """The same of an asynchronous training, which alone has all values."""
+    return replace(result, layout=replace(result.layout, asynchronous=True))
+
+
+PLACE = attrgetter("place")
+FORMS = [
+    Form(results.FILE, any_of(Result).map(_whole), results.write, results.read, ("", "[]", "{"), None),
+    Form(
+        "baseline.json", any_of(Baseline), lambda folder, value: write_json(folder / "baseline.json", value),
+        lambda folder: read_json(Baseline, folder / "baseline.json"),
+        ("", "{}", '{"examples_per_second": [1.0]}'), None,
     ),
-    Staleness(0.5, 2, 10, 640, 11, {"worker 1": 10}),
-    Survival(1, 2, 3, 4, 5, 0.75, 8),
-    Cost(10.0, 2.0, 0.5, 300.0),
-    Tracked("abc123", "MLflow does not hold all of it yet."),
-    Environment("here", {"keras": "3"}),
-    Pace(480.0, 9000.0, "input", 9000.0),
-    Explanation(0.1, 0.0, 0.2, [LostShare("other", 0.1, 0.0, 0.2)], None, None, "Try less."),
-    (SCORED,),
-    ("What a reader should know.",),
-    Check("different", [Difference("loss", "loss", 0.5, 1.0, 2.0)], "The loss is a sum.", "Try a mean.", "", 0.5),
-)  # fmt: skip
+    Form(
+        sweeps.FILE,
+        st.lists(any_of(Entry), max_size=3, unique_by=PLACE).map(lambda entries: sorted(entries, key=PLACE)),
+        lambda folder, entries: sweeps.write(folder, entries[::-1]), sweeps.read,
+        ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'), [],
+    ),
+    Form(
+        predictions.FILE, st.lists(any_of(PredictionLine), max_size=2),
+        lambda folder, lines: [predictions.append(folder, line) for line in lines], predictions.read,
+        ("", '{"cut', '{"identity": "b"}\n'), [],
+    ),
+    Form(tracking.STATE, any_of(TrackingState), tracking.write, tracking.recall, ("", "[]"), TrackingState()),
+]  # fmt: skip
 # What only an asynchronous training has.
 OF_ASYNCHRONOUS = {"staleness_mean", "staleness_max", "steps", "examples", "updates", "worker_steps"}
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path):
-    # Each value differs from what stands for one that is not known.
-    assert [name for name, value in flat(WHOLE).items() if value == flat(Result())[name]] == []
-    results.write(tmp_path, WHOLE)
-    assert results.read(tmp_path) == WHOLE
-    assert json.loads((tmp_path / "result.json").read_text())["version"] == results.VERSION
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@given(data=st.data())
+@few
+def test_a_file_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(form, data):
+    values = data.draw(form.values)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        assert form.read(folder) == form.nothing
+        for text in form.broken:
+            (folder / form.name).write_text(text)
+            assert form.read(folder) == form.nothing
+        # Lines are appended to what is there.
+        form.write(folder, values)
+        assert form.read(folder) == values
+
+
+@given(result=any_of(Result).map(_whole))
+@few
+def test_what_a_later_version_adds_to_a_result_is_passed_over(result):
+    values = results.to_values(result)
+    assert values["version"] == results.VERSION
+    assert results.from_values(values | {"version": 99, "flux": 1}) == result
 
 
 def test_a_training_that_diverged_is_read_with_what_its_loss_came_to(tmp_path):
@@ -100,17 +121,6 @@ def test_what_is_odd_is_not_known(odd):
             assert read[name] == unknown[name]
 
 
-def test_what_is_no_result_is_none(tmp_path):
-    assert results.read(tmp_path) is None
-    for text in ("", "[]", "{"):
-        (tmp_path / "result.json").write_text(text)
-        assert results.read(tmp_path) is None
-
-
-def test_what_a_later_version_adds_is_passed_over():
-    assert results.from_values(results.to_values(WHOLE) | {"version": 99, "flux": 1}) == WHOLE
-
-
 def test_the_docs_name_each_value_and_no_other():
     table = (ROOT / "docs" / "results.md").read_text().partition("## The other files")[0]
     named: set[str] = set()
@@ -140,45 +150,15 @@ def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):
     assert ran.result == {"version": results.VERSION, "status": "REFUSED", "error": ran.result["error"]} | chosen
 
 
-def test_a_baseline_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp_path):
-    path = tmp_path / "abc.json"
-    kept = Baseline((100.0, 101.0), "outputs/runs/one", 8.0)
-    write_json(path, kept)
-    assert read_json(Baseline, path) == kept
-    for text in ("", "{}", '{"examples_per_second": [1.0]}'):
-        path.write_text(text)
-        assert read_json(Baseline, path) is None
-
-
-def test_predictions_are_read_as_they_were_written_and_what_is_none_is_passed_over(tmp_path):
-    line = PredictionLine(identity="a", time=8.0, examples_per_second=1.0, low=0.5, high=2.0, fitted_on=FITTED_ON)
-    predictions.append(tmp_path, line)
-    with (tmp_path / predictions.FILE).open("a") as lines:
-        lines.write('{"identity": "b"}\n{"cut')
-    predictions.append(tmp_path, dataclasses.replace(line, identity="c"))
-    assert predictions.read(tmp_path)[:1] == [line]
-
-
-def test_a_sweep_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp_path):
-    entries = [Entry(0, 0, "abc", "0_mirrored", ("workers=2",), "FINISHED", None, 1.5), Entry(1, 0, "d", "1_tpu", ())]
-    sweeps.write(tmp_path, entries[::-1])
-    assert sweeps.read(tmp_path) == entries
-    for text in ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'):
-        (tmp_path / Path(sweeps.FILE)).write_text(text)
-        assert sweeps.read(tmp_path) == []
-
-
-def test_where_a_run_is_tracked_is_read_as_it_was_written_also_by_0_1_0(tmp_path):
+def test_where_a_run_is_tracked_is_known_by_store_and_read_as_0_1_0_wrote_it(tmp_path):
     store, own, other = (
         TrackingStore("sqlite", "sqlite:///a.db", "pipeline", "file:///a"),
         Copied("abc", "1", 9),
         Copied("d"),
     )
     state = TrackingState(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
-    tracking.write(tmp_path, state)
-    assert tracking.recall(tmp_path) == state == TrackingState(store, own, {"http://there": other})
+    assert state == TrackingState(store, own, {"http://there": other})
     assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
-    assert tracking.recall(tmp_path / "nothing") == TrackingState()
     old = OLD / "sweeps" / "both" / "1_mirrored"
     read = tracking.recall(old)
     assert (read.copied.closed, read.store and read.store.experiment) == ("FINISHED", "old")
