@@ -34,28 +34,6 @@ def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        ({"model": "cnn"}, "model differs (mlp, cnn)"),
-        ({"data": "mnist5k"}, "data differs (digits, mnist5k)"),
-        ({"precision": "mixed_bfloat16"}, "precision differs (float32, mixed_bfloat16)"),
-        ({"scaling": "strong"}, "scaling differs (weak, strong)"),
-        ({"replica_batch": 32}, "batch rule differs (replica batch 64, replica batch 32)"),
-        ({"machine": "there"}, "machine differs (here, there)"),
-        ({"versions": {"keras": "4"}}, "versions differs (keras 3, keras 4)"),
-        ({"rehearsal": True}, "one of them is a rehearsal"),
-        ({"oversubscribed": True}, "one of them is oversubscribed"),
-        ({"timed_workers": 1}, "one of them was timed with fewer workers than it was to have"),
-    ],
-)
-def test_speeds_that_say_nothing_of_each_other_are_not_compared(tmp_path, capsys, other, why):
-    out = said(capsys, wrote(tmp_path / "one", [1.0, 2.0]), wrote(tmp_path / "two", [8.0, 9.0], **other))
-    assert f"0 and 1: not compared, since {why}" in out
-    assert f"Speeds are not comparable: {why}." in out
-    assert "times as fast" not in out
-
-
-@pytest.mark.parametrize(
     ("repeats", "verdict"),
     [
         (([100.0, 120.0], [105.0, 130.0]), "0 and 1: not known which is faster"),

@@ -19,6 +19,8 @@ from judged_points import without_figures
 from pipeline.analyze import history
 from pipeline.commands.report import main
 from pipeline.errors import UserError
+from pipeline.record import sweeps
+from pipeline.record.sweeps import Entry
 from pipeline.record.tracking import TrackingStore
 from pipeline.run.run_folders import find
 from pipeline.views import report
@@ -229,19 +231,18 @@ def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_p
 
 @pytest.mark.usefixtures("without_figures")
 def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_repeats(tmp_path):
-    points = []
-    for place, (strategy, repeat, speed) in enumerate(
-        [("mirrored", 0, 120.0), ("multi_worker", 0, 150.0), ("mirrored", 1, 122.0), ("multi_worker", 1, 151.0)]
+    entries = []
+    for number, (strategy, speed) in enumerate(
+        [("mirrored", 120.0), ("mirrored", 122.0), ("multi_worker", 150.0), ("multi_worker", 151.0)]
     ):
-        a_point(tmp_path / f"{place}_{strategy}", strategy, 2, speed)
-        points.append({"place": place % 2, "repeat": repeat, "fingerprint": strategy, "folder": f"{place}_{strategy}",
-                       "overrides": [f"strategy={strategy}"], "status": "FINISHED", "error": None})  # fmt: skip
-    points.append({"place": 4, "repeat": 0, "fingerprint": "x", "folder": "4_tpu", "overrides": [], "status": None})
-    (tmp_path / "sweep.json").write_text(json.dumps({"name": tmp_path.name, "points": points}))
+        a_point(tmp_path / f"{number}_{strategy}", strategy, 2, speed)
+        folder, typed = f"{number}_{strategy}", (f"strategy={strategy}",)
+        entries.append(Entry(number // 2, number % 2, strategy, folder, typed, "FINISHED"))
+    sweeps.write(tmp_path, [*entries, Entry(4, 0, "x", "4_tpu", ())])
     made = report.write(tmp_path)
     assert made.verdict.best is not None
-    assert made.verdict.best.places == (1, 3)
-    assert "multi_worker on 2 workers (points 1 and 3)" in made.lines[0]
+    assert made.verdict.best.places == (2, 3)
+    assert "multi_worker on 2 workers (points 2 and 3)" in made.lines[0]
     assert "Point 4 not run yet" in made.html.read_text()
 
 
@@ -255,11 +256,7 @@ def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_pa
     for place, workers in ((1, 1), (2, 2)):
         told = {"workers": workers, "examples_per_second": 100.0 * workers, "oversubscribed": True}
         wrote(tmp_path / f"{place}_mirrored", [100.0 * workers] * 2, **told)
-    listed = [
-        {"place": each, "repeat": 0, "fingerprint": str(each), "folder": f"{each}_mirrored", "overrides": ["a=\udce9"]}
-        for each in range(3)
-    ]
-    (tmp_path / "sweep.json").write_text(json.dumps({"points": listed}))
+    sweeps.write(tmp_path, [Entry(each, 0, str(each), f"{each}_mirrored", ("a=\udce9",)) for each in range(3)])
     made = report.write(tmp_path)
     assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
     assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()
@@ -275,15 +272,6 @@ def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path
     sweep = report.write(tmp_path).sweep
     assert (sweep.metric, sweep.target) == ("accuracy", 1 - 0.5**5)
     assert [sweep.seconds_to_target(point) for point in sweep.points] == [pytest.approx(5.0), None]
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_of_points_that_are_near_each_other_neither_is_called_faster(tmp_path):
-    for place, speed in enumerate((150.0, 156.0)):
-        a_point(tmp_path / f"{place}_mirrored", "mirrored", 2, speed)
-    made = report.write(tmp_path)
-    assert [each.answer for each in made.verdict.against] == ["not known"]
-    assert made.lines[0].startswith("Use mirrored on 2 workers (point 1)")
 
 
 @pytest.mark.parametrize(
