@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import SUPPORT, environment, left_behind
+from conftest import QUICK, SUPPORT, environment, left_behind, start
 
 from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
@@ -27,28 +27,6 @@ from pipeline.prepare.folder import Folder, FolderState
 from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts the command in a folder, from where the tests' own sources can be imported."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "prepare", *arguments],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(folder: Path, *arguments: str, code: int = 0, timeout: float = 120.0) -> tuple[str, str]:
-    """(stdout, stderr) of the command, which ends with `code` and leaves no process."""
-    process = start(folder, *arguments)
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == code, (out, err)
-    assert "Traceback" not in out + err
-    assert not left_behind(folder)
-    return out, err
 
 
 class Here:
@@ -124,9 +102,9 @@ def read_back(folder: Path, split: str = "train") -> list[Any]:
 # ---- what comes to be in the folder
 
 
-def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what_they_are(tmp_path):
-    out, err = run(tmp_path, f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2")
-    assert err == ""
+def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what_they_are(pipeline, tmp_path):
+    ran = pipeline("prepare", f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2").ok()
+    assert ran.err == ""
     made = manifest.load(str(tmp_path / "d"), lambda path: Path(path).read_text())
     assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
         ("x", (4, 4, 1), "float32", "floats"),
@@ -137,9 +115,8 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
     assert {each.file: each.sha256 for split in made.splits.values() for each in split} == checksums(tmp_path / "d")
     assert all((tmp_path / "d" / each.file).stat().st_size == each.bytes for each in made.splits["train"])
     assert [each.examples for each in made.splits["train"]] == [50] * 4
-    assert "200 examples, 4 shards" in out
-    assert "4 classes: 0 50, 1 50, 2 50, 3 50" in out
-    assert "python -m pipeline data=tfrecord data.path=d" in out
+    for said in ("200 examples, 4 shards", "0 50, 1 50, 2 50, 3 50", "python -m pipeline data=tfrecord data.path=d"):
+        assert said in ran.out
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
         ".prepare",
         "manifest.json",
@@ -163,9 +140,9 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
 
 
 @pytest.mark.slow
-def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(tmp_path):
+def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(pipeline, tmp_path):
     for name, more in (("one", ["processes=1"]), ("two", ["processes=2"]), ("other", ["processes=2", "seed=1"])):
-        run(tmp_path, "data=digits", f"out={name}", "shards=6", *more)
+        pipeline("prepare", "data=digits", f"out={name}", "shards=6", *more).ok()
     assert checksums(tmp_path / "one") == checksums(tmp_path / "two")
     assert checksums(tmp_path / "one") != checksums(tmp_path / "other")
 
@@ -225,9 +202,9 @@ def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(t
 
 
 @pytest.mark.slow
-def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(tmp_path):
+def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(pipeline, tmp_path):
     for processes in (1, 2):
-        run(tmp_path, f"{OWN_SOURCE}data_set", f"out=d{processes}", "shards=2", f"processes={processes}")
+        pipeline("prepare", f"{OWN_SOURCE}data_set", f"out=d{processes}", "shards=2", f"processes={processes}").ok()
     assert checksums(tmp_path / "d1") == checksums(tmp_path / "d2")
     assert sorted(each["x"][0] for each in stored(tmp_path / "d1")) == list(range(100))
 
@@ -314,30 +291,33 @@ def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pi
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in said.said
-    ran = pipeline(
-        "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5",
-        "tracking=none", "measure.steps=0", "measure.baseline=none",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    pipeline(
+        "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5", *QUICK
+    ).ok()
 
 
 # ---- going on, and what keeps others out
 
 
-def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> None:
-    """Waits until so many shards are there, while the command is still at work."""
+def wait_for(process: subprocess.Popen[str], begun: Callable[[], bool]) -> None:
+    """Waits until something has begun, while the command is still at work."""
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("*.tfrecord"))) < least:
+    while not begun():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-SLOW = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60", "processes=2")
+def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> None:
+    """Waits until so many shards are there."""
+    wait_for(process, lambda: len(list(folder.glob("*.tfrecord"))) >= least)
+
+
+SLOW = ("prepare", f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60", "processes=2")
 
 
 @pytest.mark.slow
-def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(tmp_path):
+def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, tmp_path):
     process = start(tmp_path, *SLOW, "out=d")
     shards_there(tmp_path / "d", 5, process)
     process.kill()
@@ -351,11 +331,11 @@ def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(tmp_path):
     cut = min(there)
     os.truncate(cut, cut.stat().st_size - 1)
     del there[cut]
-    out, _ = run(tmp_path, *SLOW, "out=d")
-    assert f"{len(there)} shards of an earlier command kept" in out or len(there) == 1
+    again = pipeline(*SLOW, "out=d").ok()
+    assert f"{len(there)} shards of an earlier command kept" in again.out or len(there) == 1
     assert {path: path.stat().st_mtime_ns for path in there} == there
     assert not list((tmp_path / "d").glob(".*.partial"))
-    run(tmp_path, *SLOW, "out=whole")
+    pipeline(*SLOW, "out=whole").ok()
     assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
     assert (tmp_path / "d/manifest.json").read_text() == (tmp_path / "whole/manifest.json").read_text()
 
@@ -375,45 +355,40 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     assert checksums(folder) == first
 
 
-def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
-    process = start(
-        tmp_path, f"{OWN_SOURCE}slow_arrays", "+data.build.examples=8000", "shards=60", "processes=2", "out=d"
-    )
-    shards_there(tmp_path / "d", 2, process)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize(
+    ("number", "source", "begun"),
+    [
+        (signal.SIGINT, ("slow_arrays", "+data.build.examples=8000", "shards=60"), "d/*.tfrecord"),
+        # While the source is read.
+        (signal.SIGTERM, ("sleeping",), "asleep"),
+    ],
+)
+def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, source, begun):
+    process = start(tmp_path, "prepare", f"{OWN_SOURCE}{source[0]}", *source[1:], "processes=2", "out=d")
+    wait_for(process, lambda: any(tmp_path.glob(begun)))
+    process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (130, "pipeline: Ended by SIGINT. The same command goes on.\n"), out
-    assert not left_behind(tmp_path)
-
-
-def test_a_signal_while_the_source_is_read_ends_at_once(tmp_path):
-    process = start(tmp_path, f"{OWN_SOURCE}sleeping", "out=d", "processes=2")
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "asleep").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (143, "pipeline: Ended by SIGTERM. The same command goes on.\n"), out
+    said = f"pipeline: Ended by {number.name}. The same command goes on.\n"
+    assert (process.returncode, err) == (128 + number, said), out
     assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path):
+def test_the_work_of_a_killed_worker_is_done_by_another(pipeline, tmp_path):
     process = start(tmp_path, *SLOW, "out=d")
     shards_there(tmp_path / "d", 2, process)
     of_dask = [each for each in psutil.Process(process.pid).children() if "spawn_main" in " ".join(each.cmdline())]
     of_dask[0].kill()
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, ""), out
-    run(tmp_path, *SLOW, "out=whole")
+    pipeline(*SLOW, "out=whole").ok()
     assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_workers_that_always_die_are_given_up(tmp_path):
-    _, err = run(tmp_path, f"{OWN_SOURCE}deadly", "out=d", "processes=1", code=1)
-    assert "Expected Dask workers that live, received 4 that died one after the other" in err
+def test_workers_that_always_die_are_given_up(pipeline):
+    ran = pipeline("prepare", f"{OWN_SOURCE}deadly", "out=d", "processes=1").failed()
+    assert "Expected Dask workers that live, received 4 that died one after the other" in ran.err
 
 
 def test_a_finished_folder_is_left_as_it_is(asked, tmp_path):
@@ -516,24 +491,19 @@ def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments,
         (["nothing"], r"Expected training data with examples, received none\."),
         (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
         (["moody"], r"Expected sources\.moody to return the same on every call"),
+        (["arrays", "shards=201"], r"example in each of 201 shards, received 200\. Try shards=200"),
+        (["arrays", "workers=300"], r"example for each of 300 workers, received 200\. Try workers=200"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )  # fmt: skip
 def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, words, tmp_path):
     name, *more = arguments
     more = [f"+{each}" if each.startswith("data.build") else each for each in more]
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(UserError, match=words) as refused:
         prepared(tmp_path / "d", f"{OWN_SOURCE}{name}", *more, processes=2)
+    # More shards than examples are a mistake in what was typed.
+    assert isinstance(refused.value, DataError) is ("Try shards=" not in words and "Try workers=" not in words)
     assert not (tmp_path / "d/manifest.json").exists()
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["shards=201"], r"one training example in each of 201 shards, received 200\. Try shards=200"),
-    (["workers=300"], r"one training example for each of 300 workers, received 200\. Try workers=200"),
-])  # fmt: skip
-def test_more_shards_or_workers_than_examples_are_refused(arguments, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", *arguments)
 
 
 def test_a_broken_image_is_named_with_its_file_and_can_be_left_out_and_a_class_without_images_is_named(
@@ -562,8 +532,8 @@ def test_broken_examples_of_a_stream_are_left_out_and_counted(tmp_path):
     assert (made.examples("train"), made.source["skipped"]) == (298, 2)
 
 
-def test_an_error_in_a_function_is_one_message_that_names_it(tmp_path):
-    _, err = run(tmp_path, "data.build._target_=faulty.raising_data", "out=d", "processes=1", code=1)
+def test_an_error_in_a_function_is_one_message_that_names_it(pipeline, tmp_path):
+    err = pipeline("prepare", "data.build._target_=faulty.raising_data", "out=d", "processes=1").failed().err
     assert "Expected faulty.raising_data to make data, received FileNotFoundError: no shelf 7 in the archive." in err
     assert err.count("\n") == 1
     assert "in raising_data" in (tmp_path / "d/.prepare/workers.log").read_text()
@@ -588,7 +558,7 @@ def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_that_runs_already(tmp_path):
+def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_that_runs_already(pipeline, tmp_path):
     code = (
         "from distributed import LocalCluster\n"
         "if __name__ == '__main__':\n"
@@ -604,10 +574,9 @@ def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_t
         try:
             address = str(served.stdout and served.stdout.readline()).strip()
             mine = ("--config-dir", "conf", "data=mine", "+data.build.classes=2")
-            process = start(tmp_path, *mine, "out=d", "shards=4", f"scheduler={address}")
-            out, err = process.communicate(timeout=60)
-            assert (process.returncode, err) == (0, ""), out
-            assert "2 classes: 0 10, 1 10" in out
+            ran = pipeline("prepare", *mine, "out=d", "shards=4", f"scheduler={address}").ok()
+            assert ran.err == ""
+            assert "2 classes: 0 10, 1 10" in ran.out
         finally:
             served.communicate("\n", timeout=20)
     ours = ("+data.build.examples=20", "+data.build.classes=2")

@@ -203,17 +203,18 @@ ENGINES: dict[str, tuple[list[Point], tuple[str, int]]] = {
     ),
     "only one has a baseline": ([tensorflow("mirrored", 2, 180), jax("mirrored", 2, 320, speedup=None)], ("jax", 1)),
     "unlike batches": (
-        [*of_engines("tensorflow mirrored 2 180, tensorflow mirrored 4 320"), jax("mirrored", 2, 400, replica_batch=32)],
+        [*of_engines("tensorflow mirrored 2 180, tensorflow mirrored 4 320"),
+         jax("mirrored", 2, 400, replica_batch=32)],
         ("", 1),
     ),
     "three strategies each": (
         of_engines("tensorflow one_device 1 101, tensorflow mirrored 2 180, tensorflow multi_worker 2 150, "
-               "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
+                   "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
         ("jax", 4),
     ),
     "an engine whose strategies tie": (
-        of_engines("tensorflow one_device 1 101, tensorflow mirrored 2 180, jax mirrored 2 300, jax multi_worker 2 295, "
-               "jax one_device 1 140"),
+        of_engines("tensorflow one_device 1 101, tensorflow mirrored 2 180, "
+                   "jax mirrored 2 300, jax multi_worker 2 295, jax one_device 1 140"),
         ("jax", 2),
     ),
     "wide intervals": ([tensorflow("mirrored", 2, 180, within=0.8), jax("mirrored", 2, 320, within=0.8)], ("", 1)),
