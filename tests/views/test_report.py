@@ -243,7 +243,7 @@ def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_r
     assert made.verdict.best is not None
     assert made.verdict.best.places == (2, 3)
     assert "multi_worker on 2 workers (points 2 and 3)" in made.lines[0]
-    assert "Point 4 not run yet" in made.html.read_text()
+    assert "Point 4 not run: it was not run yet" in made.html.read_text()
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -19,7 +19,7 @@ from pipeline.analyze.verdict import Verdict
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, from_here, read, write_whole
-from pipeline.record.results import Ending, to_values
+from pipeline.record.results import to_values
 from pipeline.record.tracking import LOG, TrackingStore, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import RunResult, Tracking
@@ -62,7 +62,7 @@ class WrittenReport:
     @property
     def results(self) -> list[RunResult]:
         """The results of the points, in the order in which the verdict numbers them."""
-        return [_became(point) for point in self.sweep.points]
+        return [point.became for point in self.sweep.points]
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is, which figures it lacks, and last what to type next."""
@@ -177,13 +177,6 @@ def points_csv(sweep: ReportedSweep) -> str:
 def _write_pages(written: WrittenReport) -> None:
     write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
     write_whole(written.csv, points_csv(written.sweep))
-
-
-def _became(point: ReportedRun) -> RunResult:
-    ending = point.result.ending
-    if ending.status is None:
-        ending = Ending(point.status, ending.error or "it was not run yet")
-    return RunResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
 def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:

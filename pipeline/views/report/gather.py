@@ -24,8 +24,9 @@ from pipeline.errors import UserError
 from pipeline.plan.planning import falls
 from pipeline.record import results, sweeps
 from pipeline.record.events import Epoch
-from pipeline.record.results import Result
+from pipeline.record.results import Ending, Result
 from pipeline.record.sweeps import Entry
+from pipeline.run.views import RunResult
 
 LOSS = "loss"
 # What a YAML file raises that is not there, or was cut short.
@@ -64,6 +65,14 @@ class ReportedRun:
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
         return f"{self.place}  {self.result.choices.called or 'unknown'}{counted}"
 
+    @property
+    def became(self) -> RunResult:
+        """Its result, with its folder, what was typed and its place; one that was not run says so."""
+        ending = self.result.ending
+        if ending.status is None:
+            ending = Ending(self.status, ending.error or "it was not run yet")
+        return RunResult(replace(self.result, ending=ending), str(self.run.folder), self.overrides, self.place)
+
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
@@ -101,11 +110,6 @@ class ReportedSweep:
         """The probabilities that the points' intervals hold the true medians: one for all, if they repeat as often."""
         shares = {point.result.speed.interval_confidence for point in self.measured}
         return sorted(confidence for confidence in shares if confidence)
-
-    @property
-    def missing(self) -> list[ReportedRun]:
-        """The points that did not finish."""
-        return [point for point in self.points if point.status != "FINISHED"]
 
     @cached_property
     def metric(self) -> str | None:

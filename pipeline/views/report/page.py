@@ -17,19 +17,24 @@ from pipeline.analyze.verdict import Use, Verdict
 from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
 from pipeline.run.tags import PROGRAM, command_of
-from pipeline.run.views import RunResult
 from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
 from pipeline.views.terminal.prediction_text import score_text
-from pipeline.views.terminal.sweep_table import OWN_BASELINE, difference_texts, engines_text, noted, shared_and_own
+from pipeline.views.terminal.sweep_table import (
+    OWN_BASELINE,
+    difference_texts,
+    engines_text,
+    noted,
+    reasons,
+    shared_and_own,
+)
 from pipeline.views.terminal.verdict_text import mark_texts, verdict_lines
 from pipeline.views.terminal.words import (
     by_points,
     clean,
     duration,
     figure,
-    lines_of,
     listed,
     or_missing,
     percent,
@@ -78,7 +83,8 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
     environment.filters["breakable"] = _breakable
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
-    _, owns = shared_and_own([RunResult(point.result, overrides=point.overrides) for point in sweep.points])
+    became = [point.became for point in sweep.points]
+    _, owns = shared_and_own(became)
     rows = {point.place: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
     doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
     return template.render(
@@ -96,7 +102,7 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
         left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
         columns=list(rows[sweep.points[0].place]),
         rows=[{"best": place in best, "cells": cells.items()} for place, cells in rows.items()],
-        missing=missing(sweep),
+        missing=reasons(became),
         noted=noted((point.place, point.run) for point in sweep.points),
         differences=differences(sweep),
         score=score(sweep),
@@ -113,14 +119,6 @@ def advice(sweep: ReportedSweep, decided: Verdict) -> list[str]:
     points = sorted(sweep.measured, key=lambda point: point.place not in best)
     explained = ((clean(point.result.explained.advice), point.place) for point in points if point.result.explained)
     return [f"{points}: {text}" for points, text in by_points(explained) if text]
-
-
-def missing(sweep: ReportedSweep) -> list[str]:
-    """Returns the points that were skipped, failed or never ran, and why."""
-    reasons = (("not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: "
-                f"{' '.join(lines_of(point.result.ending.error)) or 'no reason was given'}", point.place)
-               for point in sweep.missing)  # fmt: skip
-    return [f"{points} {text}" for points, text in by_points(reasons)]
 
 
 def differences(sweep: ReportedSweep) -> list[str]:

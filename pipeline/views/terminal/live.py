@@ -19,7 +19,7 @@ from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import resumed_line
 from pipeline.views.terminal.run_state import RunState
-from pipeline.views.terminal.sweep_table import begins_line, ended_line, numbers_of, shared_and_own, sweep_rows
+from pipeline.views.terminal.sweep_table import begins_line, came_to, ended_line, numbers_of, shared_and_own, sweep_rows
 from pipeline.views.terminal.training_state import Doing
 from pipeline.views.terminal.words import (
     clean,
@@ -28,7 +28,6 @@ from pipeline.views.terminal.words import (
     listed,
     number,
     or_missing,
-    per_second,
     rate,
     shortened,
     time_of_day,
@@ -289,7 +288,9 @@ class Board:
         self._points[key] = point
         self._done += 1
         if self._live is None:
-            self._say(f"-- {_named(point)}: {_came_to(point, seconds)} ({self._done} of {len(self._points)} points)")
+            self._say(
+                f"-- {_named(point)}: {came_to(point.result, seconds)} ({self._done} of {len(self._points)} points)"
+            )
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
@@ -381,13 +382,3 @@ def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
 
 def _named(point: RunResult) -> str:
     return " ".join(map(clean, point.overrides)) or "defaults"
-
-
-def _came_to(point: RunResult, seconds: float) -> str:
-    speed = point.result.speed
-    return listed(
-        clean(point.result.ending.status),
-        per_second(speed),
-        or_missing(speed.speedup, times, ""),
-        duration(seconds),
-    )

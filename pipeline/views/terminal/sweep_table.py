@@ -62,10 +62,10 @@ def sweep_table(points: Sequence[RunResult]) -> RenderableType:
     results = [point.result for point in points]
     if any(result.ending.status == "PLANNED" for result in results):
         header, *planned = planned_rows(points)
-        return Lines([*planned, "", *_reasons(points)], header)
+        return Lines([*planned, "", *reasons(points)], header)
     if any(result.ending.status == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
-        return Lines([*predicted, "", *outlook_lines(points), *_reasons(points)], header)
+        return Lines([*predicted, "", *outlook_lines(points), *reasons(points)], header)
     return Fitted(partial(_result_texts, points))
 
 
@@ -144,7 +144,7 @@ def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]
     return [
         *([f"All with {' '.join(shared)}."] if shared else []),
         *_legend(results, stacked),
-        *_reasons(points),
+        *reasons(points),
         *noted(runs, (WAITED, TOOK)),
         *(f"Of different engines ({engines}): {OWN_BASELINE}." for engines in [engines_text(runs)] if engines),
         *(f"Not comparable, since {text}." for text in difference_texts(runs)),
@@ -195,9 +195,13 @@ def ended_line(point: RunResult, seconds: float | None = None) -> str:
     >>> ended_line(RunResult(done, number=3), 19.0)
     'point 3: FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
     """
-    result, speed = point.result, point.result.speed
-    share = comparable.efficiency_of(result)
-    values = listed(
+    return f"point {point.number}: {came_to(point.result, seconds)}"
+
+
+def came_to(result: Result, seconds: float | None = None) -> str:
+    """Returns a result's status and figures, and the seconds that it took."""
+    speed, share = result.speed, comparable.efficiency_of(result)
+    return listed(
         clean(result.ending.status) or "UNKNOWN",
         per_second(speed, brackets(throughput_span(speed)) + marks(result.layout)),
         "" if speed.speedup is None else times(speed.speedup),
@@ -205,7 +209,6 @@ def ended_line(point: RunResult, seconds: float | None = None) -> str:
         *(f"val_{clean(name)} {figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
         "" if seconds is None else duration(seconds),
     )
-    return f"point {point.number}: {values}"
 
 
 def _runs(points: Iterable[RunResult]) -> list[history.LoggedRun]:
@@ -256,15 +259,15 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
     return [*lines, *(f"{doubt}: {why}" for doubt, why in explained.items() if doubt in doubts)]
 
 
-def _reasons(points: Sequence[RunResult]) -> list[str]:
+def reasons(points: Sequence[RunResult]) -> list[str]:
     """Returns the reasons why points did not finish; those with the same reason share a line."""
-    reasons = []
+    whys = []
     for place, point in zip(numbers_of(points), points, strict=True):
         status = clean(point.result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             texts = lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
-            reasons.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", place))
-    return [f"{points} {reason}" for points, reason in by_points(reasons)]
+            whys.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", place))
+    return [f"{named} {why}" for named, why in by_points(whys)]
 
 
 def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = ()) -> list[str]:
