@@ -25,6 +25,9 @@ HATCHES = {
 # More would not be told apart.
 MOST_BARS, MOST_LINES = 40, 7
 
+# A value that was measured, and the ends around it.
+Ends = tuple[float, float, float]
+
 
 def draw(sweep: ReportedSweep) -> list[canvas.Drawn | canvas.MissingFigure]:
     """Returns the report's figures, in its order."""
@@ -66,15 +69,15 @@ def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
         of_series = sorted(unsorted, key=_workers)
         shifted = [_workers(point) + apart * (place - (len(series) - 1) / 2) for point in of_series]
         beside |= {point.place: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
-        _lines(above, below, of_series, shifted, **_look_of(of_series[0], sweep), ls=dashes[place], label=name)
-    for place, (middle, low, high) in foreseen.items():
+        drawn = {**_look_of(of_series[0], sweep), "ls": dashes[place], "capsize": 3, "lw": 1.6, "ms": 6}
+        speedups = list(map(_speedup, of_series))
+        _intervals(above, shifted, speedups, [1] * len(speedups), label=name, **drawn)
+        _intervals(below, shifted, speedups, list(map(_workers, of_series)), **drawn)
+    for place, ends in foreseen.items():
         count = next(_workers(point) for point in points if point.place == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
-            axes.errorbar(
-                [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]],
-                color=canvas.IDEAL, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None,
-                zorder=1.5,
-            )  # fmt: skip
+            _intervals(axes, [beside[place]], [ends], [over], color=canvas.IDEAL, marker="D", mfc="none", ls="none",
+                       capsize=2, lw=1, ms=8, label=label or None, zorder=1.5)  # fmt: skip
     above.set_ylabel("speedup")
     below.set_ylabel("efficiency")
     below.set_xlabel("workers")
@@ -90,19 +93,11 @@ def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     return canvas.rendered("scaling", title, f"Speedup over one device, by workers. {texts}.", figure, handles)
 
 
-def _lines(above: Axes, below: Axes, points: Sequence[ReportedRun], shifted: Sequence[float], **drawn: Any) -> None:
-    """Speedups above and efficiencies below, with their intervals."""
-    ends, label = list(map(_speedup, points)), drawn.pop("label")
-    for axes, scale in ((above, [1] * len(points)), (below, list(map(_workers, points)))):
-        axes.errorbar(
-            shifted,
-            [middle / one for (middle, _, _), one in zip(ends, scale, strict=True)],
-            [
-                [(middle - low) / one for (middle, low, _), one in zip(ends, scale, strict=True)],
-                [(high - middle) / one for (middle, _, high), one in zip(ends, scale, strict=True)],
-            ],
-            capsize=3, lw=1.6, ms=6, label=label if axes is above else None, **drawn,
-        )  # fmt: skip
+def _intervals(axes: Axes, x: Sequence[float], ends: Sequence[Ends], over: Sequence[int], **drawn: Any) -> None:
+    """Values with the ends around them, each divided by its part of `over`."""
+    scaled = [[end / one for end in of_one] for of_one, one in zip(ends, over, strict=True)]
+    beside = [[abs(middle - both[side]) for middle, *both in scaled] for side in (0, 1)]
+    axes.errorbar(x, [middle for middle, *_ in scaled], beside, **drawn)
 
 
 def _throughput(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
@@ -222,23 +217,23 @@ def _workers(point: ReportedRun) -> int:
     return point.result.layout.workers or 1
 
 
-def _speedup(point: ReportedRun) -> tuple[float, float, float]:
+def _speedup(point: ReportedRun) -> Ends:
     speed = point.result.speed
     return _ends(speed.speedup, speed.speedup_low, speed.speedup_high)
 
 
-def _throughput_of(point: ReportedRun) -> tuple[float, float, float]:
+def _throughput_of(point: ReportedRun) -> Ends:
     speed = point.result.speed
     return _ends(speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high)
 
 
-def _ends(middle: float | None, low: float | None, high: float | None) -> tuple[float, float, float]:
+def _ends(middle: float | None, low: float | None, high: float | None) -> Ends:
     """A value that was measured and the ends around it, which are the value where they are not known."""
     middle = middle or 0.0
     return middle, min(middle, middle if low is None else low), max(middle, middle if high is None else high)
 
 
-def _foreseen(point: ReportedRun) -> tuple[float, float, float] | None:
+def _foreseen(point: ReportedRun) -> Ends | None:
     """The last prediction made of a point, as speedups."""
     one, predictions = point.result.speed.baseline_examples_per_second, point.result.predictions
     if not one or not predictions:
