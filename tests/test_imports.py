@@ -68,6 +68,12 @@ def test_a_plan_for_a_cluster_imports_nothing_but_what_composes_and_shows_it(tmp
     assert not found & (slow | (set() if cluster == "kubernetes" else {"jinja2"}))
 
 
+@pytest.mark.parametrize("view", ["mlflow", "terminal"])
+def test_a_view_imports_what_is_slow_once_it_is_used(tmp_path, view):
+    found = imported_by(f"import pipeline.views.{view}", tmp_path)
+    assert not found & {*SLOW, "hydra", "numpy", "rich"}
+
+
 def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
     code = "from pipeline.commands import prepare\nassert prepare.main(['data=digits', 'seed=-1', 'out=d']) == 2"
     found = imported_by(code, tmp_path)

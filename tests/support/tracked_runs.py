@@ -240,11 +240,3 @@ def values(uri: str, run: Any) -> Counter[Value]:
 def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
     lines: list[str] = []
     return syncing.sync(folders, Path("outputs"), uri, lines.append), lines
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 20) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.1)
-    return found

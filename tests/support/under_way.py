@@ -22,12 +22,13 @@ def losses(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
-def until(reached: Callable[[], object], seconds: float = 240.0) -> None:
-    """Waits for something that will come."""
+def until(reached: Callable[[], Any], seconds: float = 240.0) -> Any:
+    """Waits for something that will come, and returns it."""
     deadline = time.monotonic() + seconds
-    while not reached():
+    while not (there := reached()):
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.1)
+    return there
 
 
 class UnderWay:

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from compared_runs import wrote
-from conftest import ROOT
 from judged_points import without_figures
 
 from pipeline.analyze import history
@@ -431,26 +428,23 @@ def test_the_second_column_of_figures_is_filled_and_nothing_is_cut_on_paper(open
 
 
 @pytest.mark.slow
-def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(pipeline):
+def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(pipeline, asked):
     from mlflow import MlflowClient
 
     common = ("data=digits", "model=mlp", "train.epochs=1", "measure.repeats=2", "measure.steps=4")
     ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=2", timeout=400)
     (sweep,) = ran.folder.glob("outputs/sweeps/*")
     for _ in range(2):
-        command = [sys.executable, "-m", "pipeline", "report", f"sweep={sweep.name}"]
-        told = subprocess.run(
-            command, cwd=ran.folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
-        )
-        assert (told.returncode, told.stderr) == (0, "")
-        assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.stdout
+        told = asked("report", f"sweep={sweep.name}", timeout=200).ok()
+        assert told.err == ""
+        assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.out
     client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
     runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")
     (run,) = [run for run in runs if run.data.tags.get("kind") == "report"]
     assert len(runs) == 3
     assert run.info.status == "FINISHED"
-    assert run.data.tags["verdict"] in " ".join(told.stdout.split())
+    assert run.data.tags["verdict"] in " ".join(told.out.split())
     # Its points have the numbers, which it would double; its page says how to run them again.
     assert run.data.metrics == {}
     asked = "measure.steps=4 strategy=one_device,mirrored workers=2"

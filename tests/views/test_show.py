@@ -603,15 +603,6 @@ def test_an_error_is_one_message() -> None:
     assert error_text("") == "pipeline: stopped, and no reason was given"
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
-    program = "import sys, pipeline.views.terminal; print(sorted({name.split('.')[0] for name in sys.modules}))"
-    modules = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for heavy in ("rich", "numpy", "tensorflow", "mlflow", "hydra"):
-        assert f"'{heavy}'" not in modules
-
-
 def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_goes_on() -> None:
     seen = RunState(a_plan(), 0.0)
     for event in (

@@ -4,8 +4,6 @@ import base64
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import sqlalchemy
-from conftest import ROOT, Ran, finish, left_behind, start
+from conftest import ROOT, finish, left_behind, start
 from tracked_runs import (
     Request,
     Server,
@@ -29,8 +27,8 @@ from tracked_runs import (
     store,
     sync,
     values,
-    wait_for,
 )
+from under_way import until
 
 from pipeline.record.log import read
 from pipeline.record.tracking import recall
@@ -127,29 +125,29 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
 
             own_tracker.follow(writer.folder, store(uri))
             expected = writer.steps(1, 1500)
-            wait_for(lambda: recall(writer.folder).copied.offset, 60)
+            until(lambda: recall(writer.folder).copied.offset, 60)
             ill.set()
             expected += writer.steps(1501, 2600)
-            wait_for(lambda: "answers with error 500" in said.read_text(), 30)
+            until(lambda: "answers with error 500" in said.read_text(), 30)
             ill.clear()
-            wait_for(all_sent, 60)
+            until(all_sent, 60)
             # It stands still, longer than a request is waited for.
             for each in processes_of(server):
                 each.suspend()
             expected += writer.steps(2601, 4500)
-            wait_for(lambda: "does not answer in time" in said.read_text(), 30)
+            until(lambda: "does not answer in time" in said.read_text(), 30)
             assert not all_sent()
             for each in processes_of(server):
                 each.resume()
             expected += writer.steps(4501, 5000)
-            wait_for(all_sent, 60)
+            until(all_sent, 60)
             # It is killed, and comes back later.
             server.stop(signal.SIGKILL)
             expected += writer.steps(5001, 6000)
-            wait_for(lambda: "answers with error 502" in said.read_text(), 30)
+            until(lambda: "answers with error 502" in said.read_text(), 30)
             server.start()
             writer.end()
-            wait_for(lambda: recall(writer.folder).copied.closed, 60)
+            until(lambda: recall(writer.folder).copied.closed, 60)
             for _ in range(2):
                 run = only_run(server.uri, writer.key)
                 assert values(server.uri, run) == Counter(expected)
@@ -218,11 +216,11 @@ LOGINS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("login", LOGINS)
 def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
-    tmp_path: Path, guarded: tuple[str, Server, list[Any]], login: str
+    tmp_path: Path, asked: Any, guarded: tuple[str, Server, list[Any]], login: str
 ) -> None:
-    uri, server, asked = guarded
+    uri, server, logins = guarded
     environ, header = LOGINS[login]
-    asked.clear()
+    logins.clear()
     whole = login == "password"
     if whole:
         began, where = time.monotonic(), ("tracking=server", f"tracking.uri={uri}")
@@ -233,15 +231,14 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
         writer.steps(1, 40)
         writer.end()
         remember(writer.folder, store(uri))
-        ran = synced(tmp_path, environ)
-    assert ran.code == 0, ran.err
-    assert set(asked) == {header}
+        ran = asked("sync", **environ)
+    ran.ok()
+    assert set(logins) == {header}
     (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
     assert values(server.uri, only_run(server.uri, key_of(log))) == told(log)
     # Another who logs in with what the server does not know, so that its answer repeats it.
     wrong = {name: f"{text}-wrong" for name, text in environ.items()}
-    refused = synced(tmp_path, wrong, f"uri={uri.replace('127.0.0.1', 'localhost')}")
-    assert refused.code == 1
+    refused = asked("sync", f"uri={uri.replace('127.0.0.1', 'localhost')}", **wrong).failed()
     assert "401" in refused.out
     words = secrets(environ)
     printed = ran.out + ran.err + refused.out + refused.err
@@ -249,14 +246,6 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
     assert len(list(tmp_path.rglob("point-0.log"))) == whole
     assert not found_in(tmp_path, words)
     assert not found_in(server.folder, words)
-    assert not left_behind(tmp_path)
-
-
-def synced(folder: Path, environ: dict[str, str], *arguments: str) -> Ran:
-    command = [sys.executable, "-m", "pipeline", "sync", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
-    said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
-    return Ran(said.returncode, said.stdout, said.stderr, 0.0, folder)
 
 
 @pytest.mark.slow

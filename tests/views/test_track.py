@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import finish, left_behind, start
+from conftest import finish, start
 from ports import free_port
 from tracked_runs import (
     BEGAN,
@@ -36,8 +36,8 @@ from tracked_runs import (
     tracker,
     tracking,
     values,
-    wait_for,
 )
+from under_way import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -184,13 +184,6 @@ def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_o
     assert only_run(uri, third.key).info.status == "RUNNING"
     own_tracker.close()
     assert only_run(uri, third.key).info.status == "KILLED"
-
-
-def test_importing_the_drivers_side_leaves_mlflow_and_all_that_is_slow_alone() -> None:
-    slow = ("mlflow", "tensorflow", "hydra", "numpy")
-    code = f"import sys, pipeline.views.mlflow\nprint(sorted({{*{slow}}} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert said == "[]\n"
 
 
 @pytest.mark.slow
@@ -467,10 +460,7 @@ def test_a_driver_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> 
 import json, os, sys, time
 from pathlib import Path
 from pipeline.record.log import from_plain
-from pipeline.launch.signals import Interrupted
-from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
-from pipeline.record.results import Result
 from pipeline.record.tracking import TrackingStore
 from pipeline.views.mlflow import Tracker
 
@@ -491,7 +481,7 @@ time.sleep(60)
         follower = int(driver.stdout.readline())
         died = time.time()
         driver.kill()
-    wait_for(lambda: not alive(follower))
+    until(lambda: not alive(follower))
     run = only_run(uri, writer.key)
     assert run.info.status == "KILLED"
     assert died - 1 < run.info.end_time / 1000 < time.time()
@@ -515,9 +505,9 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
     pid = tracker._process.pid
     assert os.getsid(pid) == pid
     # Once nobody waits; in the session's own group of the scheduler too, where the kernel has such groups.
-    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= 10)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= 10)
     group = Path(f"/proc/{pid}/autogroup")
-    wait_for(lambda: not group.exists() or not (said := group.read_text()) or int(said.split()[-1]) >= 10)
+    until(lambda: not group.exists() or not (said := group.read_text()) or int(said.split()[-1]) >= 10)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
@@ -560,33 +550,29 @@ def test_a_server_that_is_down_costs_the_driver_no_more_than_its_timeouts_and_no
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-    folder = tmp_path / "work"
-    folder.mkdir()
+def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(
+    tmp_path: Path, asked: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = Server(tmp_path_factory.mktemp("server")).start()
     try:
         process = start(
-            folder, "tracking=server", f"tracking.uri={server.uri}", "tracking.drain_timeout=2", "measure.repeats=2",
+            tmp_path, "tracking=server", f"tracking.uri={server.uri}", "tracking.drain_timeout=2", "measure.repeats=2",
             "measure.steps=4", "workers=1", "train.steps=400", "train.steps_per_call=2", "data=digits", "model=cnn",
             # Some 20 s, so that it still trains when its server has answered for the first time.
             "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
         )  # fmt: skip
-        log = wait_for(lambda: next(folder.glob("outputs/runs/*/events.jsonl"), None), 60)
-        wait_for(lambda: log.read_text().count('"event":"steps"') > 10 and recall(log.parent).copied.offset, 60)
+        log = until(lambda: next(tmp_path.glob("outputs/runs/*/events.jsonl"), None), 60)
+        until(lambda: log.read_text().count('"event":"steps"') > 10 and recall(log.parent).copied.offset, 60)
         server.stop(signal.SIGKILL)
         told = log.read_text().count('"event":"steps"')
-        ran = finish(process, folder, time.monotonic(), 120)
-        assert ran.code == 0, ran.err
+        result = finish(process, tmp_path, time.monotonic(), 120).ok().result
         assert told < log.read_text().count('"event":"steps"')
-        result = json.loads((log.parent / "result.json").read_text())
         assert result["status"] == "FINISHED"
         assert "pipeline sync" in result["tracking_note"]
 
         server.start()
         for _ in range(2):
-            command = [sys.executable, "-m", "pipeline", "sync"]
-            sent = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
-            assert sent.returncode == 0
+            asked("sync").ok()
         events = [json.loads(line) for line in log.read_text().splitlines()]
         run = only_run(server.uri, events[0]["key"])
         assert run.info.status == "FINISHED"
@@ -599,7 +585,6 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
         assert "model.keras" in files(server.uri, run)
     finally:
         server.stop()
-    assert not left_behind(folder)
 
 
 def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
@@ -618,7 +603,7 @@ def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> No
     writer.end()
     with serving(loses_first_answers) as uri:
         remember(writer.folder, store(uri, "lost answers"))
-        wait_for(lambda: sync(writer.folder)[0], 60)
+        until(lambda: sync(writer.folder)[0], 60)
     assert any(name.endswith("runs/create") for name in lost)
     assert any(name.endswith("runs/log-batch") for name in lost)
     run = only_run(server.uri, writer.key)
@@ -784,20 +769,14 @@ def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Pa
     assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(tmp_path)
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "pipeline", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environ, timeout=60, check=False)
-
-
 def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
     remember(writer.folder, local(tmp_path / "outputs"))
-    said = command("sync", cwd=tmp_path)
-    assert (said.returncode, said.stderr) == (0, "")
-    first, last = said.stdout.splitlines()
+    said = asked("sync").ok()
+    assert said.err == ""
+    first, last = said.out.splitlines()
     assert first.startswith("outputs/runs/run: 1 event sent, run ")
     assert first.endswith("It has no end and its process is gone: set to KILLED.")
     assert last == "Runs sent: 1; nothing new: 0; not sent: 0."
