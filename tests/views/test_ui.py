@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Ran, finish, left_behind, start
 from ports import free_port
+from under_way import until
 
 from pipeline.commands.ui import HOST, main
 
@@ -68,15 +70,15 @@ class Site:
     def wait(self, what: Callable[[], Any]) -> Any:
         from selenium.common.exceptions import WebDriverException
 
-        until = time.monotonic() + SECONDS
-        while True:
-            try:
-                if found := what():
-                    return found
-            except WebDriverException:  # The page was just being drawn.
-                pass
-            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
-            time.sleep(0.2)
+        def drawn() -> Any:
+            # The page may just be being drawn.
+            with suppress(WebDriverException):
+                return what()
+
+        try:
+            return until(drawn, SECONDS)
+        except AssertionError as error:
+            raise AssertionError(body(self)) from error
 
     def keep(self, name: str) -> None:
         if folder := os.environ.get("SCREENSHOTS"):
@@ -98,11 +100,8 @@ def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
             stdout=output,
             stderr=output,
         )
-    until = time.monotonic() + SECONDS
-    while "Runs by speedup: " not in said.read_text():
-        assert server.poll() is None, said.read_text()
-        assert time.monotonic() < until, said.read_text()
-        time.sleep(0.2)
+    until(lambda: "Runs by speedup: " in said.read_text() or server.poll() is not None, SECONDS)
+    assert server.poll() is None, said.read_text()
     return server, said.read_text().rpartition("Runs by speedup: ")[2].strip()
 
 
@@ -136,10 +135,7 @@ def test_a_command_that_is_killed_outright_leaves_no_server(tmp_path):
     server, _ = serving(tmp_path, port)
     server.kill()
     server.wait()
-    until = time.monotonic() + SECONDS
-    while listens(port):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    until(lambda: not listens(port), SECONDS)
     assert not left_behind(tmp_path)
 
 
