@@ -85,10 +85,7 @@ def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
         parameters, batch = int(10 ** rng.uniform(4, 8)), 2 ** rng.randint(3, 11)
         runs = [seen(ring, workers, batch, parameters) for workers in (8, 16, 32)]
         for workers in (64, 256, 1024):
-            made = predict.predict(on_ring(workers, batch, parameters), runs)
-            truth = ring.seconds(workers, batch, parameters)
-            assert made[0] == pytest.approx(truth, rel=0.05)
-            assert made[1] <= truth <= made[2]
+            told(seen(ring, workers, batch, parameters), runs, rel=0.05)
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.4])
@@ -113,6 +110,15 @@ def on_ring(workers: int, batch: int, parameters: int, **other: Any) -> step_mod
 def seen(ring: Ring, workers: int, batch: int, parameters: int, noise: float = 0.0, **other: Any) -> Observed:
     seconds = ring.seconds(workers, batch, parameters) * math.exp(noise)
     return Observed(on_ring(workers, batch, parameters, **other), seconds, abs(noise))
+
+
+def told(truth: Observed, *given: Any, rel: float = 0.02) -> tuple[float, float, float, dict[str, float], list[str]]:
+    """What is predicted of a case: it is near the truth, its interval holds that, and its parts are all of it."""
+    seconds, low, high, parts, notes = predict.predict(truth.case, *given)
+    assert seconds == pytest.approx(truth.seconds, rel=rel)
+    assert low <= truth.seconds <= high
+    assert sum(parts.values()) == pytest.approx(1)
+    return seconds, low, high, parts, notes
 
 
 def test_one_batch_leaves_open_what_is_fixed_and_what_grows_and_two_tell():
@@ -148,17 +154,14 @@ def test_a_slower_link_adds_the_time_of_its_bits_to_what_an_exchange_costs_at_bo
         return Observed(on_ring(workers, 64, PARAMETERS, link_gbps=gbps), seconds, 0.02)
 
     wanted = on(slower, 2)
-    seconds, low, high, parts, _ = predict.predict(wanted.case, [on(20.0, 1), on(20.0, 2)])
-    assert seconds == pytest.approx(wanted.seconds, rel=0.02)
-    assert low < wanted.seconds < high
-    assert parts["communication"] > 0.9
+    assert told(wanted, [on(20.0, 1), on(20.0, 2)])[3]["communication"] > 0.9
     # A link of which something else was told than it does is held to what runs say of it.
     twice = on(0.5, 2)
-    told = [
+    runs = [
         dataclasses.replace(one, case=dataclasses.replace(one.case, link_gbps=0.25)) for one in (on(20.0, 1), twice)
     ]
     asked = dataclasses.replace(wanted.case, link_gbps=0.125)
-    assert twice.seconds < predict.predict(asked, told)[0] < 2 * twice.seconds < travels / 0.125
+    assert twice.seconds < predict.predict(asked, runs)[0] < 2 * twice.seconds < travels / 0.125
 
 
 @pytest.mark.parametrize(
@@ -174,10 +177,7 @@ def test_what_leaves_while_others_are_computed_is_hidden_behind_them(buckets, ba
 
     for fitted, gbps, share in ((20.0, 1.0, hidden[0]), (1.0, 0.5, hidden[1])):
         wanted, wire = on(gbps, 2), travels / gbps
-        seconds, low, high, parts, _ = predict.predict(wanted.case, [on(fitted, 1), on(fitted, 2)])
-        assert seconds == pytest.approx(wanted.seconds, rel=0.02)
-        assert low < wanted.seconds < high
-        assert sum(parts.values()) == pytest.approx(1.0)
+        seconds, *_ = told(wanted, [on(fitted, 1), on(fitted, 2)])
         assert (seconds - ring.seconds(2, batch)) / wire == pytest.approx(1 - share, abs=0.02)
 
 
@@ -246,11 +246,8 @@ def test_what_devices_take_from_each_other_begins_where_their_caches_are_full():
         truth = crowded(2, parameters)
         sure, *_ = predict.predict(truth.case, more, crowded(1, parameters), 2e6)
         assert sure == pytest.approx(truth.seconds, rel=0.01)
-        seconds, low, high, parts, _ = predict.predict(truth.case, runs, crowded(1, parameters), 2e6)
         # Two sizes leave open whether that is why: half of it is a line.
-        assert seconds == pytest.approx(truth.seconds, rel=0.11)
-        assert low <= truth.seconds <= high
-        assert sum(parts.values()) == pytest.approx(1)
+        seconds, *_ = told(truth, runs, crowded(1, parameters), 2e6, rel=0.11)
         a_line = predict.predict(truth.case, runs, crowded(1, parameters))[0]
         assert abs(seconds - truth.seconds) < abs(a_line - truth.seconds)
     within = [crowded(workers, size) for workers in (1, 2) for size in (200_000, 800_000)]
@@ -354,9 +351,7 @@ def test_runs_of_several_workers_alone_take_a_step_that_was_timed_as_one_more_ru
 
     runs = [step(2, parameters) for parameters in (200_000, 1_600_000)]
     wanted = step(2, 600_000)
-    seconds, low, high, *_ = predict.predict(wanted.case, runs, step(1, 600_000))
-    assert seconds == pytest.approx(wanted.seconds, rel=0.1)
-    assert low <= wanted.seconds <= high
+    told(wanted, runs, step(1, 600_000), rel=0.1)
 
 
 def test_the_parameters_are_extrapolated_where_workers_exchange_more_of_them_than_any_did(tmp_path):
@@ -365,9 +360,9 @@ def test_the_parameters_are_extrapolated_where_workers_exchange_more_of_them_tha
         ran(tmp_path, planned(*point, f"workers={workers}"), [1e-3] * 3)
     found = predict.basis(planned(*point, "workers=2"), history.finished(tmp_path), "outputs")
     timed = predict.alone(planned(*point, "workers=1"), 10 * PARAMETERS, [[64 / 1e-2] * 3] * 3)
-    for workers, told in ((1, False), (2, True)):
+    for workers, extrapolated in ((1, False), (2, True)):
         notes = predict.of_plan(planned(*point, f"workers={workers}"), 10 * PARAMETERS, found, timed).notes
-        assert any("the parameters are 10 times the most" in note for note in notes) is told
+        assert any("the parameters are 10 times the most" in note for note in notes) is extrapolated
 
 
 def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker_would_be():
