@@ -83,7 +83,7 @@ class Loop(TrainingLoop):
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
-        self._results = tf.function(self._results_now, autograph=False)
+        self._results = tf.function(self.results_now, autograph=False)
         self._sums = tf.function(self._sums_of_metrics, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Batches | None = None
@@ -180,7 +180,7 @@ class Loop(TrainingLoop):
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
         # Earlier versions have left out those of losses, which come last.
-        for variable, value in zip(self._counting(), state, strict=False):
+        for variable, value in zip(self.counting(), state, strict=False):
             metrics.put(variable, value, self.chief)
 
     @contextlib.contextmanager
@@ -189,7 +189,7 @@ class Loop(TrainingLoop):
         if self.alone and not self.is_asynchronous:
             yield
             return
-        variables = self._counting()
+        variables = self.counting()
         before = [np.array(value) for value in self.metrics_state()][: len(variables)]
         after = list(before)
         with metrics.here(variables, after) if self.chief else contextlib.nullcontext():
@@ -220,17 +220,19 @@ class Loop(TrainingLoop):
         lost = ("loss", *self.outputs)
         return flat({name: result for name, result in self._metric_results().items() if name not in lost})
 
-    def _results_now(self) -> Results:
+    def results_now(self) -> Results:
+        """The results of metrics, as a compiled function computes them and as what is run at once does."""
         return self.model.get_metrics_result()  # type: ignore[no-any-return]
 
     def _metrics_variables(self) -> list[keras.Variable]:
         return self.model.metrics_variables  # type: ignore[no-any-return]
 
-    def _counting(self) -> list[keras.Variable]:
+    def counting(self) -> list[keras.Variable]:
+        """The variables that metrics count in, those of losses too."""
         return [*self._metrics_variables(), *self.counted_beside]
 
     def _sums_of_metrics(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable.value) for variable in self._counting()]
+        return [tf.convert_to_tensor(variable.value) for variable in self.counting()]
 
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]

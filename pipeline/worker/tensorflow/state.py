@@ -35,7 +35,7 @@ def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[
 
 def value_of(variable: Variable) -> np.ndarray:
     """The value that this process has in its first copy; no copy of it where that can be."""
-    return np.asarray(tf.convert_to_tensor(_copies(variable)[0]))
+    return np.asarray(tf.convert_to_tensor(copies(variable)[0]))
 
 
 def variables_of(model: keras.Model, beside: Sequence[Variable]) -> list[Variable]:
@@ -100,8 +100,9 @@ def _parts(model: keras.Model) -> dict[str, Sequence[keras.Variable]]:
     }
 
 
-def _copies(variable: Variable) -> Sequence[tf.Variable]:
-    value = variable.value if isinstance(variable, keras.Variable) else variable
+def copies(variable: Variable) -> Sequence[tf.Variable]:
+    """The variable's copy of each replica here."""
+    value = variable._value if isinstance(variable, keras.Variable) else variable
     return getattr(value, "values", (value,))
 
 
@@ -119,9 +120,9 @@ def _unfit(expected: str, received: str) -> TrainingError:
 
 def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:
     """A hash of weights for each replica that this process holds: all of them must agree."""
-    digests = [hashlib.sha256() for _ in _copies(variables[0])] if variables else []
+    digests = [hashlib.sha256() for _ in copies(variables[0])] if variables else []
     # One variable after the other: all of them at once would be the model's memory once more.
     for variable in variables:
-        for digest, copy in zip(digests, _copies(variable), strict=True):
+        for digest, copy in zip(digests, copies(variable), strict=True):
             digest.update(np.ascontiguousarray(copy).view(np.uint8).data)
     return [digest.hexdigest()[:16] for digest in digests]

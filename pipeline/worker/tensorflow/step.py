@@ -96,12 +96,12 @@ def training_step(
         # A callback may have changed what is trained, before the step is traced.
         share, variables = share_of(batch, examples), model.trainable_variables
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
-        has_examples = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, static, largest)
+        whole = GlobalBatch(collective, batch, share, always_fed, static, largest)
+        has_examples = whole.present
         with of_step(whole), _undone_unless(has_examples, apart):
             with marked(xla):
-                with normalization.counting_if(has_examples), tf.GradientTape() as tape:
+                with tf.GradientTape() as tape:
                     y_pred = call(x, training=True)
                     values = losses.weighted(
                         model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
@@ -147,9 +147,9 @@ def validation_steps(
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = share_of_one(examples) if padded else share_of(batch, examples)
-        has_examples = None if always_fed and not padded else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, most=largest)
+        whole = GlobalBatch(collective, batch, share, always_fed and not padded, most=largest)
+        has_examples = whole.present
         with of_step(whole), _undone_unless(has_examples, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(

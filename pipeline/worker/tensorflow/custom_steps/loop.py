@@ -81,7 +81,8 @@ class CustomLoop(Loop):
         # Which of the two functions it is, is a part of what it is traced for.
         return self._results(self._validating)  # type: ignore[no-any-return]
 
-    def _results_now(self, validating: bool = False) -> Results:
+    def results_now(self, validating: bool = False) -> Results:
+        """The results of metrics that a step gives back."""
         returned = self._own.test if validating else self._own.train
         assert returned is not None, "what cannot be evaluated is not validated"
         return {name: result_of(*source) for name, source in returned.metrics.items()}

@@ -137,12 +137,10 @@ def training_step(
     moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = steps.share_of(batch, examples)
-        present = None if always_fed else share > 0
-        whole = GlobalBatch(collective, batch, share, static, most)
+        whole = GlobalBatch(collective, batch, steps.share_of(batch, examples), always_fed, static, most)
         fed = batch if always_fed else steps.never_empty(batch)
-        replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
-        with of_step(whole), normalization.counting_if(present), steps.marked(xla):
+        with of_step(whole), steps.marked(xla):
+            replica = Replica(whole, fed, gradient_bits)
             return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
 
     return replica_step
@@ -162,11 +160,10 @@ def validation_steps(
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         assert own.test is not None, "what cannot be evaluated is not validated"
         share = steps.share_of_one(examples) if padded else steps.share_of(batch, examples)
-        whole = GlobalBatch(collective, batch, share, most=most)
+        whole = GlobalBatch(collective, batch, share, always_fed and not padded, most=most)
         fed = batch if always_fed else steps.never_empty(batch)
-        replica = Replica(collective, share, fed, always_fed=always_fed and not padded)
         with of_step(whole):
-            return replica.values_of(model.test_step, given(fed, own.arrays), own.test)
+            return Replica(whole, fed).values_of(model.test_step, given(fed, own.arrays), own.test)
 
     return steps.many(strategy, steps.followed(model, replica_step), watched)
 
@@ -193,23 +190,15 @@ def _known(model: keras.Model) -> CustomSteps:
 
 
 class Replica(Watcher):
-    """Watches a step of a replica that has `share` (0 to 1) of the global batch's examples."""
+    """Watches a step of a replica that has a part of the `whole` global batch, and is fed with a `batch`."""
 
-    def __init__(
-        self,
-        collective: Collective[Addend],
-        share: tf.Tensor,
-        batch: Batch,
-        gradient_bits: int = 32,
-        always_fed: bool = False,
-        static: bool = False,
-    ) -> None:
+    def __init__(self, whole: GlobalBatch, batch: Batch, gradient_bits: int = 32) -> None:
         super().__init__()
-        self._collective, self._share, self._always_fed, self._static = collective, share, always_fed, static
-        self._gradient_bits = gradient_bits
+        self._collective, self._share, self._static = whole.collective, whole.share, whole.static
+        self._always_fed, self._gradient_bits = whole.present is None, gradient_bits
         # Examples here where that is known beforehand, as where batches are of one size.
         self._examples = tf.nest.flatten(batch)[0].shape[0]
-        self._alone = collective.replicas == 1
+        self._alone = whole.collective.replicas == 1
         # Sums over replicas, and the number that each metric was given last.
         self._summed: list[tf.Tensor] = []
         self._numbers: dict[int, tf.Tensor] = {}

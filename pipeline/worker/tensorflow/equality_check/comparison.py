@@ -21,15 +21,7 @@ from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
 from pipeline.worker.tensorflow.agreement import texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
-from pipeline.worker.tensorflow.equality_check.custom_trial import CustomTrials
-from pipeline.worker.tensorflow.equality_check.differences import (
-    TOLERANCES,
-    ReplicaRows,
-    are_aligned,
-    differences,
-    first_layer,
-)
+from pipeline.worker.tensorflow.equality_check.differences import TOLERANCES, are_aligned, differences, first_layer
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
@@ -78,8 +70,8 @@ class _Comparison:
 
     def __init__(self, loop: Loop, collective: Pausable[Addend], where: ReplicaPlace) -> None:
         self._loop, self._collective, self._where = loop, collective, where
-        self._own = custom_step.of(loop.model)
-        self._trials = Trials(loop, collective) if self._own is None else CustomTrials(loop, collective)
+        self._trials = Trials(loop, collective)
+        self._own = self._trials.own
         layers = loop.model._flatten_layers()
         self._layers = len(layers)
         loosest = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
@@ -96,11 +88,12 @@ class _Comparison:
         edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
         parts = [_cut(local, *pair) for pair in itertools.pairwise(edges)]
         whole = self._whole(local)
-        forward = self._together(lambda: self._forward(whole, parts))
-        one = forward
-        if isinstance(trials, Trials):
-            trials.with_gradients = bool(self._told(FULL * self._is_quick(forward))[0])
-            one = self._together(lambda: trials.on_one(whole) if trials.with_gradients and where.chief else forward)
+        one = self._together(lambda: self._forward(whole, parts))
+        if self._own is None:
+            trials.with_gradients = bool(self._told(FULL * self._is_quick(one))[0])
+            if trials.with_gradients:
+                forward = one
+                one = self._together(lambda: trials.on_one(whole) if where.chief else forward)
         # Where others take part they would wait for ever for one that failed; what may fail has been tried.
         replicas = (
             trials.on_all(_count(whole), parts)
@@ -109,8 +102,7 @@ class _Comparison:
         )
         if not where.chief:
             return Check("not made", unsaid="the first process compares")
-        rows = {number: ReplicaRows(*pair, _count(whole)) for number, pair in enumerate(itertools.pairwise(edges))}
-        return self._compared(replicas, one, whole, rows)
+        return self._compared(replicas, one, whole, [*edges, _count(whole)])
 
     @property
     def _runs(self) -> int:
@@ -119,8 +111,7 @@ class _Comparison:
 
     def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
         """A step of one device, of Keras's own without gradients; what a process's replicas do is tried beforehand."""
-        if isinstance(self._trials, Trials):
-            self._trials.with_gradients = False
+        self._trials.with_gradients = self._own is not None
         until = time.perf_counter() + LONG_SECONDS
         for part in parts if self._where.processes > 1 else ():
             if _count(part):
@@ -137,8 +128,8 @@ class _Comparison:
         """True if gradients are compared as well."""
         return self._is_small and forward.cpu_seconds <= QUICK_SECONDS
 
-    def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, ReplicaRows]) -> Check:
-        names = ("loss", *self._loop.outputs) if self._own is None else (self._own.train.loss,)
+    def _compared(self, replicas: Trial, one: Trial, whole: Batch, edges: list[int]) -> Check:
+        names = self._trials.names
         unsaid = "" if self._trials.with_gradients else WITHOUT
         if not differences(replicas, one, names, self._tolerance):
             return Check("equal", unsaid=unsaid)
@@ -152,7 +143,7 @@ class _Comparison:
             return Check("equal", unsaid=unsaid)
         layer, aligned = None, are_aligned(replicas, one, disturbed)
         if aligned:
-            layer = first_layer(replicas, one, rows, self._tolerance, disturbed)
+            layer = first_layer(replicas, one, edges, self._tolerance, disturbed)
         cause, advice = explained(differing, layer, aligned, self._own is not None)
         is_noted = aligned and layer is None and self._is_noted(differing)
         if is_noted and self._own is not None:

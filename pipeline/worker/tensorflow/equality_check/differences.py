@@ -1,7 +1,6 @@
 """Tells what a step of all replicas differs in from the same step on one device, by more than arithmetic explains."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -23,15 +22,6 @@ LEAST_SHARE = 1e-4
 LEAST = 1e-6
 
 
-@dataclass(frozen=True)
-class ReplicaRows:
-    """A replica's examples of the global batch: `start` to `stop` of `count`."""
-
-    start: int
-    stop: int
-    count: int
-
-
 def differences(
     all_replicas: Trial, one: Trial, names: Sequence[str], tolerance: float, disturbed: Trial | None = None
 ) -> list[Difference]:
@@ -51,15 +41,18 @@ def are_aligned(*trials: Trial) -> bool:
 
 
 def first_layer(
-    all_replicas: Trial, one: Trial, rows: dict[int, ReplicaRows], tolerance: float, disturbed: Trial
+    all_replicas: Trial, one: Trial, edges: Sequence[int], tolerance: float, disturbed: Trial
 ) -> Difference | None:
-    """The first layer whose output differs: what it was given, which earlier ones returned, does not."""
+    """The first layer whose output differs: what it was given, which earlier ones returned, does not.
+
+    `edges` are those of the examples of replicas here, then comes how many all have.
+    """
     (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
     for place, (name, _) in enumerate(whole):
         worst, noise = 0.0, 0.0
         for number, outputs in all_replicas.outputs.items():
             for leaf, of_one, of_noise in zip(outputs[place][1], whole[place][1], noisy[place][1], strict=False):
-                expected, other = (_rows_of(tensor, leaf, rows[number]) for tensor in (of_one, of_noise))
+                expected, other = (_rows_of(tensor, leaf, edges, number) for tensor in (of_one, of_noise))
                 if expected is not None and other is not None:
                     size = _size(expected)
                     worst = max(worst, _apart(leaf.numpy(), expected, size))
@@ -170,15 +163,15 @@ def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
     return (np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(values))), values
 
 
-def _rows_of(whole: tf.Tensor, part: tf.Tensor, rows: ReplicaRows) -> np.ndarray | None:
+def _rows_of(whole: tf.Tensor, part: tf.Tensor, edges: Sequence[int], number: int) -> np.ndarray | None:
     """Returns a replica's rows of one device's output; None where the shapes do not tell."""
-    if not whole.shape.rank or whole.shape[1:] != part.shape[1:]:
-        return whole.numpy() if whole.shape == part.shape else None
-    times, rest = divmod(int(whole.shape[0]), rows.count)
-    if not rest and times and int(part.shape[0]) == times * (rows.stop - rows.start):
-        # Several rows of each example come one after the other, or those of all examples do, as of joined batches.
-        array: np.ndarray = whole.numpy()
-        apart = array.reshape(times, rows.count, *array.shape[1:])[:, rows.start : rows.stop].reshape(part.shape)
-        ways = (array[times * rows.start : times * rows.stop], apart)
-        return min(ways, key=lambda way: np.nan_to_num(_size(way - part.numpy()), nan=np.inf))
+    start, stop, count = edges[number], edges[number + 1], edges[-1]
+    if whole.shape.rank and whole.shape[1:] == part.shape[1:]:
+        times, rest = divmod(int(whole.shape[0]), count)
+        if not rest and times and int(part.shape[0]) == times * (stop - start):
+            # Several rows of each example come one after the other, or those of all examples do, as of joined batches.
+            array: np.ndarray = whole.numpy()
+            apart = array.reshape(times, count, *array.shape[1:])[:, start:stop].reshape(part.shape)
+            ways = (array[times * start : times * stop], apart)
+            return min(ways, key=lambda way: np.nan_to_num(_size(way - part.numpy()), nan=np.inf))
     return whole.numpy() if whole.shape == part.shape else None

@@ -1,15 +1,18 @@
 """Makes a training step for the sake of what it would do: on all replicas, or on one device, with nothing changed.
 
-It is the step that is compiled for training, run at once, operation by operation: tracing it takes longer than running
-it once. An optimizer that is asked to apply gradients keeps them, and what is assigned is put back.
+A step of Keras's is run at once, operation by operation: tracing it takes longer than running it once. What replicas
+add up in a person's own step is found out while that is traced, with batches of open sizes; so it is traced here too,
+and run once. An optimizer that is asked to apply gradients keeps them, and what is assigned is put back.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -19,12 +22,18 @@ from pipeline.private_keras import keras_variables
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import values_of
+from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.patched import patched
-from pipeline.worker.tensorflow.step import ReplicaStep, training_step
+from pipeline.worker.tensorflow.state import copies
+from pipeline.worker.tensorflow.step import training_step
+from pipeline.worker.variables import Variable
 
 # What is late for having had less than this of a core has not had its turn on it.
 LEAST_CPU_SECONDS = 1.0
@@ -37,7 +46,9 @@ THREAD_SECONDS = 0.005
 # Examples after which disturbances come again, where their number is open.
 NOISY_ROWS = 16
 
-Outputs = list[tuple[str, list[tf.Tensor]]]
+Outputs: TypeAlias = list[tuple[str, list[tf.Tensor]]]
+# (examples of the global batch, the batches of the replicas here) -> the loss vector
+Step: TypeAlias = Callable[[tf.Tensor, Sequence[Batch]], tf.Tensor]
 
 
 @dataclass
@@ -59,130 +70,191 @@ class Trial:
 class Trials:
     """Steps of a loop that is built and has not begun."""
 
-    # Without them a step takes a third of the time.
+    # Without them a step of Keras's takes a third of the time; a person's own code need not bear to be given none.
     with_gradients = True
 
     def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
-        self._loop, self._collective, self._model = loop, collective, loop.model
-        self._step: ReplicaStep = training_step(loop.model, collective, 32, False, False, loop.gather)
+        self._loop, self._collective, model = loop, collective, loop.model
+        self.own = own = custom_step.of(model)
+        # Of the losses, which are among the metrics too.
+        self.names = ("loss", *loop.outputs) if own is None else (own.train.loss,)
+        counting, beside = loop.counting(), list(loop.beside)
+        if own is None:
+            self._step = training_step(model, collective, 32, False, False, loop.gather)
+            held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
+            # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
+            self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
+        else:
+            self._step = custom_step.training_step(model, collective, 32, False, False)
+            of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
+            self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
+        self._held = [variable for variable in held if isinstance(variable, keras.Variable)]
+        drawn = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
+        passed = {id(variable) for variable in [*counting, *drawn]}
+        self._compared = [
+            one for one in (*model.variables, *beside) if id(one) not in passed and one.dtype != tf.string
+        ]
         loop.reset_metrics()
 
     def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
         """A step of all replicas, of which those here have these batches; `examples` are those of the global batch."""
         strategy, trial = self._loop.strategy, Trial()
-        with self._watched(trial), self._put_back(trial), losses.without_keras_scaling(), _quiet(), _threads_joined():
+
+        def step(examples: tf.Tensor, batches: Sequence[Batch]) -> tf.Tensor:
             local = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
-            summed = strategy.run(self._step, args=(tf.constant(float(examples)), local))
-            trial.losses = strategy.experimental_local_results(summed)[0].numpy()
-            trial.metrics = self._loop.metrics()
+            summed = strategy.run(self._step, args=(examples, local))
+            return strategy.experimental_local_results(summed)[0]
+
+        with self._put_back(trial), _quiet(), _threads_joined():
+            self._make(step, trial, examples, batches)
+            self._tell(trial, self._loop.metrics())
         self._loop.reset_metrics()
         return trial
 
     def on_one(self, batch: Batch, noise: np.random.Generator | None = None, until: float = math.inf) -> Trial:
         """A step of one device on a batch; with `noise`, what each layer returns is wrong in its last digits.
 
-        Raises `TimeoutError` where it still goes forward when the clock says `until`.
+        Raises `TimeoutError` where it still goes forward, or is traced, when the clock says `until`.
         """
         trial, began = Trial(), time.process_time()
-        examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         device = self._loop.strategy.extended.worker_devices[0]
-        with (
-            self._watched(trial, noise, until), self._own_state(trial), self._put_back(trial),
-            self._collective.paused(), losses.without_keras_scaling(), tf.device(device),
-        ):  # fmt: skip
-            trial.losses = self._step(examples, batch).numpy()
+        examples = int(tf.nest.flatten(batch)[0].shape[0])
+        with _held_here(self._held), self._put_back(trial), self._collective.paused():
+            with tf.device(device):
+                self._make(lambda count, batches: self._step(count, batches[0]), trial, examples, [batch], noise, until)
+            self._tell(trial, flat(self._loop.results_now()))
         trial.cpu_seconds = time.process_time() - began
         return trial
 
-    def _stateful(self) -> list[keras.Variable]:
-        """The variables of a model and its losses, without its metrics' and those that count what was drawn."""
-        layers = self._model._flatten_layers()
-        others = [generator.state for layer in layers for generator in layer._seed_generators]
-        passed = {id(variable) for variable in [*self._model.metrics_variables, *others]}
-        return [variable for variable in (*self._model.variables, *self._beside()) if id(variable) not in passed]
+    def _make(
+        self,
+        step: Step,
+        trial: Trial,
+        examples: int,
+        batches: Sequence[Batch],
+        noise: np.random.Generator | None = None,
+        until: float = math.inf,
+    ) -> None:
+        """Makes the step once, in which nothing is drawn or applied."""
+        gradients: dict[int, dict[str, Addend]] = {}
+        run = step if self.own is None else partial(_traced, step, trial, gradients)
+        unneeded = nullcontext() if self.with_gradients else patched(tf.GradientTape, {"gradient": _no_gradient})
+        with (
+            fixed_randomness(), _outputs_kept(trial.outputs, noise, until), _not_applied(gradients), unneeded,
+            losses.without_keras_scaling(),
+        ):  # fmt: skip
+            trial.losses = run(tf.constant(float(examples)), list(batches)).numpy()
+        trial.gradients = _of_first(gradients)
 
-    def _beside(self) -> list[keras.Variable]:
-        return [variable for variable in self._loop.beside if isinstance(variable, keras.Variable)]
-
-    @contextmanager
-    def _watched(
-        self, trial: Trial, noise: np.random.Generator | None = None, until: float = math.inf
-    ) -> Iterator[None]:
-        """Inside, nothing is drawn or applied, and the trial keeps gradients and what layers return."""
-        optimizer, variables = self._model.optimizer, self._model.trainable_variables
-        # Those of TensorFlow, which Keras does not know of.
-        others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
-        before = [variable.numpy() for variable in others]
-
-        def apply(gradients: Sequence[Addend | None], *others: object) -> None:
-            pairs = zip(variables, gradients, strict=True)
-            trial.gradients = {variable.path: value for variable, value in pairs if value is not None}
-
-        def no_gradient(tape: tf.GradientTape, target: tf.Tensor, sources: Sequence[object], **named: object) -> object:
-            return [None] * len(sources)
-
-        with ExitStack() as stack:
-            names = stack.enter_context(attributes_kept(self._model))
-            stack.enter_context(patched(optimizer, {"apply": apply}))
-            stack.enter_context(fixed_randomness())
-            stack.enter_context(outputs_kept(trial.outputs, noise, until))
-            if not self.with_gradients:
-                stack.enter_context(patched(tf.GradientTape, {"gradient": no_gradient}))
-            try:
-                yield
-            finally:
-                for variable, value in zip(others, before, strict=True):
-                    now = [copy.numpy() for copy in copies(variable)]
-                    if not all(np.array_equal(copy, value) for copy in now):
-                        trial.state[names.get(id(variable), variable.name)] = now
-                    variable.assign(value)
+    def _tell(self, trial: Trial, results: dict[str, float]) -> None:
+        """Tells metrics, and what a step of its own gives back beside them, from the step's losses."""
+        values = {} if self.own is None else values_of(self.own.train, trial.losses[1:])
+        trial.metrics = {name: value for name, value in (results | values).items() if name not in self.names}
+        trial.losses = trial.losses[: len(self.names)]
 
     @contextmanager
     def _put_back(self, trial: Trial) -> Iterator[None]:
-        """Inside, the first value is kept of each variable that is assigned; afterwards it has it again."""
-        before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        beside = self._loop.counted_beside
+        """Inside, the first value is kept of what is assigned; afterwards it has it again, and attributes theirs."""
+        before: dict[int, tuple[Variable, list[np.ndarray]]] = {}
         assign_one = keras_variables.Variable.assign
-        metrics = {id(one) for one in (*self._model.metrics_variables, *beside)}
-        counted = [(copy, copy.numpy()) for variable in beside for copy in copies(variable)]
+
+        def keep(variable: Variable) -> None:
+            if id(variable) not in before:
+                # Out of a graph that is traced.
+                with tf.init_scope():
+                    before[id(variable)] = variable, [copy.numpy() for copy in copies(variable)]
 
         def assign(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-            if id(variable) not in metrics and id(variable) not in before:
-                before[id(variable)] = (variable, tf.identity(variable.value))
+            keep(variable)
             return assign_one(variable, value)
 
+        for variable in self._kept:
+            keep(variable)
         try:
-            with patched(keras_variables.Variable, {"assign": assign}):
+            with _attributes_kept(self._loop.model) as names, patched(keras_variables.Variable, {"assign": assign}):
                 yield
+            for variable in self._compared:
+                if id(variable) in before:
+                    of_keras = isinstance(variable, keras.Variable)
+                    name = variable.path if of_keras else names.get(id(variable), variable.name)
+                    trial.state[_unused(trial.state, name, "number")] = [copy.numpy() for copy in copies(variable)]
         finally:
-            compared = {id(variable) for variable in self._stateful()}
-            for number, (variable, value) in before.items():
-                if number in compared:
-                    trial.state[variable.path] = [tf.convert_to_tensor(copy).numpy() for copy in copies(variable)]
-                variable.assign(value.numpy())
-            for copy, number_there in counted:
-                copy.assign(number_there)
+            for variable, values in before.values():
+                for copy, value in zip(copies(variable), values, strict=True):
+                    copy.assign(value)
 
-    @contextmanager
-    def _own_state(self, trial: Trial) -> Iterator[None]:
-        """Inside, what is not trained is held in variables of this process alone, from what its first replica has.
 
-        Those of several replicas are read and assigned by all processes together.
-        """
-        model = self._model
-        others = (variable for variable in model.variables if not variable.trainable)
-        variables = [*model.metrics_variables, *others, *self._beside(), *self._loop.counted_beside]
-        with held_here(variables):
-            yield
-            lost = ("loss", *self._loop.outputs)
-            results = model.get_metrics_result()
-            trial.metrics = flat({name: result for name, result in results.items() if name not in lost})
+def _traced(
+    step: Step, trial: Trial, gradients: dict[int, dict[str, Addend]], examples: tf.Tensor, batches: Sequence[Batch]
+) -> tf.Tensor:
+    """Traces the step and runs it once; gradients and outputs are then values too."""
+
+    def traced(examples: tf.Tensor, batches: Sequence[Batch]) -> tuple[tf.Tensor, dict[str, Addend], object]:
+        graph = tf.compat.v1.get_default_graph()
+        values = step(examples, batches)
+        if any(gradient.graph is not graph for gradient in _of_first(gradients).values()):
+            raise ModelError("its train_step applies gradients inside of a condition or a loop of TensorFlow")
+        for outputs in trial.outputs.values():
+            # What is computed in a condition or a loop stays in there.
+            outputs[:] = [(name, [leaf for leaf in leaves if leaf.graph is graph]) for name, leaves in outputs]
+        return values, _of_first(gradients), {key: [leaves for _, leaves in one] for key, one in trial.outputs.items()}
+
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batches)
+    with watched():
+        function = tf.function(traced, autograph=False)
+        compiled = function.get_concrete_function(tf.TensorSpec([], tf.float32), specs)
+    values, applied, leaves = compiled(examples, batches)
+    if gradients:
+        gradients[min(gradients)] = applied
+    for number, outputs in trial.outputs.items():
+        outputs[:] = [(name, run) for (name, _), run in zip(outputs, leaves[number], strict=True)]
+    return values
+
+
+def _of_first(gradients: Mapping[int, dict[str, Addend]]) -> dict[str, Addend]:
+    """Those of the first replica here: all are given the same."""
+    return gradients[min(gradients)] if gradients else {}
+
+
+def _unused(names: Mapping[str, object], name: str, what: str) -> str:
+    """A name that is not among these: itself, or with how many times there is one."""
+    times, unused = 1, name
+    while unused in names:
+        times += 1
+        unused = f"{name}, {what} {times}"
+    return unused
 
 
 @contextmanager
-def held_here(variables: Iterable[keras.Variable]) -> Iterator[None]:
+def _not_applied(gradients: dict[int, dict[str, Addend]]) -> Iterator[None]:
+    """Inside, optimizers apply nothing of what they are given, which is kept by replica, in its order."""
+
+    def apply(
+        optimizer: keras.optimizers.Optimizer,
+        grads: Sequence[Addend | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        applied = gradients.setdefault(_replica(), {})
+        variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        for gradient, variable in zip(grads, variables, strict=False):
+            if gradient is not None:
+                applied[_unused(applied, variable.path, "update")] = gradient
+
+    with ExitStack() as stack:
+        for kind in kinds(keras.optimizers.Optimizer):
+            if "apply" in vars(kind):
+                stack.enter_context(patched(kind, {"apply": apply}))
+        yield
+
+
+def _no_gradient(tape: tf.GradientTape, target: tf.Tensor, sources: Sequence[object], **named: object) -> object:
+    return [None] * len(sources)
+
+
+@contextmanager
+def _held_here(variables: Iterable[keras.Variable]) -> Iterator[None]:
     """Inside, variables of Keras are of this process alone, with what its first replica has."""
     with ExitStack() as stack:
         for variable in {id(variable): variable for variable in variables}.values():
@@ -192,7 +264,7 @@ def held_here(variables: Iterable[keras.Variable]) -> Iterator[None]:
 
 
 @contextmanager
-def attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
+def _attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
     """Gives names of what the model's layers hold, by identity; afterwards their attributes are what they were."""
     attributes = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
     try:
@@ -203,14 +275,8 @@ def attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
             vars(layer).update(before)
 
 
-def copies(variable: keras.Variable | tf.Variable) -> Sequence[tf.Variable]:
-    """The variable's copy of each replica here."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    return getattr(value, "values", (value,))
-
-
 @contextmanager
-def outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
+def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
     """Inside, what each layer and operation returns is kept, in order, by the number of the replica."""
     call_one: Callable[..., Batch] = keras.Operation.__call__
     began = time.process_time()
@@ -222,14 +288,14 @@ def outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None,
         if noise is not None:
             output = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), output)
         leaves = [leaf for leaf in tf.nest.flatten(output) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-        outputs.setdefault(replica(), []).append((operation.name, leaves))
+        outputs.setdefault(_replica(), []).append((operation.name, leaves))
         return output
 
     with patched(keras.Operation, {"__call__": call}):
         yield
 
 
-def replica() -> int:
+def _replica() -> int:
     """The number of the replica whose step is made in this thread."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))

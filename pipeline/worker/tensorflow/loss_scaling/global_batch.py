@@ -37,19 +37,23 @@ class GlobalBatch:
         collective: Collective[Addend],
         batch: Batch,
         share: tf.Tensor,
+        always_fed: bool = False,
         static: bool = False,
         most: int | None = None,
     ) -> None:
         """This replica has a `batch`, a `share` of the global batch's examples; one without a share only pads.
 
-        `static` says that all replicas always have as many. A global batch has `most` examples; None leaves it open,
-        which processes can exchange in calls of a single step alone: TensorFlow keeps the shape throughout a call.
+        `always_fed` promises that no replica is ever without examples, `static` that all always have as many. A global
+        batch has `most` examples; None leaves it open, which processes can exchange in calls of a single step alone:
+        TensorFlow keeps the shape throughout a call.
         """
         leaf = tf.nest.flatten(batch)[0]
         # None where batches differ in size.
         self._rows: int | None = leaf.shape[0]
         self._size = tf.shape(leaf)[0]
-        self.share, self._collective, self._static, self._most = share, collective, static, most
+        self.share, self.collective, self.static, self._most = share, collective, static, most
+        # True where this replica has examples; None where all always have.
+        self.present = None if always_fed else share > 0
         # How many numbers for the batch each metric has been given so far in the step.
         self.numbers: Counter[int] = Counter()
         self._sizes: tf.Tensor | None = None
@@ -102,7 +106,7 @@ class GlobalBatch:
         """A sum over this replica's examples, or a mean over them, as that over all replicas'."""
         weighted = value if is_sum else value * tf.cast(self.share, value.dtype)
         part = tf.where(self.share > 0, weighted, tf.zeros((), value.dtype))
-        return self._collective.sum([part])[0]
+        return self.collective.sum([part])[0]
 
     def _of(self, value: tf.Tensor) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
@@ -129,21 +133,21 @@ class GlobalBatch:
     def _placed(self, value: tf.Tensor) -> tf.Tensor:
         """Each replica adds its examples to zeros in the place of the others'."""
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        replicas = self._collective.replicas
-        if self._static:
+        replicas = self.collective.replicas
+        if self.static:
             mark = tf.one_hot(number, replicas, dtype=value.dtype)
             apart = tf.tensordot(mark, value, axes=0)
-            (all_of_it,) = self._collective.sum([apart])
+            (all_of_it,) = self.collective.sum([apart])
             return tf.reshape(all_of_it, [replicas * value.shape[0], *value.shape[1:]])
         if self._sizes is None:
             marked = tf.one_hot(number, replicas, dtype=tf.float32) * tf.cast(self._here, tf.float32)
-            self._sizes = tf.cast(self._collective.sum([marked])[0], tf.int32)
+            self._sizes = tf.cast(self.collective.sum([marked])[0], tf.int32)
         before = tf.reduce_sum(tf.where(tf.range(replicas) < number, self._sizes, 0))
         examples = tf.reduce_sum(self._sizes)
         after = (examples if self._most is None else self._most) - before - self._here
         edges = tf.concat([[[before, after]], tf.zeros([len(value.shape) - 1, 2], tf.int32)], 0)
         # What only pads a static batch comes after its examples.
-        (all_of_it,) = self._collective.sum([tf.pad(value[: self._here], edges)])
+        (all_of_it,) = self.collective.sum([tf.pad(value[: self._here], edges)])
         whole = all_of_it[:examples]
         whole.set_shape([None, *value.shape[1:]])
         return whole

@@ -1,7 +1,6 @@
 """Batch normalization over the global batch: its statistics are those that one device would have."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables
+from pipeline.worker.tensorflow.loss_scaling.global_batch import current
 from pipeline.worker.tensorflow.patched import patched
 
 
@@ -35,7 +35,8 @@ def _moments(
     """
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, present = layer._reduction_axes, _thread.present
+    axes, whole = layer._reduction_axes, current()
+    present = None if whole is None else whole.present
     (channels,) = layer.moving_mean.shape
     shape = [1 if axis in axes else channels for axis in range(1 + len(axes))]
     within = None if mask is None else tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
@@ -140,22 +141,3 @@ def with_own_statistics(model: keras.Model) -> Iterator[None]:
 def layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The layers whose statistics are those of the global batch."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
-
-
-@contextlib.contextmanager
-def counting_if(present: tf.Tensor | None) -> Iterator[None]:
-    """Inside, in this thread, what is normalized counts only where this replica's examples are `present`."""
-    before, _thread.present = _thread.present, present
-    try:
-        yield
-    finally:
-        _thread.present = before
-
-
-class _ExamplesOfThread(threading.local):
-    """State of this thread: True where its replica has examples. Each replica is traced in a thread of its own."""
-
-    present: tf.Tensor | None = None
-
-
-_thread = _ExamplesOfThread()
