@@ -176,7 +176,7 @@ def trained(name, replicas, parts, folder, pieces=None):
 def ran_at(placement, loop):
     """Operations of layers that ran where they were to, and elsewhere, as TensorFlow says after it has run them."""
     body, counted = body_of(loop.graph()), Counter()
-    following, own = placement.following, {operation.name for operation in body.get_operations()}
+    own = {operation.name for operation in body.get_operations()}
     for graphs in context.context().export_run_metadata().function_graphs:
         for graph in graphs.partition_graphs:
             for node in graph.node:
@@ -187,9 +187,9 @@ def ran_at(placement, loop):
                 # What TensorFlow's optimizers pass a constant on with.
                 if node.op == "Identity" and name not in own:
                     continue
-                call = following.call_of(body, name)
+                call = placement.call_of(name)
                 if call is not None:
-                    planned = [device.rpartition(":device:")[2] for device in placement.on(call.part)]
+                    planned = [device.rpartition(":device:")[2] for device in placement.on(placement.parts[call[0]])]
                     there = node.device.rpartition("device:")[2] in [name.rpartition("device:")[2] for name in planned]
                     counted[("backward" if BACKWARD in node.name else "forward") + " elsewhere" * (not there)] += 1
     context.context().disable_run_metadata()

@@ -201,7 +201,8 @@ def _ready_own(
     if strategy.num_replicas_in_sync > 1:
         if (text := custom_build.sums_over_examples(model, batch)) is not None:
             note(text)
-        if custom_step.can_be_called(model):
+        # It may have none.
+        if reduction.is_own(model, "call"):
             metrics.count_on_global_batch(model, batch)
     return []
 

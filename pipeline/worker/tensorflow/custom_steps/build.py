@@ -14,7 +14,7 @@ from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
-from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, of
+from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, known
 from pipeline.worker.tensorflow.custom_steps.watching import (
     Flat,
     Gradients,
@@ -81,8 +81,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
     """Returns a note on a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
-    own = of(model)
-    assert own is not None, "a model's own steps are built"
+    own = known(model)
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
 
     def tried(piece: Batch, share: float) -> list[float]:

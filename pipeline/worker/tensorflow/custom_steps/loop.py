@@ -59,9 +59,7 @@ class CustomLoop(Loop):
 
     @property
     def _own(self) -> custom_step.CustomSteps:
-        own = custom_step.of(self.model)
-        assert own is not None, "a model with steps of its own"
-        return own
+        return custom_step.known(self.model)
 
     @property
     def _returned(self) -> Returned:

@@ -94,7 +94,12 @@ def has_own(model: keras.Model) -> bool:
 
 def of(model: keras.Model) -> CustomSteps | None:
     """Returns a built model's own steps; None where they are Keras's."""
-    own: CustomSteps | None = vars(model).get(steps.CUSTOM_AS)
+    return vars(model).get(steps.CUSTOM_AS)
+
+
+def known(model: keras.Model) -> CustomSteps:
+    """Returns the steps of a built model that are its own."""
+    own: CustomSteps = vars(model)[steps.CUSTOM_AS]
     return own
 
 
@@ -131,7 +136,7 @@ def training_step(
     xla: set[str] | None = None,
 ) -> steps.ReplicaStep:
     """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
-    own = _known(model)
+    own = known(model)
     for optimizer in own.optimizers:
         steps.all_reduce_once(optimizer)
     moving = normalization.apart(model) if collective.replicas > 1 else []
@@ -155,7 +160,7 @@ def validation_steps(
     most: int | None = None,
 ) -> steps.Steps:
     """Returns a function that evaluates a model by its own `test_step`; see `step.validation_steps`."""
-    own = _known(model)
+    own = known(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         assert own.test is not None, "what cannot be evaluated is not validated"
@@ -168,11 +173,6 @@ def validation_steps(
     return steps.many(strategy, steps.followed(model, replica_step), watched)
 
 
-def can_be_called(model: keras.Model) -> bool:
-    """True if the model has a `call`, of its class's own or as a graph of layers."""
-    return is_own(model, "call")
-
-
 @contextlib.contextmanager
 def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
@@ -181,12 +181,6 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
             stack.enter_context(steps.updating(optimizer))
         stack.enter_context(watched())
         yield
-
-
-def _known(model: keras.Model) -> CustomSteps:
-    own = of(model)
-    assert own is not None, "a model's own steps are looked at when it is built"
-    return own
 
 
 class Replica(Watcher):

@@ -79,14 +79,7 @@ class GlobalBatch:
 
     def here(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples, masks too, without one that only stands for none."""
-
-        def cut(value: tf.Tensor) -> tf.Tensor:
-            examples, mask = value[: self._here], get_keras_mask(value)
-            if mask is not None:
-                set_keras_mask(examples, mask[: self._here])
-            return examples
-
-        return keras.tree.map_structure(lambda value: None if value is None else cut(value), values)
+        return keras.tree.map_structure(lambda value: None if value is None else first_of(value, self._here), values)
 
     def counting(self, value: tf.Tensor) -> tf.Tensor:
         """The value, through which nothing flows back from a replica without examples."""
@@ -151,6 +144,14 @@ class GlobalBatch:
         whole = all_of_it[:examples]
         whole.set_shape([None, *value.shape[1:]])
         return whole
+
+
+def first_of(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """The first so many examples, with their mask."""
+    examples, mask = value[:count], get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(examples, mask[:count])
+    return examples
 
 
 class _StepOfThread(threading.local):

@@ -100,17 +100,18 @@ def write(rows: Sequence[Row], folder: Path) -> None:
 
 def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
     """Operations of each layer, of all replicas: (layer, of its backward pass?)."""
-    counts, following = Counter[tuple[str, bool]](), placement.following
+    counts = Counter[tuple[str, bool]]()
     for operation in body.get_operations():
         # What comes from outside is no operation.
-        if operation.type == "Placeholder" or (call := following.call_of(body, operation.name)) is None:
+        if operation.type == "Placeholder" or (call := placement.call_of(operation.name)) is None:
             continue
-        backward = BACKWARD in operation.name
+        unit, backward = call[0], BACKWARD in operation.name
         what = f"operation {operation.name}" + " of the backward pass" * backward
         # What replicas give each other is made in the scope of the first.
-        planned, found_on = [_name(device) for device in placement.on(call.part)], _name(following.placed(operation))
+        planned = [_name(device) for device in placement.on(placement.parts[unit])]
+        found_on = _name(placement.placed(operation))
         _expect(what, [found_on] if found_on in planned else planned, [found_on])
-        counts[call.layer, backward] += 1
+        counts[placement.units[unit].layer.name, backward] += 1
     return counts
 
 

@@ -14,6 +14,7 @@ from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
 from pipeline.worker.tensorflow.step import CALLED_AS, Forward, caller, never_empty, size_of
 
 KEY = "strategy.build.micro_batches"
@@ -51,7 +52,8 @@ def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
         piece = never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
         outputs = call(piece, training=True)
         _expect_no_losses(model, count)
-        return keras.tree.map_structure(lambda leaf: _of(leaf, last - first), outputs)
+        # What is more only stood for none.
+        return keras.tree.map_structure(lambda leaf: first_of(leaf, last - first), outputs)
 
     def called(x: Batch, training: bool) -> Batch:
         if not training:
@@ -62,14 +64,6 @@ def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
         return keras.tree.map_structure(lambda *leaves: _joined(leaves), *pieces)
 
     return called
-
-
-def _of(leaf: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """The first so many examples, with their mask: what is more only stood for none."""
-    examples, mask = leaf[:size], get_keras_mask(leaf)
-    if mask is not None:
-        set_keras_mask(examples, mask[:size])
-    return examples
 
 
 def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:

@@ -1,24 +1,35 @@
-"""Puts the variables, slots and calls of a model's layers on the devices that share each copy of it."""
+"""Puts the variables, slots and calls of a model's layers on the devices that share each copy of it.
+
+A layer's own operations are placed when it is called. TensorFlow makes those of its backward pass in a name scope
+that is named after that of the forward pass, so that they are known. What is left, such as the clipping of a gradient
+or the update of a weight, follows the data, so that nothing large travels for it.
+"""
 
 import contextlib
 import functools
 import math
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 
 from pipeline.plan.balance import balanced, written
 from pipeline.plan.size import Layer
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.rates import within
-from pipeline.worker.tensorflow.placement.following import Following
-from pipeline.worker.tensorflow.step import FOLLOWED_AS, optimizers
+from pipeline.worker.tensorflow.size import BACKWARD
+from pipeline.worker.tensorflow.step import FOLLOWED_AS, ReplicaStep, optimizers
 from pipeline.worker.variables import bytes_of, slots_of
 
 # The attribute under which a model keeps where it is.
 KEPT_AS = "_placement_of_pipeline"
+# In the names of operations: the unit, and the replica, that they are of.
+SCOPE = re.compile(r"placed\.(\d+)\.(\d+)(?:_\d+)?/")
 Creator = Callable[..., tf.Variable]
 
 
@@ -31,14 +42,20 @@ class Unit:
     layer: Layer
 
 
-@dataclass(frozen=True)
+class _ReplicaOfThread(threading.local):
+    """Each replica is traced in a thread of its own."""
+
+    number = 0
+
+
 class Placement:
     """A model's place: the part of each unit, and the devices [replica, part]."""
 
-    units: Sequence[Unit]
-    parts: Sequence[int]
-    devices: Sequence[Sequence[str]]
-    following: Following
+    def __init__(self, units: Sequence[Unit], parts: Sequence[int], devices: Sequence[Sequence[str]]) -> None:
+        self.units, self.parts, self.devices = units, parts, devices
+        self._replica = _ReplicaOfThread()
+        # The names of what a graph takes from outside, with what that is there.
+        self._captured: WeakKeyDictionary[tf.Graph, dict[str, tf.Tensor]] = WeakKeyDictionary()
 
     def on(self, part: int) -> list[str]:
         """The devices of a part, one for each replica."""
@@ -50,6 +67,83 @@ class Placement:
         parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
         slots = slots_of(optimizers(model))
         return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
+
+    @contextlib.contextmanager
+    def called(self, number: int) -> Iterator[None]:
+        """Inside, operations are those of a unit: they run on its device, and so does what goes back through them."""
+        replica = self._replica.number
+        # A scope of its own, whoever calls the layer.
+        scope = contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope(f"placed.{number}.{replica}")
+        with tf.device(self.devices[replica][self.parts[number]]), scope:
+            yield
+
+    def call_of(self, name: str) -> tuple[int, int] | None:
+        """(unit, replica) of the call that an operation of that name is of, forward or backward."""
+        calls = SCOPE.findall(name.rpartition(BACKWARD)[2])
+        return (int(calls[-1][0]), int(calls[-1][1])) if calls else None
+
+    def followed(self, replica_step: ReplicaStep) -> ReplicaStep:
+        """A step of which nothing is left for TensorFlow to place, which would put it on the first device."""
+
+        def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+            number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            before, self._replica.number = self._replica.number, int(number)
+            try:
+                # The public `tf.device` takes no function.
+                with tf.compat.v1.device(self._device_of):
+                    return replica_step(examples, batch)
+            finally:
+                self._replica.number = before
+
+        return step
+
+    def placed(self, operation: tf.Operation) -> str:
+        """The device that an operation was given, or that of the variable that it reads, or of what it is kept beside.
+
+        TensorFlow lets go of all devices for the latter two.
+        """
+        if operation.device:
+            device: str = operation.device
+            return device
+        if operation.type == "ReadVariableOp":
+            return self._place_of(operation.inputs[0])
+        beside = [group.decode().removeprefix("loc:@") for group in operation.colocation_groups()]
+        others = [_named(operation.graph, name) for name in beside if name != operation.name]
+        return next(filter(None, (self.placed(other) for other in others if other is not None)), "")
+
+    def _device_of(self, operation: tf.Operation) -> str:
+        """Returns the device of an operation that is being made; "" leaves it to the strategy."""
+        if operation.device:
+            device: str = operation.device
+            return device
+        for tensor in operation.inputs:
+            if tensor.dtype == tf.resource and (device := self._place_of(tensor)):
+                return device
+        graph, name = operation.graph, operation.name
+        while graph is not None:
+            if BACKWARD in name and (call := self.call_of(name)) is not None:
+                unit, replica = call
+                return self.devices[replica][self.parts[unit]]
+            graph = getattr(graph, "outer_graph", None)
+            name = f"{graph.get_name_scope()}/" if isinstance(graph, tf.Graph) else ""
+        # Of equal ones, the first.
+        placed = [tensor for tensor in operation.inputs if tensor.dtype != tf.resource and self.placed(tensor.op)]
+        return self.placed(max(placed, key=_size).op) if placed else ""
+
+    def _place_of(self, handle: tf.Tensor) -> str:
+        """The device of a variable, by its handle; "" where that is made in a graph."""
+        while not isinstance(handle, tf.__internal__.EagerTensor):
+            graph = handle.graph
+            if not hasattr(graph, "captures"):
+                return ""
+            captured = self._captured.setdefault(graph, {})
+            if handle.name not in captured:
+                captured.update({inner.name: outer for outer, inner in graph.captures})
+            if handle.name not in captured:
+                return ""
+            handle = captured[handle.name]
+        device: str = handle.device
+        return device
 
 
 def of(model: keras.Model) -> Placement | None:
@@ -83,7 +177,7 @@ def place(
     all_units, parts = units(model), len(devices[0])
     layers = [unit.layer for unit in all_units]
     placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
-    placement = Placement(all_units, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
+    placement = Placement(all_units, placed, [[f"/device:{name}" for name in names] for names in devices])
     at = placement.of_variables(model)
     key, now = optimizers(model)[0]._var_key, dict[str, str]()
     for variable in _all_variables(model):
@@ -93,9 +187,9 @@ def place(
     for optimizer in optimizers(model):
         for one in within(optimizer):
             _rekey(one, now)
-    for unit, part in zip(all_units, placed, strict=True):
-        _call_on(unit, part, placement)
-    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = placement, placement.following.followed
+    for number in range(len(all_units)):
+        _call_on(number, placement)
+    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = placement, placement.followed
     return placement
 
 
@@ -129,17 +223,17 @@ def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> Non
             vars(optimizer)[name] = {now.get(key, key) for key in entries}
 
 
-def _call_on(unit: Unit, part: int, placement: Placement) -> None:
-    call_inside: Callable[..., Any] = unit.operation.call
-    devices, following = placement.on(part), placement.following
+def _call_on(number: int, placement: Placement) -> None:
+    operation = placement.units[number].operation
+    call_inside: Callable[..., Any] = operation.call
 
     @functools.wraps(call_inside)
     def call(*args: Any, **named: Any) -> Any:
-        with following.called(unit.layer.name, part, devices[following.replica]):
+        with placement.called(number):
             return call_inside(*args, **named)
 
     # Past Keras's own setter: what is saved of a layer does not know of it.
-    vars(unit.operation)["call"] = call
+    vars(operation)["call"] = call
 
 
 def units(model: keras.Model) -> list[Unit]:
@@ -195,3 +289,18 @@ def _work(operation: keras.Operation, variables: list[keras.Variable]) -> int:
 def _numbers(variable: keras.Variable) -> int:
     """Those of a kernel or a table; of a bias, none."""
     return int(math.prod(variable.shape)) if variable.trainable and len(variable.shape) > 1 else 0
+
+
+def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
+    """Returns the operation of that name in a graph, or in those that it is a part of; None where there is none."""
+    while graph is not None:
+        try:
+            return graph.get_operation_by_name(name)
+        except KeyError:
+            graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def _size(tensor: tf.Tensor) -> int:
+    """Numbers of a tensor, of one example where that is not known."""
+    return 1 if tensor.shape.rank is None else math.prod(size or 1 for size in tensor.shape.as_list())
