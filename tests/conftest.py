@@ -281,6 +281,16 @@ def browser() -> Iterator[Any]:
             driven.quit()
 
 
+@pytest.fixture(scope="module")
+def mirrored() -> Any:
+    """Two replicas of a process whose tests import `two_devices`."""
+    from two_devices import DEVICES
+
+    from pipeline import strategies
+
+    return strategies.mirrored(DEVICES)
+
+
 def once_in_mlflow(folder: Path, result: dict[str, Any], steps: int, epochs: int) -> None:
     """Expects one run there, which has finished, and has each point once."""
     # The first command's follower may be at it still.

@@ -1,5 +1,7 @@
 """Models whose training depends on several examples at a time: on pairs, means of a batch, the batch as a whole."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -12,20 +14,39 @@ def numbers(examples=64):
     return (x, (np.arange(examples) % 10).astype("int32")), None
 
 
+def minibatch(x):
+    """Minibatch discrimination: adds how near the other examples are."""
+    apart = ops.sum(ops.abs(x[:, None] - x[None]), axis=-1)
+    return ops.concatenate([x, ops.sum(ops.exp(-apart), axis=1, keepdims=True)], axis=-1)
+
+
+@tf.custom_gradient
+def weighed(x):
+    """The same, with a gradient that is divided by the largest of the batch."""
+    return tf.identity(x), lambda gradient: gradient / (tf.reduce_max(tf.abs(gradient)) + 1e-6)
+
+
+# What a layer makes of its batch.
+WAYS = {
+    "batch softmax": lambda x: x * ops.softmax(x, axis=0),
+    "own normalization": lambda x: (x - ops.mean(x, axis=0)) / (ops.std(x, axis=0) + 0.1),
+    "minibatch": minibatch,
+    "shared": lambda x: x / ops.cast(ops.shape(x)[0], x.dtype),
+    "condition": lambda x: ops.cond(ops.sum(ops.abs(x)) > 16.0, lambda: 2.0 * x, lambda: x),
+    "weighed": weighed,
+}
+
+
 @keras.saving.register_keras_serializable("looking")
-class BatchSoftmax(keras.layers.Layer):
-    """Softmax over the examples of a batch."""
+class Looking(keras.layers.Layer):
+    """Does one of these with its batch."""
+
+    def __init__(self, way, **kwargs):
+        super().__init__(**kwargs)
+        self.way = way
 
     def call(self, x):
-        return x * ops.softmax(x, axis=0)
-
-
-@keras.saving.register_keras_serializable("looking")
-class OwnNormalization(keras.layers.Layer):
-    """Normalizes by the mean and deviation of the batch."""
-
-    def call(self, x):
-        return (x - ops.mean(x, axis=0)) / (ops.std(x, axis=0) + 0.1)
+        return WAYS[self.way](x)
 
 
 @keras.saving.register_keras_serializable("looking")
@@ -45,23 +66,6 @@ class RunningMean(keras.layers.Layer):
         if training:
             self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
         return x
-
-
-@keras.saving.register_keras_serializable("looking")
-class Minibatch(keras.layers.Layer):
-    """Minibatch discrimination: adds how near the other examples are."""
-
-    def call(self, x):
-        apart = ops.sum(ops.abs(x[:, None] - x[None]), axis=-1)
-        return ops.concatenate([x, ops.sum(ops.exp(-apart), axis=1, keepdims=True)], axis=-1)
-
-
-@keras.saving.register_keras_serializable("looking")
-class Shared(keras.layers.Layer):
-    """Divides by the number of examples."""
-
-    def call(self, x):
-        return x / ops.cast(ops.shape(x)[0], x.dtype)
 
 
 def pairs(y_true, y_pred):
@@ -98,26 +102,6 @@ class RunningMaximum(keras.layers.Layer):
         return x
 
 
-@keras.saving.register_keras_serializable("looking")
-class Condition(keras.layers.Layer):
-    """Does one thing or another with its batch, as the sum of that is."""
-
-    def call(self, x):
-        return ops.cond(ops.sum(ops.abs(x)) > 16.0, lambda: 2.0 * x, lambda: x)
-
-
-@keras.saving.register_keras_serializable("looking")
-class Weighed(keras.layers.Layer):
-    """Passes on its input, with a gradient that is divided by the largest of the batch."""
-
-    def call(self, x):
-        @tf.custom_gradient
-        def same(given):
-            return tf.identity(given), lambda gradient: gradient / (tf.reduce_max(tf.abs(gradient)) + 1e-6)
-
-        return same(x)
-
-
 class Largest(keras.metrics.Metric):
     """The largest probability so far, added up as sums are."""
 
@@ -133,23 +117,17 @@ class Largest(keras.metrics.Metric):
 
 
 LAYERS = {
-    "batch softmax": BatchSoftmax,
-    "own normalization": OwnNormalization,
+    **{way: partial(Looking, way) for way in WAYS},
     "running mean": RunningMean,
-    "averaged mean": lambda **named: RunningMean("mean", **named),
-    "minibatch": Minibatch,
-    "shared": Shared,
+    "averaged mean": partial(RunningMean, "mean"),
     "raw mean": RawMean,
     "running maximum": RunningMaximum,
-    "condition": Condition,
-    "weighed": Weighed,
-    "none": None,
 }
 
 
 def model(layer="none", loss="sparse_categorical_crossentropy", dropout=0.0):
     """A compiled model with one of the layers above between two of its own."""
-    looking = LAYERS[layer]
+    looking = LAYERS.get(layer)
     inputs = keras.Input((6,))
     x = keras.layers.Dense(8, activation="tanh", name="before")(inputs)
     x = keras.layers.Dropout(dropout)(x)

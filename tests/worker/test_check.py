@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import steps as own
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 from conftest import sampled
 from keras import layers, ops
 from tensorflow.python.distribute import mirrored_run
 
-from pipeline import models, strategies
+from pipeline import models
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.batches import Data
@@ -26,16 +27,6 @@ from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.step import optimizers
-
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(("CPU:0", "CPU:1"))
 
 
 def rows(part: Any, first: int, count: int) -> Any:
@@ -225,7 +216,7 @@ def test_a_layer_that_looks_at_its_batch_is_found_and_named(layer: str, dropout:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_loss_over_pairs_is_found_and_gathering_offered(dropout: float, mirrored):
+def test_a_loss_over_pairs_is_found_and_gathering_offered_which_makes_it_equal(dropout: float, mirrored):
     found = checked(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS)
     loss, *others = found.differences
     assert (loss.what, loss.name) == ("loss", "loss")
@@ -234,10 +225,8 @@ def test_a_loss_over_pairs_is_found_and_gathering_offered(dropout: float, mirror
     assert "the loss is no mean over examples" in found.cause
     assert found.advice.startswith("Try train.gather=true")
     assert f"loss {loss.replicas:.4g} in place of {loss.one_device:.4g}, gradient of before/kernel by" in found.said(2)
-
-
-def test_a_gathered_loss_over_pairs_is_equal(mirrored):
-    assert checked(mirrored, lambda: looking.model(loss="pairs"), NUMBERS, gather=True).outcome == "equal"
+    gathered = checked(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS, gather=True)
+    assert gathered.outcome == "equal"
 
 
 def test_threads_of_replicas_are_waited_for_no_longer_than_they_live(mirrored, monkeypatch):
@@ -286,8 +275,8 @@ def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_chang
 OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
     "pairs": (own.contrastive, POINTS, "loss", "c_loss", "the loss is no mean over examples, such as one over pairs"),
     "running mean": (own.centred, POINTS, "state", "centre", "is assigned from each replica's own part of the batch"),
-    "minibatch": (lambda: own.gan(looking=looking.Minibatch(name="looking")), UNLABELLED, "output", "looking",
-                  "It begins in layer looking, which does not treat each example by itself"),
+    "minibatch": (lambda: own.gan(looking=looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
+                  "looking", "It begins in layer looking, which does not treat each example by itself"),
 }  # fmt: skip
 
 

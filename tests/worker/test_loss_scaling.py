@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from conftest import sampled
 from keras import ops
+from two_devices import DEVICES
 from whole import Fading, Largest, contrastive, deviation
 
 import pipeline
@@ -25,21 +26,11 @@ from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import many
 
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-DEVICES = ("CPU:0", "CPU:1")
 RANDOM = np.random.default_rng(11)
 X = RANDOM.normal(size=(61, 6)).astype("float32")
 Y = (X[:, :2] + RANDOM.normal(size=(61, 2)) * 0.1).astype("float32")
 WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
 CLASSES = RANDOM.integers(0, 3, 61)
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(DEVICES)
 
 
 class ScalarMean(keras.losses.Loss):

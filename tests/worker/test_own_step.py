@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import steps as own
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 from conftest import sampled
 
-from pipeline import strategies
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout
@@ -18,16 +18,7 @@ from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 EPOCHS = 3
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(("CPU:0", "CPU:1"))
 
 
 def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, global_batch: int = 13) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,13 @@ import numpy as np
 import odd
 import pytest
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 from conftest import QUICK, Ran, sampled
 
 import pipeline as package
-from pipeline import strategies
 from pipeline.errors import UserError
 from pipeline.worker.labels import far_from_dense
 
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 MODEL = "model.build._target_=odd.classifier"
 SMALL = (*QUICK, "train.epochs=2", "train.replica_batch=8", "workers=2")
 
@@ -95,11 +92,6 @@ def test_a_run_says_of_data_that_cannot_be_trained_on_what_and_where_in_one_sent
     assert "Traceback" not in ran.err
 
 
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(("CPU:0", "CPU:1"))
-
-
 def fitted(strategy: tf.distribute.Strategy, part: Any, make: Any = odd.classifier, **named: Any) -> list[float]:
     """The loss of each epoch."""
     keras.utils.set_random_seed(0)
@@ -110,36 +102,34 @@ def fitted(strategy: tf.distribute.Strategy, part: Any, make: Any = odd.classifi
     return losses
 
 
-@pytest.mark.parametrize("kind", [kind for kind, words in SAID.items() if words is not None])
-def test_fit_says_the_same(kind: str, mirrored):
-    with pytest.raises(UserError) as refused:
-        fitted(mirrored, odd.KINDS[kind](*odd.numbers()), batch_size=16)
-    assert str(refused.value).startswith("Expected ")
-    assert SAID[kind] in str(refused.value)
-
-
 def test_lists_train_in_fit_what_arrays_train(mirrored):
     (x, y), lists = odd.numbers(), odd.KINDS["lists"](*odd.numbers())
     assert fitted(mirrored, lists, shuffle=False) == fitted(mirrored, (x, y), shuffle=False)
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        (lambda x, y: (x[:0], y[:0]), "Expected examples, received arrays of none. Try"),
-        (lambda x, y: odd.a_set((x, y)).take(5).batch(8, drop_remainder=True), "Expected batches, received a _Batch"),
-        (lambda x, y: odd.a_set((x, y)).filter(lambda a, b: b > 10).batch(8), "that ended before the first batch. Try"),
-        (lambda x, y: odd.a_set((x, odd.labelled(y, -1))).batch(8), "Expected labels from 0 to 9, one for each output, "
-         "received -1 in a batch. Try"),
-        (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])).batch(8), "Expected class numbers as the labels of kinds"),
-        (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])), "received x of [6] and y of [10]. Try dataset.batch(32)."),
-        (lambda x, y: odd.a_set((x, [str(label) for label in y])).batch(8), "received text. Try keras.layers.String"),
-    ],
-    ids=["no arrays", "no batches", "nothing left", "label -1", "one-hot", "single", "text"],
-)  # fmt: skip
-def test_fit_says_what_is_wrong_with_a_data_set_or_that_there_is_nothing(part, words: str, mirrored):
+# What `fit` alone is given so, beside `SAID`.
+OF_FIT = {
+    "no arrays": (lambda x, y: (x[:0], y[:0]), "Expected examples, received arrays of none. Try"),
+    "no batches": (lambda x, y: odd.a_set((x, y)).take(5).batch(8, True), "Expected batches, received a _Batch"),
+    "nothing left": (lambda x, y: odd.a_set((x, y)).filter(lambda a, b: b > 10).batch(8),
+                     "that ended before the first batch. Try"),
+    "set of -1": (lambda x, y: odd.a_set((x, odd.labelled(y, -1))).batch(8),
+                  "Expected labels from 0 to 9, one for each output, received -1 in a batch. Try"),
+    "set of one-hot": (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])).batch(8),
+                       "Expected class numbers as the labels of kinds"),
+    "single": (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])), "received x of [6] and y of [10]. Try dataset.batch(32)."),
+    "set of text": (lambda x, y: odd.a_set((x, [str(label) for label in y])).batch(8),
+                    "received text. Try keras.layers.String"),
+} | {kind: (odd.KINDS[kind], words) for kind, words in SAID.items() if words is not None}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_FIT)
+def test_fit_says_of_data_that_cannot_be_trained_on_what_and_where(kind: str, mirrored):
+    make, words = OF_FIT[kind]
+    part = make(*odd.numbers())
     with pytest.raises(UserError) as refused:
-        fitted(mirrored, part(*odd.numbers()))
+        fitted(mirrored, part, **({"batch_size": 16} if kind in SAID else {}))
+    assert str(refused.value).startswith("Expected ")
     assert words in str(refused.value)
 
 
@@ -154,18 +144,19 @@ def test_labels_are_compared_with_the_loss_of_each_output(mirrored):
     x, y = odd.numbers()
     right = {"numbers": y, "ones": odd.ONE_HOT[y]}
     assert len(fitted(mirrored, (x, right), two_headed)) == 1
-    with pytest.raises(
-        UserError, match=r"one-hot labels of ones, whose loss is .* Try the loss sparse_categorical_cros"
+    narrow = functools.partial(odd.classifier, units=5)
+    one_hot = functools.partial(odd.classifier, loss=keras.losses.CategoricalCrossentropy())
+    for labels, make, held_out, words in (
+        (right | {"ones": y}, two_headed, None, "Expected one-hot labels of ones, whose loss is "),
+        (right | {"ones": y}, two_headed, None, " Try the loss sparse_categorical_cros"),
+        (right | {"numbers": odd.labelled(y, 10)}, two_headed, None, "of numbers, received 10 for example 5"),
+        (y, narrow, None, "Expected labels from 0 to 4, one for each output of kinds, received 5"),
+        (y, one_hot, None, "Expected one-hot "),
+        (y, one_hot, None, " or keras.utils.to_categorical(y, 10)"),
+        (y, odd.classifier, (x, odd.labelled(y, 12)), "received 12 for example 5 of the validation data"),
     ):
-        fitted(mirrored, (x, right | {"ones": y}), two_headed)
-    with pytest.raises(UserError, match="one for each output of numbers, received 10 for example 5"):
-        fitted(mirrored, (x, right | {"numbers": odd.labelled(y, 10)}), two_headed)
-    with pytest.raises(UserError, match="Expected labels from 0 to 4, one for each output of kinds, received 5"):
-        fitted(mirrored, (x, y), lambda: odd.classifier(units=5))
-    with pytest.raises(UserError, match=r"Expected one-hot .* or keras.utils.to_categorical\(y, 10\)"):
-        fitted(mirrored, (x, y), lambda: odd.classifier(loss=keras.losses.CategoricalCrossentropy()))
-    with pytest.raises(UserError, match="received 12 for example 5 of the validation data"):
-        fitted(mirrored, (x, y), validation_data=(x, odd.labelled(y, 12)))
+        with pytest.raises(UserError, match=re.escape(words)):
+            fitted(mirrored, (x, labels), make, validation_data=held_out)
 
 
 def test_labels_that_a_loss_would_broadcast_over_the_outputs_are_refused(mirrored):

@@ -94,7 +94,8 @@ def has_own(model: keras.Model) -> bool:
 
 def of(model: keras.Model) -> CustomSteps | None:
     """Returns a built model's own steps; None where they are Keras's."""
-    return vars(model).get(steps.CUSTOM_AS)
+    own: CustomSteps | None = vars(model).get(steps.CUSTOM_AS)
+    return own
 
 
 def known(model: keras.Model) -> CustomSteps:
