@@ -231,25 +231,14 @@ class Replica(Watcher):
     def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Gradients of variables are those of the global batch; of all else, of what is here."""
         gradients, flat_sources = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
-        places = [
-            place
-            for place, (gradient, source) in enumerate(zip(gradients, flat_sources, strict=True))
-            if gradient is not None and isinstance(source, keras.Variable | tf.Variable)
-        ]
-        for place, total in zip(places, self._total([gradients[place] for place in places]), strict=True):
-            gradients[place] = total
-        packed: Gradients = tf.nest.pack_sequence_as(sources, gradients)
+        here = [isinstance(source, keras.Variable | tf.Variable) for source in flat_sources]
+        packed: Gradients = tf.nest.pack_sequence_as(sources, self._totals(gradients, here))
         return packed
 
     def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
         """Applies gradients of the global batch, and adds up what is not made of such alone."""
-        applied = list(gradients)
-        places = [
-            place for place, gradient in enumerate(applied) if gradient is not None and not self._is_total(gradient)
-        ]
-        for place, total in zip(places, self._total([applied[place] for place in places]), strict=True):
-            applied[place] = total
-        call(applied)
+        gradients = list(gradients)
+        call(self._totals(gradients, [one is not None and not self._is_total(one) for one in gradients]))
 
     def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
         """Updates a metric whose state is to add up over replicas to one device's."""
@@ -290,6 +279,12 @@ class Replica(Watcher):
         if self._alone or getattr(loss, "reduction", None) in ("none", None):
             return loss(*values)
         return losses.ExactLoss(loss, self._collective)(*values)
+
+    def _totals(self, gradients: Flat, here: Sequence[bool]) -> list[Addend | None]:
+        """Gradients, of which those of what is `here` have become those of the global batch."""
+        parts = [gradient if is_here else None for gradient, is_here in zip(gradients, here, strict=True)]
+        totals = iter(self._total([part for part in parts if part is not None]))
+        return [gradient if part is None else next(totals) for gradient, part in zip(gradients, parts, strict=True)]
 
     def _total(self, gradients: Sequence[Addend]) -> list[Addend]:
         """Gradients of the global batch from those of what is here."""

@@ -73,15 +73,18 @@ class _Comparison:
         self._trials = Trials(loop, collective)
         self._own = self._trials.own
         layers = loop.model._flatten_layers()
-        self._layers = len(layers)
         loosest = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
-        self._tolerance = loosest * max(1.0, self._layers / LAYERS_OF_TOLERANCE)
+        self._tolerance = loosest * max(1.0, len(layers) / LAYERS_OF_TOLERANCE)
+        # Layers that this process runs in all, and whether the model is small enough to compare gradients as well.
+        runs = len(layers) * (1 + where.local)
+        elements = sum(int(np.prod(variable.shape)) for variable in loop.model.trainable_variables)
+        self._is_small = runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
+        if runs > MOST_LAYERS or (self._own is not None and not self._is_small):
+            raise ModelError(f"{len(layers)} layers, run one by one, would take longer than two seconds")
 
     def made(self, examples: Examples) -> Check:
         """Returns what differs. Raises `ModelError` where nothing can be compared."""
         where, trials = self._where, self._trials
-        if self._runs > MOST_LAYERS or (self._own is not None and not self._is_small):
-            raise ModelError(f"{self._layers} layers, run one by one, would take longer than two seconds")
         shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
         first, own_shares = sum(shares[: where.first]), shares[where.first : where.first + where.local]
         local = self._together(lambda: examples(first, sum(own_shares)))
@@ -90,24 +93,19 @@ class _Comparison:
         whole = self._whole(local)
         one = self._together(lambda: self._forward(whole, parts))
         if self._own is None:
-            trials.with_gradients = bool(self._told(FULL * self._is_quick(one))[0])
+            quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
+            trials.with_gradients = bool(self._told(FULL * quick)[0])
             if trials.with_gradients:
                 forward = one
                 one = self._together(lambda: trials.on_one(whole) if where.chief else forward)
-        # Where others take part they would wait for ever for one that failed; what may fail has been tried.
-        replicas = (
-            trials.on_all(_count(whole), parts)
-            if where.processes > 1
-            else self._together(lambda: trials.on_all(_count(whole), parts))
-        )
+        if where.processes == 1:
+            replicas = self._together(lambda: trials.on_all(_count(whole), parts))
+        else:
+            # Others would wait for ever for one that failed; what may fail has been tried.
+            replicas = trials.on_all(_count(whole), parts)
         if not where.chief:
             return Check("not made", unsaid="the first process compares")
         return self._compared(replicas, one, whole, [*edges, _count(whole)])
-
-    @property
-    def _runs(self) -> int:
-        """Layers that this process runs in all."""
-        return self._layers * (1 + self._where.local)
 
     def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
         """A step of one device, of Keras's own without gradients; what a process's replicas do is tried beforehand."""
@@ -118,27 +116,14 @@ class _Comparison:
                 self._trials.on_one(part, until=until)
         return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
 
-    @property
-    def _is_small(self) -> bool:
-        """True if the model is small enough to compare gradients as well."""
-        elements = sum(int(np.prod(variable.shape)) for variable in self._loop.model.trainable_variables)
-        return self._runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
-
-    def _is_quick(self, forward: Trial) -> bool:
-        """True if gradients are compared as well."""
-        return self._is_small and forward.cpu_seconds <= QUICK_SECONDS
-
     def _compared(self, replicas: Trial, one: Trial, whole: Batch, edges: list[int]) -> Check:
-        names = self._trials.names
-        unsaid = "" if self._trials.with_gradients else WITHOUT
-        if not differences(replicas, one, names, self._tolerance):
-            return Check("equal", unsaid=unsaid)
-        noise = np.random.default_rng(0)
-        try:
-            disturbed = self._trials.on_one(whole, noise)
-            differing = differences(replicas, one, names, self._tolerance, disturbed)
-        except Exception as error:
-            raise ModelError(told(error)) from error
+        names, unsaid = self._trials.names, "" if self._trials.with_gradients else WITHOUT
+        if differing := differences(replicas, one, names, self._tolerance):
+            try:
+                disturbed = self._trials.on_one(whole, np.random.default_rng(0))
+                differing = differences(replicas, one, names, self._tolerance, disturbed)
+            except Exception as error:
+                raise ModelError(told(error)) from error
         if not differing:
             return Check("equal", unsaid=unsaid)
         layer, aligned = None, are_aligned(replicas, one, disturbed)

@@ -65,11 +65,6 @@ class GlobalBatch:
         """Examples of this replica that count, int32."""
         return tf.where(self.share > 0, self._size, 0)
 
-    @property
-    def first(self) -> tf.Tensor:
-        """True on the first replica."""
-        return tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-
     def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too.
 
@@ -80,10 +75,6 @@ class GlobalBatch:
     def here(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples, masks too, without one that only stands for none."""
         return keras.tree.map_structure(lambda value: None if value is None else first_of(value, self._here), values)
-
-    def counting(self, value: tf.Tensor) -> tf.Tensor:
-        """The value, through which nothing flows back from a replica without examples."""
-        return tf.where(self.share > 0, value, tf.stop_gradient(value))
 
     def here_alone(self, value: tf.Tensor) -> tf.Tensor:
         """A value of this replica, which is 0 where it has no examples."""
@@ -204,7 +195,9 @@ def _answer() -> None:
         whole = _thread.whole
         if whole is None or axis != 0 or not all(whole.has(leaf) for leaf in tf.nest.flatten(value)):
             return gather(self, value, axis, options)
-        return tf.nest.map_structure(whole.counting, whole.of(value))
+        # Nothing flows back from a replica without examples.
+        counts = whole.share > 0
+        return tf.nest.map_structure(lambda leaf: tf.where(counts, leaf, tf.stop_gradient(leaf)), whole.of(value))
 
     def all_reduce(
         self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None

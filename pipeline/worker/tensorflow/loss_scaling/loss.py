@@ -29,7 +29,7 @@ def without_keras_scaling() -> Iterator[None]:
     """Inside, Keras does not divide a loss by the number of replicas: its share of the examples is used instead."""
 
     def reduced(values: tf.Tensor, sample_weight: tf.Tensor | None = None, **how: object) -> tf.Tensor:
-        _tracing.reduced = _Reduced(len(values.shape), how.get("mask"))
+        _tracing.rank, _tracing.mask = len(values.shape), how.get("mask")
         if len(values.shape) or sample_weight is None or _tracing.weighed is None:
             return reduce(values, sample_weight, **how)
         return values * _tracing.weighed(reduce(tf.ones((), values.dtype), sample_weight, **how))
@@ -124,14 +124,6 @@ class Rules:
     whole: Reduction | None = None
 
 
-@dataclass(frozen=True)
-class _Reduced:
-    """Rank and mask of a loss's values before Keras reduced them."""
-
-    rank: int
-    mask: tf.Tensor | None
-
-
 class _Tracing(threading.local):
     """State of the step being traced, for its losses; each replica is traced in a thread of its own."""
 
@@ -143,9 +135,10 @@ class _Tracing(threading.local):
     as_is = on_global_batch = False
     # Is it tried, without other replicas?
     alone = False
-    # `reduced`: rank and mask before Keras's reduction. `weighed`: maps this replica's sum or mean of weights to the
-    # global batch's.
-    reduced: _Reduced | None = None
+    # Of a loss's values before Keras reduced them, as far as it has.
+    rank: int | None = None
+    mask: tf.Tensor | None = None
+    # Maps this replica's sum or mean of weights to the global batch's.
     weighed: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
@@ -247,7 +240,7 @@ class ExactLoss:
             # No step of ours: a callback evaluates a copy of the model.
             return self.loss(y_true, y_pred, sample_weight)
         apart = self._collective.replicas > 1 and not (_tracing.as_is or _tracing.on_global_batch or _tracing.alone)
-        _tracing.reduced, _tracing.weighed = None, self._weighed if apart else None
+        _tracing.rank, _tracing.mask, _tracing.weighed = None, None, self._weighed if apart else None
         value = self.loss(y_true, y_pred, sample_weight)
         _tracing.weighed = None
         part = None if _tracing.on_global_batch else self._part(y_pred, sample_weight)
@@ -263,12 +256,12 @@ class ExactLoss:
         None where it fails.
         """
         weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
-        _tracing.reduced = None
+        _tracing.rank, _tracing.mask = None, None
         try:
             value = self.loss(y_true, y_pred, weights)
         except Exception:  # whatever a loss of a person's own raises on made-up labels
             return None
-        mask = None if _tracing.reduced is None else _tracing.reduced.mask
+        mask = _tracing.mask
         counted = weights if mask is None else tf.cast(mask, tf.float32)
         return Sample(
             total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
@@ -277,7 +270,7 @@ class ExactLoss:
     def _weighed(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns the sum or mean of the weights of all replicas' examples, from that of this replica's `weights`."""
         is_sum = self.loss.reduction in ("sum", "none", None)
-        mask = None if is_sum or _tracing.reduced is None else _tracing.reduced.mask
+        mask = None if is_sum else _tracing.mask
         share = tf.cast(_tracing.share if mask is None else tf.math.count_nonzero(mask), weights.dtype)
         part = tf.stack([tf.reduce_sum(weights) * (1.0 if is_sum else share), share])
         (sums,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), weights.dtype))])
@@ -290,10 +283,9 @@ class ExactLoss:
         rule = self.rule or (Reduction.SUM if reduction in ("sum", "none", None) else Reduction.MEAN)
         if rule is Reduction.SUM:
             return tf.constant(1.0)
-        reduced = _tracing.reduced
         # One number for the batch is a mean over its examples, whatever is masked among them.
-        one = reduced is not None and reduced.rank == 0
-        mask = None if one or _tracing.alone else reduced.mask if reduced else get_keras_mask(y_pred)
+        one = _tracing.rank == 0
+        mask = None if one or _tracing.alone else get_keras_mask(y_pred) if _tracing.rank is None else _tracing.mask
         by_weight = rule is Reduction.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
         if by_weight and sample_weight is not None and not _tracing.alone:
             count = tf.cast(sample_weight, tf.float32)

@@ -6,7 +6,6 @@ which costs an exchange; which metrics those are is found out before training, o
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -38,6 +37,9 @@ from pipeline.worker.variables import kept_by_metrics
 State: TypeAlias = list[np.ndarray]
 # Of a call, by place and by name.
 Arguments: TypeAlias = tuple[tuple[Nested[tf.Tensor], ...], dict[str, Nested[tf.Tensor]]]
+# Arguments of a metric's updates for the made-up batch, and for its two parts.
+Updates: TypeAlias = Sequence[list[Arguments]]
+Tried: TypeAlias = tuple[keras.metrics.Metric, Updates]
 
 
 def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -46,7 +48,7 @@ def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
     inner = [] if compiled is None else compiled.metrics
     left_out = [compiled, model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else [])]
     others = [metric for metric in model.metrics if not any(metric is other for other in left_out)]
-    return list({id(metric): metric for metric in [*inner, *others]}.values())
+    return _distinct([*inner, *others])
 
 
 def _own(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -64,7 +66,7 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     shared = [
         metric for metric in _own(model) if not all(hasattr(variable.value, "values") for variable in metric.variables)
     ]
-    numbers = {id(metric): updates.numbers() for metric, updates in tries[0]}
+    numbers = {id(metric): _numbers(updates) for metric, updates in tries[0]}
     for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
         vars(metric)["update_state"] = _OnGlobalBatch(metric, _fresh(metric), numbers.get(id(metric), ()))
@@ -174,6 +176,7 @@ class _OnGlobalBatch:
             update(self._metric, *values, **named)
             return
         variables = self._metric.variables
+        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
         before = [tf.convert_to_tensor(variable.value) for variable in variables]
         values, named = keras.tree.map_structure(partial(self._whole_of, whole), (values, named))
         with keras.StatelessScope(zip(variables, before, strict=True)) as scope:
@@ -184,7 +187,7 @@ class _OnGlobalBatch:
                 maybe_merge_call(_assign, tf.distribute.get_strategy(), variable.value, new)
             else:
                 # All replicas know the new state: of copies that are added one has it, of others all.
-                variable.assign(tf.where(whole.first, new, old) if variable.aggregation == "sum" else new)
+                variable.assign(tf.where(is_first, new, old) if variable.aggregation == "sum" else new)
 
     def _whole_of(self, whole: GlobalBatch, value: tf.Tensor | None) -> tf.Tensor | None:
         """Returns the examples of all replicas, or the sum or mean of their numbers for the batch."""
@@ -206,46 +209,36 @@ def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.T
     strategy.extended.update(variable, lambda shared, new: shared.assign(new), args=(value,), group=False)
 
 
-@dataclass(frozen=True)
-class _Updates:
-    """Arguments of a metric's updates for the made-up batch, and for its two parts."""
-
-    whole: list[Arguments]
-    first: list[Arguments]
-    second: list[Arguments]
-
-    def numbers(self) -> list[Reduction | None]:
-        """Returns the reduction of each number for the batch that the metric is given, in order."""
-        numbers = (
-            [
-                float(leaf)
-                for leaf in keras.tree.flatten(calls)
-                if tf.is_tensor(leaf) and not len(leaf.shape) and tf.as_dtype(leaf.dtype).is_floating
-            ]
-            for calls in (self.whole, self.first, self.second)
-        )
-        return [reduction_of(*values) for values in zip(*numbers, strict=False)]
-
-    def add_up(self, metric: keras.metrics.Metric, over_examples: bool) -> bool:
-        """True if the metric's state after two updates is the sum of the states after each; with `over_examples` also
-        after one update with both batches. What cannot be tried is taken for a sum, as Keras does.
-        """
-        try:
-            fresh = _fresh(metric)
-            parts = [_after(metric, fresh, calls) for calls in (self.first, self.second)]
-            wholes = [_after(metric, fresh, [*self.first, *self.second])]
-            if over_examples:
-                wholes.append(_after(metric, fresh, self.whole))
-        except Exception:  # whatever a metric of a person's own raises on made-up examples
-            return True
-        return all(_adds(fresh, parts, whole) for whole in wholes)
+def _numbers(updates: Updates) -> list[Reduction | None]:
+    """Returns the reduction of each number for the batch that a metric is given, in order."""
+    numbers = (
+        [
+            float(leaf)
+            for leaf in keras.tree.flatten(calls)
+            if tf.is_tensor(leaf) and not len(leaf.shape) and tf.as_dtype(leaf.dtype).is_floating
+        ]
+        for calls in updates
+    )
+    return [reduction_of(*values) for values in zip(*numbers, strict=False)]
 
 
-def _not_added(
-    tries: Sequence[Sequence[tuple[keras.metrics.Metric, _Updates]]], over_examples: bool
-) -> list[keras.metrics.Metric]:
+def _add_up(metric: keras.metrics.Metric, updates: Updates, over_examples: bool) -> bool:
+    """True if the metric's state after two updates is the sum of the states after each; with `over_examples` also
+    after one update with both batches. What cannot be tried is taken for a sum, as Keras does.
+    """
+    whole, first, second = updates
+    try:
+        fresh = _fresh(metric)
+        parts = [_after(metric, fresh, calls) for calls in (first, second)]
+        wholes = [_after(metric, fresh, calls) for calls in ([*first, *second], whole)[: 1 + over_examples]]
+    except Exception:  # whatever a metric of a person's own raises on made-up examples
+        return True
+    return all(_adds(fresh, parts, whole) for whole in wholes)
+
+
+def _not_added(tries: Sequence[Sequence[Tried]], over_examples: bool) -> list[keras.metrics.Metric]:
     return _distinct(
-        metric for tried in tries for metric, updates in tried if not updates.add_up(metric, over_examples)
+        metric for tried in tries for metric, updates in tried if not _add_up(metric, updates, over_examples)
     )
 
 
@@ -253,12 +246,12 @@ def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Met
     return list({id(metric): metric for metric in metrics}.values())
 
 
-def _updates(model: keras.Model, batch: Batch, seed: int) -> list[tuple[keras.metrics.Metric, _Updates]]:
+def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
     """Returns the updates of metrics that are not Keras's own: of those compiled on made-up outputs, of the model's
     own and its layers' in a call of the model.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    compiled, updates = model._compile_metrics, list[tuple[keras.metrics.Metric, _Updates]]()
+    compiled, updates = model._compile_metrics, list[Tried]()
     if compiled is not None and y is not None and not all(map(is_known, compiled.metrics)):
         unknown = [metric for metric in compiled.metrics if not is_known(metric)]
         examples = made_up((y, labels.predicted(model, x), weights), seed)
@@ -270,7 +263,7 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[tuple[keras.me
 
 def _recorded(
     model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
-) -> list[tuple[keras.metrics.Metric, _Updates]]:
+) -> list[Tried]:
     """Returns the updates of these metrics in a step, which changes none of them."""
 
     def record(piece: Batch, share: float) -> list[list[Arguments]]:
@@ -288,7 +281,7 @@ def _recorded(
             *pieces, _ = on_pieces(record, examples)
     except Exception:  # whatever a model of a person's own raises on made-up examples
         return []
-    return [(metric, _Updates(*calls)) for metric, *calls in zip(metrics, *pieces, strict=True)]
+    return [(metric, calls) for metric, *calls in zip(metrics, *pieces, strict=True)]
 
 
 def _step(model: keras.Model, examples: Batch, share: float) -> None:
