@@ -117,11 +117,11 @@ class _Comparison:
         return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
 
     def _compared(self, replicas: Trial, one: Trial, whole: Batch, edges: list[int]) -> Check:
-        names, unsaid = self._trials.names, "" if self._trials.with_gradients else WITHOUT
-        if differing := differences(replicas, one, names, self._tolerance):
+        unsaid = "" if self._trials.with_gradients else WITHOUT
+        if differing := differences(replicas, one, self._tolerance):
             try:
                 disturbed = self._trials.on_one(whole, np.random.default_rng(0))
-                differing = differences(replicas, one, names, self._tolerance, disturbed)
+                differing = differences(replicas, one, self._tolerance, disturbed)
             except Exception as error:
                 raise ModelError(told(error)) from error
         if not differing:

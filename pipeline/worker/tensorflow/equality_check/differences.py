@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from pipeline.record.findings import Difference, What
+from pipeline.record.findings import Difference
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.equality_check.trial import Trial
 
@@ -22,11 +22,9 @@ LEAST_SHARE = 1e-4
 LEAST = 1e-6
 
 
-def differences(
-    all_replicas: Trial, one: Trial, names: Sequence[str], tolerance: float, disturbed: Trial | None = None
-) -> list[Difference]:
+def differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
     """Lists what differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
-    candidates = [*_of_numbers(all_replicas, one, names, disturbed), *_of_tensors(all_replicas, one, disturbed)]
+    candidates = [*_of_numbers(all_replicas, one, disturbed), *_of_tensors(all_replicas, one, disturbed)]
     differing = [difference for difference, noise in candidates if _is_told(difference.relative, noise, tolerance)]
     switched = all(
         difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
@@ -62,22 +60,14 @@ def first_layer(
     return None
 
 
-def _of_numbers(
-    all_replicas: Trial, one: Trial, names: Sequence[str], disturbed: Trial | None
-) -> Iterator[tuple[Difference, float]]:
+def _of_numbers(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
     """Losses and metrics, each with what noise makes of it."""
-
-    def compared(what: What, name: str, ours: float, expected: float, noisy: float | None) -> tuple[Difference, float]:
+    for (what, name), expected in one.numbers.items():
+        ours = all_replicas.numbers[what, name]
+        noisy = expected if disturbed is None else disturbed.numbers[what, name]
         size = max(abs(ours), abs(expected), LEAST)
-        noise = 0.0 if noisy is None else _apart(np.array(noisy), np.array(expected), size)
-        return Difference(what, name, _told(_apart(np.array(ours), np.array(expected), size)), ours, expected), noise
-
-    for place, name in enumerate(names[: len(one.losses)]):
-        noisy = None if disturbed is None else float(disturbed.losses[place])
-        yield compared("loss", name, float(all_replicas.losses[place]), float(one.losses[place]), noisy)
-    for name, expected in one.metrics.items():
-        noisy = None if disturbed is None else disturbed.metrics[name]
-        yield compared("metric", name, all_replicas.metrics[name], expected, noisy)
+        apart, noise = (_apart(np.array(value), np.array(expected), size) for value in (ours, noisy))
+        yield Difference(what, name, _told(apart), ours, expected), noise
 
 
 def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:

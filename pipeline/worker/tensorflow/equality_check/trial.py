@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.private_keras import keras_variables
+from pipeline.record.findings import What
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
@@ -53,14 +54,13 @@ Step: TypeAlias = Callable[[tf.Tensor, Sequence[Batch]], tf.Tensor]
 
 @dataclass
 class Trial:
-    """A step's losses, metrics, gradients, and its layers' outputs on each replica here.
+    """A step's losses and metrics, its gradients, and its layers' outputs on each replica here.
 
     `state` has what was assigned, by the variable's path: a value for each replica here. `cpu_seconds` are those of
     this process.
     """
 
-    losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    metrics: dict[str, float] = field(default_factory=dict)
+    numbers: dict[tuple[What, str], float] = field(default_factory=dict)
     gradients: dict[str, Addend] = field(default_factory=dict)
     state: dict[str, list[np.ndarray]] = field(default_factory=dict)
     outputs: dict[int, Outputs] = field(default_factory=dict)
@@ -76,8 +76,6 @@ class Trials:
     def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
         self._loop, self._collective, model = loop, collective, loop.model
         self.own = own = custom_step.of(model)
-        # Of the losses, which are among the metrics too.
-        self.names = ("loss", *loop.outputs) if own is None else (own.train.loss,)
         counting, beside = loop.counting(), list(loop.beside)
         if own is None:
             self._step = training_step(model, collective, 32, False, False, loop.gather)
@@ -108,8 +106,8 @@ class Trials:
             return strategy.experimental_local_results(summed)[0]
 
         with self._put_back(trial), _quiet(), _threads_joined():
-            self._make(step, trial, examples, batches)
-            self._tell(trial, self._loop.metrics())
+            values = self._make(step, trial, examples, batches)
+            trial.numbers = self._numbers(values, self._loop.metrics())
         self._loop.reset_metrics()
         return trial
 
@@ -123,8 +121,10 @@ class Trials:
         examples = int(tf.nest.flatten(batch)[0].shape[0])
         with _held_here(self._held), self._put_back(trial), self._collective.paused():
             with tf.device(device):
-                self._make(lambda count, batches: self._step(count, batches[0]), trial, examples, [batch], noise, until)
-            self._tell(trial, flat(self._loop.results_now()))
+                values = self._make(
+                    lambda count, batches: self._step(count, *batches), trial, examples, [batch], noise, until
+                )
+            trial.numbers = self._numbers(values, flat(self._loop.results_now()))
         trial.cpu_seconds = time.process_time() - began
         return trial
 
@@ -136,8 +136,8 @@ class Trials:
         batches: Sequence[Batch],
         noise: np.random.Generator | None = None,
         until: float = math.inf,
-    ) -> None:
-        """Makes the step once, in which nothing is drawn or applied."""
+    ) -> np.ndarray:
+        """The loss vector of the step, in which nothing is drawn or applied."""
         gradients: dict[int, dict[str, Addend]] = {}
         run = step if self.own is None else partial(_traced, step, trial, gradients)
         unneeded = nullcontext() if self.with_gradients else patched(tf.GradientTape, {"gradient": _no_gradient})
@@ -145,14 +145,17 @@ class Trials:
             fixed_randomness(), _outputs_kept(trial.outputs, noise, until), _not_applied(gradients), unneeded,
             losses.without_keras_scaling(),
         ):  # fmt: skip
-            trial.losses = run(tf.constant(float(examples)), list(batches)).numpy()
+            values = run(tf.constant(float(examples)), list(batches))
         trial.gradients = _of_first(gradients)
+        return values.numpy()  # type: ignore[no-any-return]
 
-    def _tell(self, trial: Trial, results: dict[str, float]) -> None:
-        """Tells metrics, and what a step of its own gives back beside them, from the step's losses."""
-        values = {} if self.own is None else values_of(self.own.train, trial.losses[1:])
-        trial.metrics = {name: value for name, value in (results | values).items() if name not in self.names}
-        trial.losses = trial.losses[: len(self.names)]
+    def _numbers(self, values: np.ndarray, results: dict[str, float]) -> dict[tuple[What, str], float]:
+        """The losses of a step, then metrics, and what a step of its own gives back beside them."""
+        names = ("loss", *self._loop.outputs) if self.own is None else (self.own.train.loss,)
+        if self.own is not None:
+            results |= values_of(self.own.train, values[1:])
+        numbers: dict[tuple[What, str], float] = {("metric", one): results[one] for one in results if one not in names}
+        return {("loss", name): float(value) for name, value in zip(names, values, strict=False)} | numbers
 
     @contextmanager
     def _put_back(self, trial: Trial) -> Iterator[None]:
