@@ -20,7 +20,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.needed import expect_data
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, signals, this_machine
-from pipeline.plan.checks import check_path
+from pipeline.plan.checks import check_numbers, check_path
 from pipeline.prepare import cluster, filling
 from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
@@ -89,7 +89,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
 
     Raises `UserError`; none of the functions has been imported by then.
     """
-    counts = {"processes": os.cpu_count() or 1, "shards": 8, "workers": 2}
+    check_numbers(config)
     size, fraction = config.shard_mib, config.validation_fraction
     both = f"processes={config.processes} with scheduler={config.scheduler}"
     for holds, expected, received, remedy in (
@@ -98,9 +98,6 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
          "out=prepared, and copying it there afterwards"),
         (config.data.service is None and not config.data.profile, "keys of data that say what is prepared",
          "data.service or data.profile", "them when training"),
-        *((getattr(config, name) is None or getattr(config, name) >= 1, f"{name} to be 1 or more",
-           getattr(config, name), f"{name}={usual}") for name, usual in counts.items()),
-        (config.seed >= 0, "seed to be 0 or more", config.seed, "seed=0"),
         (0 < size <= 1 << 20, "shard_mib to be a size in MiB, above 0", f"{size:g}", "shard_mib=64"),
         (0 <= fraction < 1, "validation_fraction to be 0 or more and below 1", f"{fraction:g}",
          "validation_fraction=0.2"),

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import shipped, targets
 from pipeline.config.near import elsewhere, near, near_keys
+from pipeline.config.parts import USUAL, numbers
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
@@ -31,14 +32,6 @@ LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 # A whole number written as another, and the largest that is offered; words that may be the items of a list.
 ROUND, MOST = re.compile(r"\d+(\.0*)?([eE]\+?\d{1,2})?"), 1e9
 WORDS = re.compile(r"[\w.]+(,\s*[\w.]+)*")
-# Values of keys that are null by default, where the usual ones (2, 0.5) make no sense.
-EXAMPLES = {
-    "train.learning_rate": "0.001", "train.steps": "1000", "train.replica_batch": "64", "train.global_batch": "128",
-    "cluster.base_port": "23456", "hardware.memory_gib": "16", "hardware.link_gbps": "100",
-    "strategy.min_shard_bytes": "1000000", "data.num_classes": "10", "measure.steps": "20",
-    "strategy.bucket_bytes": "1000000",
-    "checkpoint.every_steps": "500", "data.train_examples": "1000", "data.validation_examples": "1000",
-}  # fmt: skip
 # Where the functions are that a key takes.
 PACKAGES = {
     "train.optimizer": "keras.optimizers", "train.loss": "keras.losses", "train.metrics": "keras.metrics",
@@ -146,7 +139,7 @@ def repaired(key: str, value: str, schema: type = Config) -> str:
 
 def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...]:
     """Returns what may be typed in place of `received`: the value it is near to, the default, or an example of one."""
-    _, kind, default, _ = find(key, schema)
+    place, kind, default, _ = find(key, schema)
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
     if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
@@ -160,7 +153,7 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
     if names and default is None:
         return names[0], "null"
     if default is None and (int in options or float in options):
-        return EXAMPLES.get(key, "2" if int in options else "0.5"), "null"
+        return str(numbers(schema)[place].metadata[USUAL] or (2 if int in options else 0.5)), "null"
     usual = "{}" if typing.get_origin(kind) is dict else typeable(default)
     return () if usual is None else (usual,)
 

@@ -1,7 +1,8 @@
 """Marks a field, beside its definition, with what it takes part in, so that no list of fields is kept elsewhere."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SAYS, KEY, NAME = "part of", "key", "name"
+SAYS, KEY, NAME, LEAST, USUAL = "part of", "key", "name", "least", "usual"
+# The least number above 0.
+ABOVE_ZERO = math.ulp(0.0)
 
 Made = TypeVar("Made", bound="DataclassInstance")
 Kind = type["DataclassInstance"]
@@ -46,6 +49,32 @@ def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how
     `key` is typed to set it, if that is not its group and name; `name` is its name in files, if that is another.
     """
     return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)  # type: ignore[call-overload]
+
+
+def number(
+    least: float | None = None,
+    default: float | None = None,
+    usual: float | None = None,
+    parts: Sequence[Part] | None = None,
+) -> Any:
+    """A dataclass field of a number of at least `least`; `usual` is one to type where the default is null.
+
+    Without `parts` it takes part in what its container does.
+    """
+    marks: dict[str, object] = {} if parts is None else {SAYS: frozenset(parts)}
+    return dataclasses.field(default=default, metadata={LEAST: least, USUAL: usual} | marks)
+
+
+@cache
+def numbers(kind: Kind, prefix: str = "") -> dict[str, Field]:
+    """The fields of numbers of a dataclass and of those in it, by their dotted keys."""
+    found: dict[str, Field] = {}
+    for field in dataclasses.fields(kind):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            found |= numbers(field.type, f"{prefix}{field.name}.")
+        elif LEAST in field.metadata:
+            found[f"{prefix}{field.name}"] = field
+    return found
 
 
 @cache
@@ -129,5 +158,6 @@ def asked(config: "DataclassInstance", part: Part, inherited: bool = False) -> d
             inner = asked(value, part, takes_part)
             nested |= {field.name: inner} if inner else {}
         elif takes_part:
-            nested[field.name] = value
+            # As a text that does not change where a value is written otherwise.
+            nested[field.name] = f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else value
     return nested

@@ -7,10 +7,10 @@ The classes are mutable because Hydra composes into them; what comes out of the 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.parts import Part, part_of
+from pipeline.config.parts import ABOVE_ZERO, Part, number, part_of
 from pipeline.errors import UserError
 
 # What YAML and JSON files hold, as types: a value, and an object with keys.
@@ -24,114 +24,35 @@ Object = dict[str, Json]
 COMPOSED = ".composed"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
-
-class Mode(Enum):
-    """The use of a composed config."""
-
-    run = "run"
-    plan = "plan"
-    predict = "predict"
-
-
-class Kind(Enum):
-    """The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU."""
-
-    auto = "auto"
-    cpu = "cpu"
-    gpu = "gpu"
-    tpu = "tpu"
-
-
-class Scaling(Enum):
-    """The batch that is held fixed as workers are added: the replica's (weak) or the global one (strong)."""
-
-    weak = "weak"
-    strong = "strong"
-
-
-class Baseline(Enum):
-    """The source of the one-device throughput: `auto` reuses an equal one of an earlier command, `fresh` measures it
-    for every point, `none` does without."""
-
-    auto = "auto"
-    fresh = "fresh"
-    none = "none"
-
-
-class Exchange(Enum):
-    """The exchange between a strategy's devices at each step, which decides where memory goes and what travels."""
-
-    none = "none"
-    all_reduce = "all_reduce"
-    central = "central"
-    parameter_server = "parameter_server"
-
-
-class Precision(Enum):
-    """Keras's dtype policies that train."""
-
-    float32 = "float32"
-    mixed_bfloat16 = "mixed_bfloat16"
-    mixed_float16 = "mixed_float16"
-
-
-class Store(Enum):
-    """The store that tracks runs."""
-
-    sqlite = "sqlite"
-    server = "server"
-    none = "none"
-
-
-class Divergence(Enum):
-    """The end of a training whose loss is NaN or explodes."""
-
-    stop = "stop"
-    rollback = "rollback"
-
-
-class Best(Enum):
-    """The best value of a metric."""
-
-    min = "min"
-    max = "max"
-
-
-class Cache(Enum):
-    """The place where examples stay once they are made."""
-
-    none = "none"
-    memory = "memory"
-    file = "file"
-
-
-class Sharding(Enum):
-    """The division of data over processes: each reads its own files, or its own examples of all files."""
-
-    auto = "auto"
-    file = "file"
-    element = "element"
-
-
-class OnError(Enum):
-    """The treatment of examples that are broken."""
-
-    stop = "stop"
-    skip = "skip"
-
-
-class Order(Enum):
-    """The order of a sweep's runs: in rounds, so that a machine's drift favours none, or as they were typed."""
-
-    interleaved = "interleaved"
-    typed = "typed"
-
-
-class StartMethod(Enum):
-    """The start of a process: forked from a server that holds the imports, or from nothing."""
-
-    forkserver = "forkserver"
-    spawn = "spawn"
+# The use of a composed config.
+Mode = StrEnum("Mode", ("run", "plan", "predict"))
+# The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU.
+Kind = StrEnum("Kind", ("auto", "cpu", "gpu", "tpu"))
+# The batch that is held fixed as workers are added: the replica's (weak) or the global one (strong).
+Scaling = StrEnum("Scaling", ("weak", "strong"))
+# The source of the one-device throughput: `auto` reuses an equal one of an earlier command, `fresh` measures it for
+# every point, `none` does without.
+Baseline = StrEnum("Baseline", ("auto", "fresh", "none"))
+# The exchange between a strategy's devices at each step, which decides where memory goes and what travels.
+Exchange = StrEnum("Exchange", ("none", "all_reduce", "central", "parameter_server"))
+# Keras's dtype policies that train.
+Precision = StrEnum("Precision", ("float32", "mixed_bfloat16", "mixed_float16"))
+# The store that tracks runs.
+Store = StrEnum("Store", ("sqlite", "server", "none"))
+# The end of a training whose loss is NaN or explodes.
+Divergence = StrEnum("Divergence", ("stop", "rollback"))
+# The best value of a metric.
+Best = StrEnum("Best", ("min", "max"))
+# The place where examples stay once they are made.
+Cache = StrEnum("Cache", ("none", "memory", "file"))
+# The division of data over processes: each reads its own files, or its own examples of all files.
+Sharding = StrEnum("Sharding", ("auto", "file", "element"))
+# The treatment of examples that are broken.
+OnError = StrEnum("OnError", ("stop", "skip"))
+# The order of a sweep's runs: in rounds, so that a machine's drift favours none, or as they were typed.
+Order = StrEnum("Order", ("interleaved", "typed"))
+# The start of a process: forked from a server that holds the imports, or from nothing.
+StartMethod = StrEnum("StartMethod", ("forkserver", "spawn"))
 
 
 @dataclass
@@ -142,14 +63,14 @@ class StrategyConfig:
     spans_devices: bool = False
     spans_processes: bool = False
     asynchronous: bool = False
-    devices_per_process: int | None = None
-    devices_per_replica: int | None = None
-    parameter_servers: int | None = None
-    min_shard_bytes: int | None = None
+    devices_per_process: int | None = number(1)
+    devices_per_replica: int | None = number(1)
+    parameter_servers: int | None = number(1)
+    min_shard_bytes: int | None = number(1, usual=1_000_000)
     on_tpu: bool = False
     exchange: Exchange | None = None
     collective: str = "auto"
-    bucket_bytes: int | None = None
+    bucket_bytes: int | None = number(0, usual=1_000_000)
     build: Object = field(default_factory=dict)
 
 
@@ -159,13 +80,13 @@ class HardwareConfig:
 
     name: str = "???"
     # None: as many as the cluster has.
-    hosts: int | None = None
-    devices_per_host: int | None = None
+    hosts: int | None = number(1)
+    devices_per_host: int | None = number(1)
     kind: Kind = Kind.auto
-    threads_per_device: int | None = None
-    memory_gib: float | None = None
-    link_gbps: float | None = None
-    price_per_hour: float | None = part_of(default=None)
+    threads_per_device: int | None = number(1)
+    memory_gib: float | None = number(ABOVE_ZERO, usual=16)
+    link_gbps: float | None = number(ABOVE_ZERO, usual=100)
+    price_per_hour: float | None = number(ABOVE_ZERO, usual=1, parts=())
     rehearse: bool = False
 
 
@@ -182,17 +103,17 @@ class DataConfig:
     """A data set's name, its facts where known, the function that makes it, and how it is read."""
 
     name: str = "???"
-    num_classes: int | None = None
+    num_classes: int | None = number(1, usual=10)
     input_shape: list[int] | None = None
-    train_examples: int | None = None
-    validation_examples: int | None = None
+    train_examples: int | None = number(1, usual=1000)
+    validation_examples: int | None = number(0, usual=1000)
     path: str | None = None
     shuffle: bool = True
-    shuffle_window: int = 10_000
+    shuffle_window: int = number(1, 10_000)
     cache: Cache = Cache.none
     shard: Sharding = Sharding.auto
-    parallel_reads: int = 4
-    prefetch: int = 2
+    parallel_reads: int = number(1, 4)
+    prefetch: int = number(0, 2)
     service: str | None = None
     on_error: OnError = OnError.stop
     profile: bool = False
@@ -203,20 +124,20 @@ class DataConfig:
 class TrainConfig:
     """Length, batches and optimizer of training."""
 
-    epochs: int | None = None
-    steps: int | None = None
-    replica_batch: int | None = None
-    global_batch: int | None = None
+    epochs: int | None = number(1)
+    steps: int | None = number(1, usual=1000)
+    replica_batch: int | None = number(1, usual=64)
+    global_batch: int | None = number(1, usual=128)
     optimizer: Json = None
-    learning_rate: float | None = None
+    learning_rate: float | None = number(ABOVE_ZERO, usual=0.001)
     loss: Json = None
     metrics: list[Json] | None = None
     class_weight: Json = None
     callbacks: list[Json] = field(default_factory=list)
-    seed: int = 0
+    seed: int = number(0, 0)
     deterministic: bool = False
     precision: Precision | None = None
-    steps_per_call: int | None = None
+    steps_per_call: int | None = number(1)
     gradient_bits: int = 32
     gather: bool = False
     remat: bool = False
@@ -224,21 +145,21 @@ class TrainConfig:
     batch_statistics: str = "global"
     save: bool = True
     check: str = "true"
-    compare_weights_every: int | None = None
+    compare_weights_every: int | None = number(1)
     on_divergence: Divergence = Divergence.stop
-    divergence_factor: float = 1e4
-    sample_tokens: int | None = part_of(default=None)
-    sample_temperature: float = part_of(default=0.8)
+    divergence_factor: float = number(ABOVE_ZERO, 1e4)
+    sample_tokens: int | None = number(0, parts=())
+    sample_temperature: float = number(0, 0.8, parts=())
 
 
 @dataclass
 class CheckpointConfig:
     """The time between checkpoints, what is kept of them, and where."""
 
-    every_steps: int | None = None
-    every_minutes: float | None = 10.0
-    every_epochs: int | None = None
-    keep: int = 2
+    every_steps: int | None = number(1, usual=500)
+    every_minutes: float | None = number(ABOVE_ZERO, 10.0)
+    every_epochs: int | None = number(1)
+    keep: int = number(1, 2)
     keep_best: str | None = None
     best_is: Best | None = None
     folder: str | None = None
@@ -248,12 +169,12 @@ class CheckpointConfig:
 class MeasureConfig:
     """The measurement of throughput, and its baseline."""
 
-    warmup_steps: int = 3
-    steps: int | None = None
-    repeats: int = 5
+    warmup_steps: int = number(0, 3)
+    steps: int | None = number(0, usual=20)
+    repeats: int = number(1, 5)
     scaling: Scaling | None = None
     baseline: Baseline | None = None
-    patience: float = part_of(default=30.0)
+    patience: float = number(0, 30.0, parts=())
     explain: bool = False
 
 
@@ -263,8 +184,8 @@ class SweepConfig:
 
     name: str | None = None
     order: Order = Order.interleaved
-    repeats: int = 1
-    parallel: int = 1
+    repeats: int = number(1, 1)
+    parallel: int = number(1, 1)
 
 
 @dataclass
@@ -272,7 +193,7 @@ class PredictConfig:
     """The settings of a prediction: the share of a worker that another one must bring to pay; what to predict from,
     and whether a size that no run had is timed on one device."""
 
-    knee_share: float = 0.5
+    knee_share: float = number(ABOVE_ZERO, 0.5)
     sweep: str | None = None
     time_one: bool = True
 
@@ -285,8 +206,8 @@ class TrackingConfig:
     store: Store = Store.sqlite
     uri: str | None = None
     experiment: str = "pipeline"
-    system_metrics_seconds: float = 5.0
-    drain_timeout: float = 10.0
+    system_metrics_seconds: float = number(0, 5.0)
+    drain_timeout: float = number(0, 10.0)
     log_model: bool = True
 
 
@@ -296,7 +217,7 @@ class ClusterConfig:
 
     name: str = "???"
     host: str = "127.0.0.1"
-    base_port: int | None = None
+    base_port: int | None = number(usual=23_456)
     start_method: StartMethod = StartMethod.forkserver
     # Of cluster=hosts: which machines, and are they to be given the code?
     hosts: list[str] = field(default_factory=list)
@@ -310,16 +231,16 @@ class LaunchConfig:
     restarts, and the fewest workers that a training goes on with; how long processes go on without a driver, and a
     fork server without a command."""
 
-    startup_timeout: float = 60.0
-    heartbeat_timeout: float = 30.0
-    progress_timeout: float = 50.0
-    stop_timeout: float = 4.0
-    preempt_timeout: float = 25.0
-    max_restarts: int = 3
+    startup_timeout: float = number(ABOVE_ZERO, 60.0)
+    heartbeat_timeout: float = number(ABOVE_ZERO, 30.0)
+    progress_timeout: float = number(ABOVE_ZERO, 50.0)
+    stop_timeout: float = number(ABOVE_ZERO, 4.0)
+    preempt_timeout: float = number(ABOVE_ZERO, 25.0)
+    max_restarts: int = number(0, 3)
     elastic: bool = False
-    min_workers: int = 1
+    min_workers: int = number(1, 1)
     # None: some minutes, or a week where it is to be detached.
-    orphan_timeout: float | None = None
+    orphan_timeout: float | None = number(ABOVE_ZERO, usual=300)
     detach: bool = False
     keep: str | None = None
 
@@ -333,7 +254,7 @@ class Config:
 
     mode: Mode = part_of(default=Mode.run)
     backend: str = part_of(Part.POINT, default="tensorflow")
-    workers: int | None = part_of(Part.POINT, default=None)
+    workers: int | None = number(1, parts=(Part.POINT,))
     output_dir: str = part_of(default="outputs")
     resume: str = part_of(default="auto")
     resume_changes: list[str] = part_of(default_factory=list)
@@ -358,12 +279,12 @@ class PrepareConfig:
     """Everything that a folder of prepared data is made from."""
 
     out: str | None = None
-    processes: int | None = None
+    processes: int | None = number(1)
     scheduler: str | None = None
     shard_mib: float = 64.0
-    shards: int | None = None
-    workers: int | None = None
-    seed: int = 0
+    shards: int | None = number(1)
+    workers: int | None = number(1)
+    seed: int = number(0, 0)
     validation_fraction: float = 0.0
     allowed_targets: list[str] | None = None
     data: DataConfig = field(default_factory=DataConfig)

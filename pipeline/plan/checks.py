@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from pipeline.config.near import near
-from pipeline.config.schema import Config, DataConfig, Exchange, Json, Store, TrainConfig, check_password
+from pipeline.config.parts import ABOVE_ZERO, LEAST, USUAL, numbers
+from pipeline.config.schema import (
+    Config,
+    DataConfig,
+    Exchange,
+    Json,
+    PrepareConfig,
+    Store,
+    TrainConfig,
+    check_password,
+)
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import JAX, check_collective, expect_only, xla_of
 from pipeline.plan.plan import AUTO, TENSORFLOW
@@ -57,28 +67,6 @@ MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
 # Before training: compare and warn, refuse what differs, or do not compare.
 CHECKS = ("true", "strict", "off")
 BATCH_STATISTICS = ("global", "host", "replica")
-# Counts by the least that makes sense of each, and amounts above 0 with what is usual.
-AT_LEAST = {
-    1: (
-        "workers", "strategy.devices_per_process", "strategy.devices_per_replica", "strategy.parameter_servers",
-        "strategy.min_shard_bytes", "hardware.hosts", "hardware.devices_per_host", "hardware.threads_per_device",
-        "train.epochs", "train.steps", "train.replica_batch", "train.global_batch", "train.steps_per_call",
-        "train.compare_weights_every", "data.num_classes", "data.train_examples", "data.shuffle_window",
-        "data.parallel_reads", "measure.repeats", "sweep.repeats", "sweep.parallel", "launch.min_workers",
-        "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.keep",
-    ),
-    0: (
-        "train.seed", "train.sample_tokens", "train.sample_temperature", "data.validation_examples", "data.prefetch",
-        "measure.warmup_steps", "measure.steps", "measure.patience", "tracking.system_metrics_seconds",
-        "tracking.drain_timeout", "launch.max_restarts", "strategy.bucket_bytes",
-    ),
-}  # fmt: skip
-ABOVE_ZERO = {
-    "train.learning_rate": 0.001, "train.divergence_factor": 10_000, "hardware.memory_gib": 16,
-    "hardware.link_gbps": 10, "hardware.price_per_hour": 1, "predict.knee_share": 0.5, "launch.startup_timeout": 60,
-    "launch.heartbeat_timeout": 30, "launch.progress_timeout": 50, "launch.stop_timeout": 4,
-    "launch.preempt_timeout": 25, "launch.orphan_timeout": 300, "checkpoint.every_minutes": 10,
-}  # fmt: skip
 # Keys of which asynchronous workers take one value, and why.
 ASYNCHRONOUS: dict[str, tuple[object, str]] = {
     "strategy.collective": (AUTO, "step by themselves and add nothing up"),
@@ -100,7 +88,7 @@ NAMES = {
 
 def check_ranges(config: Config) -> None:
     """Refuses values that are out of range or contradict each other, whatever the hardware."""
-    _check_numbers(config)
+    check_numbers(config)
     for key, usual in NAMES.items():
         name = attrgetter(key)(config)
         if name is not None and not name.strip():
@@ -116,19 +104,19 @@ def check_ranges(config: Config) -> None:
     _check_cluster_and_tracking(config)
 
 
-def _check_numbers(config: Config) -> None:
-    """Refuses numbers below what makes sense, or above anything of their kind."""
-    limits: list[tuple[str, str, float, float]] = [
-        (key, f"{least} or more", least, least) for least, keys in AT_LEAST.items() for key in keys
-    ]
-    # The least number above 0.
-    limits += [(key, "above 0", math.ulp(0.0), usual) for key, usual in ABOVE_ZERO.items()]
-    for key, expected, least, usual in limits:
-        value, group = attrgetter(key)(config), key.partition(".")[0]
+def check_numbers(config: Config | PrepareConfig) -> None:
+    """Refuses numbers below what makes sense, or above anything of their kind. Raises `UserError`."""
+    for key, field in numbers(type(config)).items():
+        value, least, group = attrgetter(key)(config), field.metadata[LEAST], key.partition(".")[0]
+        if value is None or least is None:
+            continue
+        expected, usual = f"{least} or more", least
+        if least == ABOVE_ZERO:
+            expected, usual = "above 0", f"{field.metadata[USUAL] or field.default:g}"
         limit = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
-        if value is not None and not least <= value < math.inf:
+        if not least <= value < math.inf:
             raise UserError(f"{key} to be {expected}", value, f"{key}={usual}")
-        if value is not None and value > limit:
+        if value > limit:
             raise UserError(f"{key} to be no more than {limit:,}", f"{value:g}", f"{key}={usual}")
 
 
