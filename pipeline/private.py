@@ -79,46 +79,6 @@ from tensorflow.python.ops import (
 # The operations that XLA has a compiler for.
 from tensorflow.python.util import pywrap_xla_ops
 
-__all__ = [
-    "ATTRIBUTES",
-    "ArrayDataAdapter",
-    "CollectiveReplicaLauncher",
-    "SeedGenerator",
-    "ag_ctx",
-    "array_slicing",
-    "autograph_util",
-    "cache_op",
-    "cardinality",
-    "collective",
-    "context",
-    "coordination_config_pb2",
-    "cross_device_utils",
-    "custom_gradients",
-    "dataset_ops",
-    "gen_random_ops",
-    "gen_stateful_random_ops",
-    "gen_stateless_random_ops",
-    "gen_stateless_random_ops_v2",
-    "get_data_adapter",
-    "get_keras_mask",
-    "in_stateless_scope",
-    "is_op_determinism_enabled",
-    "keras_loss",
-    "map_op",
-    "maybe_merge_call",
-    "op_def_registry",
-    "parameter_server_strategy",
-    "parameter_server_strategy_v2",
-    "prefetch_op",
-    "ps_values",
-    "pythonify_logs",
-    "pywrap_xla_ops",
-    "set_keras_mask",
-    "shuffle_op",
-    "strategy_supports_no_merge_call",
-    "structure",
-]
-
 # What is used of these, and of public classes, under names that are not promised either.
 ATTRIBUTES = {
     "CollectiveReplicaLauncher": ("_next_instance_key",),

@@ -6,8 +6,6 @@ from jax._src import compilation_cache, compiler, distributed, xla_bridge
 from jax._src.lru_cache import LRUCache
 from jaxlib import _jax
 
-__all__ = ["ATTRIBUTES", "LRUCache", "_jax", "compilation_cache", "compiler", "distributed", "xla_bridge"]
-
 # What is used of these.
 ATTRIBUTES = {
     "LRUCache": ("get", "put"),

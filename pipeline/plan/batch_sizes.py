@@ -1,6 +1,7 @@
-"""Divides a global batch over replicas, and files over processes."""
+"""Divides a global batch over replicas, files over processes, and gradients into what leaves together."""
 
 import json
+import math
 from collections.abc import Sequence
 
 from pipeline.config.schema import Config, Scaling
@@ -12,6 +13,8 @@ from pipeline.plan.plan import Plan
 DEFAULT_BATCH = 64
 # A process may have so many times its share of the examples, where each reads files of its own.
 EVEN = 1.02
+# About so many bytes more take as long between hosts as another message does: 1 ms, most of it a processor's.
+MESSAGE_BYTES = 1 << 18
 
 
 def shared(shard: str, files: Sequence[int], processes: int) -> str:
@@ -129,3 +132,17 @@ def left_out(examples: int, workers: int, global_batch: int) -> int:
         expected = f"training data for at least one whole batch of {global_batch}, since a TPU takes no other"
         raise UserError(expected, f"{examples} examples", fitting)
     return examples % global_batch
+
+
+def bucket_of(gradient_bytes: int, bucket_bytes: int | None) -> int:
+    """Bytes of a bucket of so many bytes of gradients, from `Plan.bucket_bytes`.
+
+    In buckets of s bytes, D bytes take D / s messages, each of which costs as much as M bytes, and the last s bytes are
+    always waited for: D M / s + s is least at the square root of D M.
+
+    >>> bucket_of(4_800_000, None), bucket_of(4_800_000, 0)
+    (1121735, 4800000)
+    """
+    if bucket_bytes is None:
+        return max(1, math.isqrt(gradient_bytes * MESSAGE_BYTES))
+    return bucket_bytes or gradient_bytes
