@@ -10,22 +10,8 @@ from conftest import ROOT
 
 from pipeline import private, private_keras
 
-FILES = [ROOT / "pipeline" / name for name in ("private.py", "private_keras.py")]
 ATTRIBUTES = private.ATTRIBUTES | private_keras.ATTRIBUTES
 PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
-IMPORTS = [
-    (node.module, alias.name)
-    for file in FILES
-    for node in ast.parse(file.read_text()).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-]
-
-
-@pytest.mark.parametrize(("module", "name"), IMPORTS)
-def test_what_is_imported_is_still_there(module, name):
-    found = __import__(module, fromlist=[name])
-    assert hasattr(found, name), f"{module}.{name} is gone from this version: see pipeline/private.py for its use"
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in ATTRIBUTES.items() for name in names])

@@ -50,7 +50,4 @@ def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code(path: Path) -
 )  # fmt: skip
 def test_what_would_is_found(source: str) -> None:
     assert unsafe(source)
-
-
-def test_a_model_is_loaded_in_safe_mode() -> None:
     assert not unsafe("keras.saving.load_model(path, safe_mode=True)\nnumpy.load(path)\nyaml.safe_load(text)")
