@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
-from pipeline.doctor.examine import OF_DRIVER, examine, expected_of, look_of
+from pipeline.doctor.examine import OF_DRIVER, examine, expected_of
 from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
@@ -170,17 +170,22 @@ def _examine(
         needs_plan = ("plan" in checks or "ports" in checks) and not hosts.absent
         planned = _planned(config, cluster, of_training) if needs_plan else None
         others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
-        looks = {
-            name: look_of(
-                config, checks_of[name], _addresses(config, planned, hosts.addresses.get(name)), others, name == here
+        expected = {
+            name: expected_of(
+                config,
+                checks_of[name],
+                _addresses(config, planned, hosts.addresses.get(name)),
+                others,
+                here,
+                name == here,
             )
             for name in lines
         }
         findings, measured = examine(
             Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent),
-            looks,
-            expected_of(config, here, others),
-            frozenset(checks),
+            expected,
+            here,
+            checks,
             config.hardware.link_gbps,
         )
     finally:

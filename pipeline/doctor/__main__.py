@@ -1,6 +1,6 @@
 """Looks at the host that it is started on, for a doctor elsewhere: a line of JSON for each request and response.
 
-    {"do": "look", "asked": {...}}                              {"told": the `Facts`}
+    {"do": "look", "host": NAME, "expected": {...}}             {"told": the `Finding`s}
     {"do": "clock"}                                             {"told": seconds since 1970}
     {"do": "answer", "host": HOST, "token": HEX}                {"told": the port}
     {"do": "measure", "host": HOST, "port": P, "token": HEX}    {"told": the `LinkFacts`}
@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.doctor.facts import LinkFacts, Look
+from pipeline.doctor.facts import Expected, LinkFacts
 from pipeline.doctor.look import look
 
 # Bytes of the vectors: a layer's bias, a small layer, and what tells the link's speed from its latency.
@@ -46,7 +46,8 @@ def respond(request: dict[str, Any]) -> Any:
     """The response to one request. Raises `OSError`, and what a wrong request does."""
     match request["do"]:
         case "look":
-            return msgspec.to_builtins(look(msgspec.convert(request["asked"], Look), os.environ))
+            expected = msgspec.convert(request["expected"], Expected)
+            return msgspec.to_builtins(look(request["host"], expected, os.environ))
         case "clock":
             return time.time()
         case "answer":

@@ -13,8 +13,8 @@ import msgspec
 from packaging.requirements import Requirement
 
 from pipeline.config.schema import Config, Kind
-from pipeline.doctor.facts import BACKENDS, Facts, Finding, LinkFacts, Look, Severity
-from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
+from pipeline.doctor.facts import BACKENDS, Expected, Finding, LinkFacts, Severity
+from pipeline.doctor.judge import judge_clock, judge_link
 from pipeline.doctor.look import installed
 from pipeline.launch import Helpers, LaunchError, Line
 from pipeline.record.links import LinkSpeed
@@ -33,31 +33,25 @@ MEASURE_SECONDS = 60.0
 TOKEN_BYTES = 32
 
 
-def look_of(config: Config, checks: Sequence[str], addresses: Sequence[str], others: Sequence[str], here: bool) -> Look:
-    """The request to a host: `addresses` must be free on it, and `others` found; `here` is the one that drives."""
-    backend = known(config.backend)
+def expected_of(
+    config: Config,
+    checks: Sequence[str],
+    addresses: Sequence[str],
+    others: Sequence[str],
+    driver: str,
+    here: bool,
+) -> Expected:
+    """The demands on a host: `addresses` must be free on it, and `others` found; `driver` is the name of the one that
+    drives, whose versions are those of all, and which is `here`."""
+    hardware, backend = config.hardware, known(config.backend)
+    packages = requirements(backend) if "packages" in checks else {}
+    devices, on_cpu = hardware.devices_per_host or 1, hardware.kind is Kind.cpu
     folders = [config.output_dir] if here else []
     if config.checkpoint.folder and "://" not in config.checkpoint.folder:
         folders.append(config.checkpoint.folder)
     folders.append(tempfile.gettempdir())
-    names = dict.fromkeys((LOOPBACK, *filter(_is_name, others)))
-    return Look(
-        checks=tuple(checks),
-        backend=backend,
-        packages=tuple(requirements(backend)) if "packages" in checks else (),
-        folders=tuple(dict.fromkeys(folders)) if "disk" in checks else (),
-        addresses=tuple(addresses) if "ports" in checks else (),
-        names=tuple(names) if "names" in checks else (),
-    )
-
-
-def expected_of(config: Config, driver: str, others: Sequence[str]) -> Expected:
-    """The demands on each host; `driver` is the name of this one, whose versions are those of all."""
-    hardware, backend = config.hardware, known(config.backend)
-    packages = requirements(backend)
-    devices = hardware.devices_per_host or 1
-    on_cpu = hardware.kind is Kind.cpu
     return Expected(
+        checks=tuple(checks),
         python=_python(),
         packages=packages,
         versions={name: installed(name) for name in packages},
@@ -68,6 +62,9 @@ def expected_of(config: Config, driver: str, others: Sequence[str]) -> Expected:
         cores=devices * (hardware.threads_per_device or 1) if on_cpu else 1,
         on_cpu=on_cpu or hardware.rehearse,
         others=tuple(others),
+        folders=tuple(dict.fromkeys(folders)) if "disk" in checks else (),
+        addresses=tuple(addresses) if "ports" in checks else (),
+        names=tuple(dict.fromkeys((LOOPBACK, *filter(_is_name, others)))) if "names" in checks else (),
     )
 
 
@@ -121,30 +118,21 @@ def _in_order(specifier: str) -> str:
 
 
 def examine(
-    hosts: Helpers,
-    looks: Mapping[str, Look],
-    expected: Expected,
-    checks: frozenset[str],
-    link_gbps: float | None = None,
+    hosts: Helpers, expected: Mapping[str, Expected], driver: str, checks: Sequence[str], link_gbps: float | None = None
 ) -> tuple[list[Finding], list[LinkSpeed]]:
     """(Findings on each host, and between those that have an address; the links between these, as measured)."""
-    findings = [
-        Finding("python", name, Severity.FAULT, why, "the pipeline there", REMEDY.format(name))
-        for name, why in hosts.absent.items()
-    ]
-    facts: dict[str, Facts] = {}
+    findings = [_silent("python", name, why) for name, why in hosts.absent.items()]
+    lines: dict[str, Line] = {}
     with ThreadPoolExecutor(max(1, len(hosts.lines))) as threads:
-        reports = {name: threads.submit(_look, line, looks[name]) for name, line in hosts.lines.items()}
+        reports = {name: threads.submit(_look, line, name, expected[name]) for name, line in hosts.lines.items()}
     for name, report in reports.items():
         try:
-            facts[name] = report.result()
+            findings += report.result()
+            lines |= {name: hosts.lines[name]} if name in hosts.addresses else {}
         except LaunchError as error:
             findings.append(_silent("python", name, error))
-    for name, of_host in facts.items():
-        findings += judge(name, of_host, expected, checks)
-    lines = {name: hosts.lines[name] for name in facts if name in hosts.addresses}
     if "clocks" in checks:
-        findings += _clocks(lines, expected.driver)
+        findings += _clocks(lines, driver)
     links: list[LinkSpeed] = []
     for one, other, link in measure_links(lines, hosts.addresses) if "link" in checks else ():
         findings.append(judge_link(one, other, link, link_gbps))
@@ -153,11 +141,11 @@ def examine(
     return findings, links
 
 
-def _look(line: Line, look: Look) -> Facts:
-    """The facts of a host. Raises `LaunchError`."""
-    report = line.ask({"do": "look", "asked": msgspec.to_builtins(look)}, LOOK_SECONDS)
+def _look(line: Line, host: str, expected: Expected) -> list[Finding]:
+    """The findings on a host. Raises `LaunchError`."""
+    report = line.ask({"do": "look", "host": host, "expected": msgspec.to_builtins(expected)}, LOOK_SECONDS)
     try:
-        return msgspec.convert(report, Facts)
+        return msgspec.convert(report, list[Finding])
     except msgspec.ValidationError as error:
         raise LaunchError(f"an answer of another version of the pipeline: {error}") from error
 
@@ -171,7 +159,7 @@ def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
             yield _silent("clocks", name, error)
 
 
-def _silent(check: str, host: str, error: LaunchError) -> Finding:
+def _silent(check: str, host: str, error: object) -> Finding:
     return Finding(check, host, Severity.FAULT, str(error), "the pipeline there", REMEDY.format(host))
 
 

@@ -1,4 +1,4 @@
-"""The request to a host, the facts that it reports, and the findings that `judge.py` makes of them."""
+"""What is expected of a host, some of what it finds, and the findings that `judge.py` makes of all of it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,13 +41,23 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """A request to a host: checks to look at, the backend that computes, packages by name, folders that are written to,
-    HOST:PORT that must be free, and the names of other hosts."""
+class Expected:
+    """The demands on a host: `checks` to look at; `python` and `packages` as version specifiers, by name, and
+    `versions` as they are on the host of the driver; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not
+    to be used. `others` are the names of the cluster's hosts, and `names` those of which addresses are to be found. It
+    writes to `folders`, and `addresses`, HOST:PORT, must be free."""
 
     checks: tuple[str, ...] = HOST
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    python_version: str | None = None
+    driver: str = ""
     backend: str = "tensorflow"
-    packages: tuple[str, ...] = ()
+    gpus: int = 0
+    cores: int = 1
+    on_cpu: bool = False
+    others: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -83,67 +93,6 @@ class Gpus:
     driver: str | None = None
     driver_error: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Space:
-    """Bytes of something: all of them, and those that are left."""
-
-    total: int
-    left: int
-
-
-@dataclass(frozen=True)
-class Disk:
-    """A folder that is written to: bytes and files that still fit, and how fast it took some, or why it did not."""
-
-    folder: str
-    left: int = 0
-    files_left: int | None = None
-    write_mbps: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Port:
-    """An address that must be free: why it is not, and who has it, as far as that can be told."""
-
-    address: str
-    error: str | None = None
-    holder: str | None = None
-
-
-@dataclass(frozen=True)
-class Name:
-    """A host's name, its addresses as this host finds them, or why it finds none."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    seconds: float = 0.0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The report of a host. A fact that was not looked at is None, or empty."""
-
-    hostname: str
-    python: str | None = None
-    packages: dict[str, str | None] = field(default_factory=dict)
-    backend: Accelerator | None = None
-    gpus: Gpus | None = None
-    cores_usable: int | None = None
-    cores_installed: int | None = None
-    memory: Space | None = None
-    shm: Space | None = None
-    open_files: tuple[int, int] | None = None
-    threads: int | None = None
-    disks: tuple[Disk, ...] = ()
-    ports: tuple[Port, ...] = ()
-    names: tuple[Name, ...] = ()
-    # Variables that name a proxy, and the hosts that none is used for.
-    proxies: tuple[str, ...] | None = None
-    no_proxy: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,7 +139,7 @@ class Finding:
     found: str
     expected: str
     remedy: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -1,12 +1,14 @@
-"""Turns the facts of a host, and of what is between hosts, into findings, by arithmetic alone."""
+"""Turns what is found on a host, and between hosts, into findings, by arithmetic alone.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+Each function is a check of the host that goes by the name `host`.
+"""
+
+from collections.abc import Mapping, Sequence
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Finding, Gpus, LinkFacts, Name, Port, Severity
+from pipeline.doctor.facts import BACKENDS, Accelerator, Expected, Finding, Gpus, LinkFacts, Severity
 
 FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
 GIB, MIB = 1 << 30, 1 << 20
@@ -37,65 +39,9 @@ DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The demands on each host: `python` and `packages` as version specifiers, by name, and `versions` as they are on
-    the host of the driver; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are
-    the names of the cluster's hosts."""
-
-    python: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    python_version: str | None = None
-    driver: str = ""
-    backend: str = "tensorflow"
-    gpus: int = 0
-    cores: int = 1
-    on_cpu: bool = False
-    others: tuple[str, ...] = ()
-
-
-def judge(host: str, facts: Facts, expected: Expected, checks: frozenset[str]) -> list[Finding]:
-    """The findings of some checks on a host that goes by the name `host`."""
-    return [finding for finding in _all(host, facts, expected) if finding.check in checks]
-
-
-def _all(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
-    yield _python(host, facts, expected)
-    if expected.packages:
-        yield _packages(host, facts, expected)
-    if facts.backend is not None:
-        yield _backend(host, facts.backend, expected)
-    if facts.gpus is not None:
-        yield _gpus(host, facts.gpus, facts.backend, expected)
-    if facts.cores_usable is not None:
-        yield _cores(host, facts.cores_usable, facts.cores_installed or facts.cores_usable, expected)
-    if facts.memory is not None:
-        free, whole = facts.memory.left, facts.memory.total
-        yield Finding(
-            "memory", host, FAULT if free < LEAST_MEMORY else WARNING if free < MEMORY else FINE,
-            f"{size(free)} of {size(whole)} free", f"{size(MEMORY)}",
-            "" if free >= MEMORY else "ending what else runs (ps aux --sort=-rss | head), or workers=1",
-            {"free_bytes": free, "total_bytes": whole},
-        )  # fmt: skip
-    if facts.shm is not None:
-        yield _shm(host, facts.shm.left, len(facts.gpus.visible) if facts.gpus else 0)
-    if facts.open_files is not None:
-        yield _open_files(host, *facts.open_files)
-    if facts.threads is not None:
-        few = facts.threads < THREADS
-        remedy = "ulimit -u unlimited, or docker run --pids-limit=-1" if few else ""
-        severity = WARNING if few else FINE
-        yield Finding("threads", host, severity, f"{facts.threads:,} at most", f"{THREADS:,}", remedy)
-    yield from (_disk(host, disk) for disk in facts.disks)
-    yield from (_port(host, port) for port in facts.ports)
-    yield from (_name(host, name, expected) for name in facts.names)
-    if facts.proxies is not None:
-        yield _proxy(host, facts.proxies, facts.no_proxy, expected)
-
-
-def _python(host: str, facts: Facts, expected: Expected) -> Finding:
-    version, versions = facts.python or "none", expected.python
+def python(host: str, version: str, expected: Expected) -> Finding:
+    """The version of Python."""
+    versions = expected.python
     same = _minor(expected.python_version or version)
     if versions and not _fits(version, versions):
         return Finding("python", host, FAULT, version, versions, "python3.11 -m venv .venv, and installing into that")
@@ -105,10 +51,11 @@ def _python(host: str, facts: Facts, expected: Expected) -> Finding:
     return Finding("python", host, FINE, version, versions or same)
 
 
-def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
+def packages(host: str, versions: Mapping[str, str | None], expected: Expected) -> Finding:
+    """The versions of packages, by name; None for one that is missing."""
     absent, wrong, unlike, alike = [], [], [], BACKENDS[expected.backend].alike
     for name, required in expected.packages.items():
-        version, on_driver = facts.packages.get(name), expected.versions.get(name)
+        version, on_driver = versions.get(name), expected.versions.get(name)
         if version is None:
             absent.append(name)
         elif required and not _fits(version, required):
@@ -117,12 +64,10 @@ def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
             unlike.append(name)
     faulty = absent + wrong + unlike
     if not faulty:
-        versions = ", ".join(f"{name} {facts.packages[name]}" for name in alike if facts.packages.get(name))
+        named = ", ".join(f"{name} {versions[name]}" for name in alike if versions.get(name))
         others = len(expected.packages) - len([name for name in alike if name in expected.packages])
-        return Finding(
-            "packages", host, FINE, f"{versions}{f' and {others} others' * bool(others)}", "what is required"
-        )
-    problems = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in faulty)
+        return Finding("packages", host, FINE, f"{named}{f' and {others} others' * bool(others)}", "what is required")
+    problems = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in faulty)
     needed = {name: f"=={expected.versions[name]}" if name in unlike else expected.packages[name] for name in faulty}
     whose = f", as {expected.driver} has" if unlike else ""
     text = ", ".join(f"{name} {version or 'any'}" for name, version in needed.items()) + whose
@@ -132,40 +77,41 @@ def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
     )
 
 
-def _backend(host: str, accelerator: Accelerator, expected: Expected) -> Finding:
-    backend = BACKENDS[expected.backend]
-    required = f"{backend.name} computes"
+def backend(host: str, accelerator: Accelerator, expected: Expected) -> Finding:
+    """The backend, which is to compute."""
+    chosen = BACKENDS[expected.backend]
+    required = f"{chosen.name} computes"
     if accelerator.error:
         remedy = f"python -c 'import {expected.backend}' there, which says more"
         if "SIGILL" in accelerator.error:
-            remedy = f"another processor: {backend.name}'s packages need AVX (grep avx /proc/cpuinfo)"
+            remedy = f"another processor: {chosen.name}'s packages need AVX (grep avx /proc/cpuinfo)"
         elif "No module named" in accelerator.error:
-            remedy = backend.install
+            remedy = chosen.install
         return Finding("backend", host, FAULT, accelerator.error, required, remedy)
     slow = accelerator.seconds > SLOW_IMPORT_SECONDS
     return Finding(
         "backend", host, WARNING if slow else FINE,
-        f"{backend.name} {accelerator.version}, computes {accelerator.seconds:.1f} s after its start",
+        f"{chosen.name} {accelerator.version}, computes {accelerator.seconds:.1f} s after its start",
         f"{required} within {SLOW_IMPORT_SECONDS:g} s" if slow else required,
         "the environment on a disk of the host's own" if slow else "", {"import_seconds": accelerator.seconds},
     )  # fmt: skip
 
 
-def _gpus(host: str, gpus: Gpus, accelerator: Accelerator | None, expected: Expected) -> Finding:
+def gpus(host: str, installed: Gpus, accelerator: Accelerator | None, expected: Expected) -> Finding:
     """The GPUs that the backend sees, or why it sees too few."""
     name = BACKENDS[expected.backend].name
-    visible, used = len(gpus.visible), () if accelerator is None else accelerator.gpus
-    required = max(expected.gpus, visible, 0 if gpus.installed else gpus.on_bus)
+    visible, used = len(installed.visible), () if accelerator is None else accelerator.gpus
+    required = max(expected.gpus, visible, 0 if installed.installed else installed.on_bus)
     text = f"{required} in {name}" if required else "none"
     if accelerator is None or accelerator.error:
-        names = ", ".join(gpus.visible) or "none"
+        names = ", ".join(installed.visible) or "none"
         return Finding("gpus", host, FINE, f"{names}; {name} was not asked", text)
     if len(used) >= required:
-        hidden = len(gpus.installed) - visible
+        hidden = len(installed.installed) - visible
         note = f"; CUDA_VISIBLE_DEVICES hides {hidden}" if hidden > 0 else ""
         return Finding("gpus", host, FINE, (", ".join(used) or "none") + note, text)
     severity = FINE if expected.on_cpu else FAULT
-    why, remedy = _why_no_gpu(gpus, accelerator, required, expected.backend)
+    why, remedy = _why_no_gpu(installed, accelerator, required, expected.backend)
     return Finding("gpus", host, severity, f"{len(used)} in {name}: {why}", text, remedy)
 
 
@@ -200,7 +146,8 @@ def _why_no_gpu(gpus: Gpus, accelerator: Accelerator, required: int, backend: st
     return "neither driver nor libraries say why", f"python -m {BACKENDS[backend].seen}, and what it says"
 
 
-def _cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:
+def cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:
+    """The cores that this process may use, of all."""
     text = f"{usable} of {installed} may be used"
     figures = {"usable": usable, "installed": installed}
     required = f"{expected.cores} or more"
@@ -213,7 +160,18 @@ def _cores(host: str, usable: int, installed: int, expected: Expected) -> Findin
     return Finding("cores", host, FINE, text, required, figures=figures)
 
 
-def _shm(host: str, free: int, gpus: int) -> Finding:
+def memory(host: str, total: int, free: int) -> Finding:
+    """Bytes of memory, and those of it that are free."""
+    return Finding(
+        "memory", host, FAULT if free < LEAST_MEMORY else WARNING if free < MEMORY else FINE,
+        f"{size(free)} of {size(total)} free", f"{size(MEMORY)}",
+        "" if free >= MEMORY else "ending what else runs (ps aux --sort=-rss | head), or workers=1",
+        {"free_bytes": free, "total_bytes": total},
+    )  # fmt: skip
+
+
+def shm(host: str, free: int, gpus: int) -> Finding:
+    """Free bytes of shared memory, which so many GPUs take part of."""
     required = SHM_OF_GPUS if gpus > 1 else SHM
     few = free < required
     remedy = f"docker run --shm-size={size(required)[:-2]}, or mount -o remount,size={size(2 * required)[:-2]} /dev/shm"
@@ -223,7 +181,15 @@ def _shm(host: str, free: int, gpus: int) -> Finding:
     )  # fmt: skip
 
 
-def _open_files(host: str, soft: int, hard: int) -> Finding:
+def threads(host: str, limit: int) -> Finding:
+    """The limit of processes and threads."""
+    few = limit < THREADS
+    remedy = "ulimit -u unlimited, or docker run --pids-limit=-1" if few else ""
+    return Finding("threads", host, WARNING if few else FINE, f"{limit:,} at most", f"{THREADS:,}", remedy)
+
+
+def open_files(host: str, soft: int, hard: int) -> Finding:
+    """The limits of open files."""
     text = f"{soft:,} at once, {hard:,} after ulimit" if soft != hard else f"{soft:,} at once"
     if soft < 0 or soft >= OPEN_FILES:
         return Finding("files", host, FINE, text, f"{OPEN_FILES:,}", figures={"soft": soft, "hard": hard})
@@ -238,54 +204,66 @@ def _open_files(host: str, soft: int, hard: int) -> Finding:
     )  # fmt: skip
 
 
-def _disk(host: str, disk: Disk) -> Finding:
-    speed = f", {disk.write_mbps:,.0f} MB/s written" if disk.write_mbps else ""
-    text = f"{disk.folder}: {size(disk.left)} free{speed}"
+def disk(
+    host: str,
+    folder: str,
+    left: int = 0,
+    files_left: int | None = None,
+    write_mbps: float | None = None,
+    error: str | None = None,
+) -> Finding:
+    """A folder that is written to: bytes and files that still fit, and how fast it took some, or why it did not."""
+    speed = f", {write_mbps:,.0f} MB/s written" if write_mbps else ""
+    text = f"{folder}: {size(left)} free{speed}"
     required = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
-    severity, remedy = WARNING, f"making space (du -xh {disk.folder} | sort -h | tail), or output_dir=ANOTHER"
-    if disk.error:
-        severity, text = FAULT, f"{text}, {disk.error}"
-    elif disk.left < ROOM:
-        severity = FAULT if disk.left < LEAST_ROOM else WARNING
-    elif disk.files_left is not None and disk.files_left < LEAST_FILES:
-        text, required = f"{text}, {disk.files_left} more files", f"{LEAST_FILES:,} more files"
-    elif disk.write_mbps is not None and disk.write_mbps < WRITE_MBPS:
+    severity, remedy = WARNING, f"making space (du -xh {folder} | sort -h | tail), or output_dir=ANOTHER"
+    if error:
+        severity, text = FAULT, f"{text}, {error}"
+    elif left < ROOM:
+        severity = FAULT if left < LEAST_ROOM else WARNING
+    elif files_left is not None and files_left < LEAST_FILES:
+        text, required = f"{text}, {files_left} more files", f"{LEAST_FILES:,} more files"
+    elif write_mbps is not None and write_mbps < WRITE_MBPS:
         remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
     else:
         severity, remedy = FINE, ""
-    figures = {"free_bytes": float(disk.left)} | ({"write_mbps": disk.write_mbps} if disk.write_mbps else {})
+    figures = {"free_bytes": float(left)} | ({"write_mbps": write_mbps} if write_mbps else {})
     return Finding("disk", host, severity, text, required, remedy, figures)
 
 
-def _port(host: str, port: Port) -> Finding:
-    at, _, number = port.address.rpartition(":")
+def port(host: str, address: str, error: str | None = None, holder: str | None = None) -> Finding:
+    """An address that must be free: why it is not, and who has it, as far as that can be told."""
+    at, _, number = address.rpartition(":")
     any_port = number == "0"
-    required = f"a free port at {at}" if any_port else f"{port.address} free"
-    if port.error is None:
+    required = f"a free port at {at}" if any_port else f"{address} free"
+    if error is None:
         return Finding("ports", host, FINE, required, required)
-    holder = f", {port.holder} listens there" if port.holder else ""
+    listens = f", {holder} listens there" if holder else ""
     remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
     if not any_port:
         remedy = "cluster.base_port=null for free ports, or ending what listens there"
-    return Finding("ports", host, FAULT, f"{port.address}: {port.error}{holder}", required, remedy)
+    return Finding("ports", host, FAULT, f"{address}: {error}{listens}", required, remedy)
 
 
-def _name(host: str, name: Name, expected: Expected) -> Finding:
-    required = f"an address of {name.name}"
-    hosts = f"a line for {name.name} in /etc/hosts of {host}, or its address in place of the name"
-    if name.error:
-        return Finding("names", host, FAULT, f"{name.name}: {name.error}", required, f"{hosts} (getent hosts tells)")
-    text = f"{name.name} is {', '.join(name.addresses)}"
-    if name.name in expected.others and name.name != host and all(map(loopback, name.addresses)):
+def name(
+    host: str, named: str, addresses: Sequence[str], expected: Expected, seconds: float = 0.0, error: str | None = None
+) -> Finding:
+    """The name of a host, with its addresses as this host finds them, or why it finds none."""
+    required = f"an address of {named}"
+    hosts = f"a line for {named} in /etc/hosts of {host}, or its address in place of the name"
+    if error:
+        return Finding("names", host, FAULT, f"{named}: {error}", required, f"{hosts} (getent hosts tells)")
+    text = f"{named} is {', '.join(addresses)}"
+    if named in expected.others and named != host and all(map(loopback, addresses)):
         return Finding("names", host, FAULT, f"{text}, which is {host} itself", required, hosts)
-    if name.seconds > SLOW_NAME_SECONDS:
-        text += f", after {name.seconds:.1f} s"
+    if seconds > SLOW_NAME_SECONDS:
+        text += f", after {seconds:.1f} s"
         return Finding("names", host, WARNING, text, f"within {SLOW_NAME_SECONDS:g} s", hosts)
     return Finding("names", host, FINE, text, required)
 
 
-def _proxy(host: str, proxies: tuple[str, ...], no_proxy: str, expected: Expected) -> Finding:
-    """gRPC goes through a proxy for all hosts but those of no_proxy."""
+def proxy(host: str, proxies: Sequence[str], no_proxy: str, expected: Expected) -> Finding:
+    """The variables that name a proxy: gRPC goes through a proxy for all hosts but those of no_proxy."""
     spared = [entry.strip() for entry in no_proxy.split(",") if entry.strip()]
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", *expected.others)))
     through = [name for name in hosts if not any(_spares(entry, name) for entry in spared)]

@@ -1,4 +1,4 @@
-"""Looks at the host that it runs on, and reports what there is. It changes nothing, and judges nothing.
+"""Looks at the host that it runs on, and has `judge.py` make findings of what there is. It changes nothing.
 
 `python -m pipeline.doctor.look 12.5.1 9` finds out why a backend sees no GPU: it loads NVIDIA's driver and each library
 of CUDA and cuDNN of these versions, in a process of its own, as what is loaded stays loaded.
@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from threading import Thread
@@ -24,7 +25,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Gpus, Look, Name, Port, Space
+from pipeline.doctor import judge
+from pipeline.doctor.facts import BACKENDS, Accelerator, Expected, Finding, Gpus
 from pipeline.launch import this_machine
 from pipeline.launch.this_machine import PCI, holder, pci_devices
 
@@ -48,31 +50,39 @@ WRITE_SECONDS = 2.0
 NAME_SECONDS = 5.0
 
 
-def look(request: Look, environ: Mapping[str, str]) -> Facts:
-    """The facts of this host that are asked for, as a process with this environment sees them."""
+def look(host: str, expected: Expected, environ: Mapping[str, str]) -> list[Finding]:
+    """The findings on this host, which goes by the name `host`, as a process with this environment sees it."""
+    return [finding for finding in _all(host, expected, environ) if finding.check in expected.checks]
 
-    def when(check: str, see: Callable[[], Any]) -> Any:
-        return see() if check in request.checks else None
 
-    backend = when("backend", lambda: accelerator(request.backend, environ))
-    return Facts(
-        hostname=platform.node(),
-        python=platform.python_version(),
-        packages={name: installed(name) for name in request.packages},
-        backend=backend,
-        gpus=when("gpus", lambda: gpus(environ, backend)),
-        cores_usable=when("cores", lambda: len(this_machine.usable_cores())),
-        cores_installed=when("cores", os.cpu_count),
-        memory=when("memory", memory),
-        shm=when("shm", lambda: _space(Path("/dev/shm"))),
-        open_files=when("files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
-        threads=when("threads", threads),
-        disks=tuple(map(disk_of, request.folders)),
-        ports=tuple(map(port_of, request.addresses)),
-        names=tuple(map(name_of, request.names)),
-        proxies=when("proxy", lambda: tuple(name for name in PROXIES if _either(environ, name))),
-        no_proxy=_either(environ, "no_proxy"),
-    )
+def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[Finding]:
+    backend: Accelerator | None = None
+    checks, visible = expected.checks, 0
+    yield judge.python(host, platform.python_version(), expected)
+    if expected.packages:
+        yield judge.packages(host, {name: installed(name) for name in expected.packages}, expected)
+    if "backend" in checks:
+        backend = accelerator(expected.backend, environ)
+        yield judge.backend(host, backend, expected)
+    if "gpus" in checks:
+        seen = gpus(environ, backend)
+        visible = len(seen.visible)
+        yield judge.gpus(host, seen, backend, expected)
+    usable = len(this_machine.usable_cores())
+    yield judge.cores(host, usable, os.cpu_count() or usable, expected)
+    if (space := memory()) is not None:
+        yield judge.memory(host, *space)
+    with suppress(OSError):
+        room = os.statvfs("/dev/shm")
+        yield judge.shm(host, room.f_bavail * room.f_frsize, visible)
+    yield judge.open_files(host, *resource.getrlimit(resource.RLIMIT_NOFILE))
+    if (limit := threads()) is not None:
+        yield judge.threads(host, limit)
+    yield from (disk(host, folder) for folder in expected.folders)
+    yield from (port(host, address) for address in expected.addresses)
+    yield from (name(host, named, expected) for named in expected.names)
+    proxies = tuple(name for name in PROXIES if _either(environ, name))
+    yield judge.proxy(host, proxies, _either(environ, "no_proxy"), expected)
 
 
 def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
@@ -98,8 +108,8 @@ def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path 
     return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
 
-def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> Space | None:
-    """Bytes of memory, those of the control group if it has fewer."""
+def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """(Bytes of memory, those that are left), those of the control group if it has fewer."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         total, left = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -107,8 +117,8 @@ def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cg
         return None
     limit, used = (_number(group / name) for name in ("memory.max", "memory.current"))
     if limit is None or limit >= total:
-        return Space(total, left)
-    return Space(limit, min(left, limit - (used or 0)))
+        return total, left
+    return limit, min(left, limit - (used or 0))
 
 
 def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -126,20 +136,20 @@ def installed(package: str) -> str | None:
         return None
 
 
-def disk_of(folder: str) -> Disk:
+def disk(host: str, folder: str) -> Finding:
     """The room in a folder, or in the one that it would be made in, and how fast it is written."""
     place = Path(folder).absolute()
     while not place.is_dir() and place != place.parent:
         if place.exists():
-            return Disk(folder, error=f"{place} is no folder")
+            return judge.disk(host, folder, error=f"{place} is no folder")
         place = place.parent
     left, files = 0, None
     try:
         room = os.statvfs(place)
         left, files = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
-        return Disk(folder, left, files, write_mbps(place))
+        return judge.disk(host, folder, left, files, write_mbps(place))
     except OSError as error:
-        return Disk(folder, left, files, error=error.strerror or str(error))
+        return judge.disk(host, folder, left, files, error=error.strerror or str(error))
 
 
 def write_mbps(folder: Path) -> float:
@@ -157,27 +167,27 @@ def write_mbps(folder: Path) -> float:
         return file.tell() / 1e6 / (time.monotonic() - began)
 
 
-def port_of(address: str) -> Port:
+def port(host: str, address: str) -> Finding:
     """Tries to listen at HOST:PORT, as TensorFlow would. PORT 0 is any."""
-    host, _, number = address.rpartition(":")
+    at, _, number = address.rpartition(":")
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        with socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET) as listening:
             # Of a process that has just ended, connections that linger are in nobody's way.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host.strip("[]"), int(number)))
+            listening.bind((at.strip("[]"), int(number)))
             listening.listen()
     except OSError as error:
-        return Port(address, error.strerror or str(error), holder(int(number)))
-    return Port(address)
+        return judge.port(host, address, error.strerror or str(error), holder(int(number)))
+    return judge.port(host, address)
 
 
-def name_of(host: str) -> Name:
+def name(host: str, named: str, expected: Expected) -> Finding:
     """The addresses of a host by its name."""
     answer, began = Future[tuple[str, ...]](), time.monotonic()
 
     def ask() -> None:
         try:
-            addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)
             answer.set_result(tuple(dict.fromkeys(str(address[0]) for *_, address in addresses)))
         except OSError as error:
             answer.set_exception(error)
@@ -189,7 +199,7 @@ def name_of(host: str) -> Name:
         addresses, error = (), f"no answer within {NAME_SECONDS:g} s"
     except OSError as failure:
         addresses, error = (), failure.strerror or str(failure)
-    return Name(host, addresses, time.monotonic() - began, error)
+    return judge.name(host, named, addresses, expected, time.monotonic() - began, error)
 
 
 def _in_a_process(
@@ -212,14 +222,6 @@ def _in_a_process(
         return (report, None) if ended.returncode == 0 else (None, errors[-1])
     except (ValueError, IndexError):
         return None, errors[-1] if errors else f"it ended with {ended.returncode} and told nothing"
-
-
-def _space(folder: Path) -> Space | None:
-    try:
-        room = os.statvfs(folder)
-    except OSError:
-        return None
-    return Space(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
 
 
 def _number(file: Path) -> int | None:

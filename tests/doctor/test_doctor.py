@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -19,17 +20,15 @@ from conftest import environment
 
 from pipeline.commands import verbs
 from pipeline.config.schema import Store, TrackingConfig
-from pipeline.doctor import look
+from pipeline.doctor import judge, look
 from pipeline.doctor.examine import clock_of, examine, measure_links, turns
-from pipeline.doctor.facts import CHECKS, Accelerator, Facts, Gpus, LinkFacts, Look, Name, Severity, Space
-from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
-from pipeline.doctor.look import gpus, installed, needed
+from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus, LinkFacts, Severity
+from pipeline.doctor.judge import judge_clock, judge_link
+from pipeline.doctor.look import installed, needed
 from pipeline.launch import Helpers, LaunchError, asking
 from pipeline.launch.asking import ProcessLine
 from pipeline.views.mlflow import examined
 from pipeline.views.mlflow.stores import open_client
-
-ALL = frozenset(CHECKS)
 
 
 def found(told, check: str) -> list[str]:
@@ -37,12 +36,6 @@ def found(told, check: str) -> list[str]:
     rows = told.out.splitlines()
     places = [place for place, row in enumerate(rows) if row.split()[1:2] == [check]]
     return [f"{rows[place]}\n{rows[place + 1] if rows[place + 1].startswith('   ') else ''}" for place in places]
-
-
-def one(facts: Facts, check: str, **expected):
-    """The only finding of a check of some facts."""
-    (finding,) = judge("here", facts, Expected(**expected), frozenset([check]))
-    return finding
 
 
 def typed(folder: Path, *arguments: str, before: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
@@ -111,7 +104,8 @@ def test_a_name_that_has_no_address_is_a_fault_and_json_says_so(asked):
     assert [(finding["check"], finding["host"]) for finding in wrong] == [("names", os.uname().nodename)]
     assert wrong[0]["found"].startswith("nowhere.invalid: ")
     assert "/etc/hosts" in wrong[0]["remedy"]
-    cores = [finding for finding in said["findings"] if finding["check"] == "cores"]
+    cores = [finding for finding in said["findings"] if finding["check"] != "names"]
+    assert [finding["check"] for finding in cores] == ["cores"]
     assert cores[0]["figures"]["usable"] == len(os.sched_getaffinity(0))
 
 
@@ -142,6 +136,7 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
         "Metadata-Version: 2.1\nName: keras\nVersion: 3.14.0\n"
     )
     packages = {"keras": ">=3", "numpy": ">=2"}
+    versions = {name: installed(name) for name in packages}
     lines = {
         "a": asking.here(os.environ),
         "b": ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
@@ -149,9 +144,9 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
     }
     findings, _ = examine(
         Helpers(lines, absent={"c": "No route to host."}),
-        dict.fromkeys(lines, Look((), packages=tuple(packages))),
-        Expected(packages=packages, versions={name: installed(name) for name in packages}, driver="a"),
-        frozenset(["python", "packages"]),
+        dict.fromkeys(lines, Expected(("python", "packages"), packages=packages, versions=versions, driver="a")),
+        "a",
+        ["python", "packages"],
     )
     for line in lines.values():
         line.close()
@@ -180,7 +175,7 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
     with pytest.raises(LaunchError, match="Expected a request that is known"):
         line.ask({"do": "dance"})
     with pytest.raises(LaunchError, match="Expected `str`"):
-        line.ask({"do": "look", "asked": {"packages": [1]}})
+        line.ask({"do": "look", "host": "a", "expected": {"python": [1]}})
     assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
     ahead = clock_of(line, lambda: time.time() - 120)
     right = clock_of(line)
@@ -197,50 +192,54 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
 FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
 GIB, TWO = 1 << 30, ("A100", "A100")
 BUILT = Accelerator(cuda="12.5.1", cudnn="9")
-KERAS = {"packages": {"keras": ">=3.15,<3.16"}}
+KERAS = Expected(packages={"keras": ">=3.15,<3.16"})
 PACKAGE = "pip install 'keras>=3.15,<3.16'"
-SHM = Space(64 << 20, 64 << 20)
-# What a host reports, what it should have, and how bad that is; words of what was found, and of what to type.
+OTHERS = Expected(others=("a.lan", "b"))
+AT_LEAST = Expected(python=">=3.11")
+
+
+def of_gpus(gpus: Gpus, expected: int = 0, accelerator: Accelerator = BUILT) -> Finding:
+    return judge.gpus("here", gpus, accelerator, Expected(gpus=expected))
+
+
+# What is found on a host that should have something, and how bad that is; words of what was found, and of what to type.
 JUDGED = [
-    ("packages", {"packages": {"keras": "3.15.1"}}, KERAS, FINE, "keras 3.15.1", ""),
-    ("packages", {"packages": {"keras": None}}, KERAS, FAULT, "keras missing", PACKAGE),
-    ("packages", {"packages": {"keras": "3.14"}}, KERAS, FAULT, "keras 3.14", PACKAGE),
-    ("packages", {"packages": {"keras": "no version"}}, KERAS, FAULT, "keras no version", PACKAGE),
-    ("python", {"python": "3.9.1"}, {"python": ">=3.11"}, FAULT, "3.9.1", "venv"),
-    ("python", {"python": "3.12.1"}, {"python": ">=3.11", "python_version": "3.11.7"}, FAULT, "3.12.1", "Python 3.11"),
-    ("memory", {"memory": Space(8 * GIB, GIB)}, {}, WARNING, "1 GiB", "workers=1"),
-    ("memory", {"memory": Space(8 * GIB, GIB // 4)}, {}, FAULT, "256 MiB", "workers=1"),
-    ("shm", {"shm": SHM, "gpus": Gpus(0, TWO, TWO)}, {}, WARNING, "64 MiB", "docker run --shm-size=1g,"),
-    ("shm", {"shm": SHM}, {}, FINE, "64 MiB", ""),
-    ("cores", {"cores_usable": 1, "cores_installed": 8}, {}, WARNING, "1 of 8", "--cpus-per-task"),
-    ("threads", {"threads": 100}, {}, WARNING, "100", "ulimit -u"),
-    ("files", {"open_files": (128, 8192)}, {}, FAULT, "128", "ulimit -n 4096"),
-    ("files", {"open_files": (512, 512)}, {}, WARNING, "512", "LimitNOFILE"),
-    ("proxy", {"proxies": ("https_proxy",), "no_proxy": "localhost"}, {"others": ("a.lan", "b")}, WARNING,
-     "https_proxy", "export no_proxy=localhost,127.0.0.1,a.lan,b"),
-    ("proxy", {"proxies": ("https_proxy",), "no_proxy": "localhost,127.0.0.1,.lan,b"}, {"others": ("a.lan", "b")},
-     FINE, "spared", ""),
-    ("gpus", {"gpus": Gpus(on_bus=2)}, {}, FAULT, "2 on the PCI bus, and no driver", "docker run --gpus all"),
-    ("gpus", {"gpus": Gpus(0, TWO, (), "")}, {"gpus": 2}, FAULT, "CUDA_VISIBLE_DEVICES='' hides 2",
-     "unset CUDA_VISIBLE_DEVICES"),
-    ("gpus", {"gpus": Gpus(0, TWO, TWO), "backend": Accelerator()}, {}, FAULT, "built without CUDA", "pip install"),
-    ("gpus", {"gpus": Gpus(0, TWO, TWO, driver="11.4")}, {}, FAULT, "the driver does CUDA 11.4", "525.60.13"),
-    ("gpus", {"gpus": Gpus(0, TWO, TWO), "backend": Accelerator(gpus=TWO, cuda="12")}, {"gpus": 4}, FAULT,
-     "the host has 2", "devices_per_host=2"),
-    ("gpus", {"gpus": Gpus()}, {"gpus": 1}, FAULT, "the host has none", "hardware=auto"),
-    ("gpus", {"gpus": Gpus(0, TWO, TWO)}, {}, FAULT, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
+    (judge.packages("here", {"keras": "3.15.1"}, KERAS), FINE, "keras 3.15.1", ""),
+    (judge.packages("here", {"keras": None}, KERAS), FAULT, "keras missing", PACKAGE),
+    (judge.packages("here", {"keras": "3.14"}, KERAS), FAULT, "keras 3.14", PACKAGE),
+    (judge.packages("here", {"keras": "no version"}, KERAS), FAULT, "keras no version", PACKAGE),
+    (judge.python("here", "3.9.1", AT_LEAST), FAULT, "3.9.1", "venv"),
+    (judge.python("here", "3.12.1", replace(AT_LEAST, python_version="3.11.7")), FAULT, "3.12.1", "Python 3.11"),
+    (judge.memory("here", 8 * GIB, GIB), WARNING, "1 GiB", "workers=1"),
+    (judge.memory("here", 8 * GIB, GIB // 4), FAULT, "256 MiB", "workers=1"),
+    (judge.shm("here", 64 << 20, gpus=2), WARNING, "64 MiB", "docker run --shm-size=1g,"),
+    (judge.shm("here", 64 << 20, gpus=0), FINE, "64 MiB", ""),
+    (judge.cores("here", 1, 8, Expected()), WARNING, "1 of 8", "--cpus-per-task"),
+    (judge.threads("here", 100), WARNING, "100", "ulimit -u"),
+    (judge.open_files("here", 128, 8192), FAULT, "128", "ulimit -n 4096"),
+    (judge.open_files("here", 512, 512), WARNING, "512", "LimitNOFILE"),
+    (judge.proxy("here", ["https_proxy"], "localhost", OTHERS), WARNING, "https_proxy",
+     "export no_proxy=localhost,127.0.0.1,a.lan,b"),
+    (judge.proxy("here", ["https_proxy"], "localhost,127.0.0.1,.lan,b", OTHERS), FINE, "spared", ""),
+    # A name that leads a host back to itself.
+    (judge.name("b", "a", ["127.0.1.1"], Expected(others=("a", "b"))), FAULT, "which is b itself", "/etc/hosts"),
+    (judge.name("b", "b", ["127.0.1.1"], Expected(others=("a", "b"))), FINE, "b is 127.0.1.1", ""),
+    (of_gpus(Gpus(on_bus=2)), FAULT, "2 on the PCI bus, and no driver", "docker run --gpus all"),
+    (of_gpus(Gpus(0, TWO, (), ""), 2), FAULT, "CUDA_VISIBLE_DEVICES='' hides 2", "unset CUDA_VISIBLE_DEVICES"),
+    (of_gpus(Gpus(0, TWO, TWO), accelerator=Accelerator()), FAULT, "built without CUDA", "pip install"),
+    (of_gpus(Gpus(0, TWO, TWO, driver="11.4")), FAULT, "the driver does CUDA 11.4", "525.60.13"),
+    (of_gpus(Gpus(0, TWO, TWO), 4, Accelerator(gpus=TWO, cuda="12")), FAULT, "the host has 2", "devices_per_host=2"),
+    (of_gpus(Gpus(), 1), FAULT, "the host has none", "hardware=auto"),
+    (of_gpus(Gpus(0, TWO, TWO)), FAULT, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "reported", "expected", "severity", "words", "remedy"), JUDGED)
-def test_facts_are_judged_by_what_a_training_needs(check, reported, expected, severity, words, remedy):
-    finding = one(Facts("here", **{"backend": BUILT, **reported}), check, **expected)
+@pytest.mark.parametrize(("finding", "severity", "words", "remedy"), JUDGED)
+def test_what_is_found_is_judged_by_what_a_training_needs(finding, severity, words, remedy):
     assert finding.severity is severity
     assert words in finding.found
     assert remedy in finding.remedy
     assert bool(finding.remedy) is bool(severity)
-    # What was not looked at has no finding.
-    assert check == "python" or not judge("here", Facts("here"), Expected(), frozenset([check]))
 
 
 @pytest.mark.parametrize(
@@ -267,18 +266,16 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
     monkeypatch.setenv("PATH", environ["PATH"])
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     seen = Accelerator(version="2.21.0", cuda="12.5.1", cudnn="9")
-    facts = Facts("here", backend=seen, gpus=gpus(environ, seen, tmp_path))
-    assert facts.gpus is not None
-    assert facts.gpus.visible == ("NVIDIA A100", "NVIDIA A100")
-    if facts.gpus.driver_error is None:
+    there = look.gpus(environ, seen, tmp_path)
+    assert there.visible == ("NVIDIA A100", "NVIDIA A100")
+    if there.driver_error is None:
         pytest.skip("Expected a host without NVIDIA's driver.")
-    finding = one(facts, "gpus")
+    finding = of_gpus(there, accelerator=seen)
     assert finding.severity is Severity.FAULT
     assert "libcuda.so.1" in finding.found
     assert "NVIDIA's driver 525.60.13 or later" in finding.remedy
     # With a driver that works, what else is missing is told.
-    there = Gpus(installed=facts.gpus.installed, visible=facts.gpus.visible, driver="12.4", missing=facts.gpus.missing)
-    finding = one(Facts("here", backend=seen, gpus=there), "gpus")
+    finding = of_gpus(replace(there, driver="12.4", driver_error=None), accelerator=seen)
     assert "libcudart.so.12 cannot be loaded" in finding.found
     assert finding.remedy == "python -m pip install 'distributed-keras-pipeline[gpu]'"
 
@@ -295,13 +292,6 @@ def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_
     missing = look.missing(wanted, [str(tmp_path)])
     assert sorted(missing) == ["libcudnn.so.9", "libcufft.so.11"]
     assert "cannot open shared object file" in missing["libcudnn.so.9"]
-
-
-def test_a_name_that_leads_a_host_back_to_itself_is_a_fault():
-    facts = Facts("b", names=(Name("a", ("127.0.1.1",)), Name("b", ("127.0.1.1",))))
-    findings = judge("b", facts, Expected(others=("a", "b")), ALL)
-    wrong = [finding for finding in findings if finding.severity]
-    assert [finding.found for finding in wrong] == ["a is 127.0.1.1, which is b itself"]
 
 
 def test_a_process_that_says_nothing_in_time_is_given_up():
