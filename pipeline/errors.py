@@ -35,6 +35,19 @@ def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = Use
             raise error(expected, received, try_this)
 
 
+def as_typed(value: object) -> str:
+    """A value as a person types it.
+
+    >>> as_typed(None), as_typed(True), as_typed([1, None]), as_typed({}), as_typed(0.5)
+    ('null', 'true', '[1,null]', '{}', '0.5')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
 def first_of(names: Sequence[str], limit: int = 5, between: str = "; ", last: str = "; and") -> str:
     """The first of many names, with `between` between them, and how many more there are, with `last` before that.
 

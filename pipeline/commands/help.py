@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.commands.verbs import DOES, VERBS
 from pipeline.config import shipped
 from pipeline.config.composing import Composer
-from pipeline.config.instead import find, keys, meant_by_key, typeable
+from pipeline.config.instead import find, keys, meant_by_key
 from pipeline.config.near import near
 from pipeline.config.refusals import in_words
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, as_typed
 
 WIDEST, INDENT = 100, 4
 ALL = "all"
@@ -142,7 +142,7 @@ def _first(book: Book, width: int) -> Iterator[str]:
     yield from _pairs([(group, ", ".join(_shortened(options))) for group, options in book.choices.items()], width)
     count = len(list(keys(Config)))
     yield from ("", *_wrapped(f"The {len(FIRST)} keys that matter most, of {count}: key=value", width))
-    yield from _pairs([(f"{key}={_typed(book.defaults[key])}", _in_short(key, book)) for key in FIRST], width)
+    yield from _pairs([(f"{key}={as_typed(book.defaults[key])}", _in_short(key, book)) for key in FIRST], width)
     yield from ("", "More: python -m pipeline ...")
     yield from _pairs(MORE, width)
 
@@ -188,7 +188,7 @@ def _entry(key: str, book: Book, width: int) -> Iterator[str]:
     """A key with its default, its type, and what it means."""
     _, kind, _, rest = find(key, Config)
     typed = "" if rest else f"({in_words(kind)})"
-    line = f"  {key}={_typed(book.defaults[key])}"
+    line = f"  {key}={as_typed(book.defaults[key])}"
     yield line if len(line) + len(typed) + 2 > width else f"{line}  {typed}".rstrip()
     if typed and len(line) + len(typed) + 2 > width:
         yield from _indented(typed, width)
@@ -231,17 +231,6 @@ def _shortened(options: Sequence[str]) -> Sequence[str]:
     """Choices in a line; of hardware, which is a layout most of the time, some."""
     layouts = [option for option in options if option[0].isdigit()]
     return [option for option in options if option not in layouts] + ["4cpu", "8gpu, 2x8gpu ..."] * bool(layouts[3:])
-
-
-def _typed(value: object) -> str:
-    """A default as a person types it.
-
-    >>> _typed(None), _typed(True), _typed([1, 2]), _typed({}), _typed(0.5)
-    ('null', 'true', '[1,2]', '{}', '0.5')
-    """
-    if isinstance(value, list):
-        return f"[{','.join(map(_typed, value))}]"
-    return str(value) if isinstance(value, dict) else typeable(value) or "???"
 
 
 def meanings_of_keys(text: str, prefix: str = "") -> dict[str, str]:

@@ -10,9 +10,9 @@ from hydra.core.override_parser.types import Override
 
 from pipeline.config import shipped
 from pipeline.config.config import NAMED
-from pipeline.config.instead import find, fitting, in_shell, is_list, meant_by_key, misfit, typeable, usual
+from pipeline.config.instead import find, fitting, in_shell, is_list, meant_by_key, misfit, usual
 from pipeline.config.refusals import HELP, refusal, unknown_key
-from pipeline.errors import UserError
+from pipeline.errors import UserError, as_typed
 
 # Options with a value, as they are typed.
 WITH_VALUE = {
@@ -137,15 +137,14 @@ def check_override(override: Override, schema: type, is_choice: bool) -> None:
     if override.is_delete():
         if not rest and key not in NAMED:
             # The schema would put its own defaults back, not those of conf/.
-            holds, instead = "a value", f"{key}={typeable(default) or '...'}"
+            holds, instead = "a value", f"{key}={'...' if default == '???' else as_typed(default)}"
             if dataclasses.is_dataclass(kind):
                 holds, instead = "its keys", f"without it, or {key}.{dataclasses.fields(kind)[0].name}=... for a key"
             raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
     elif is_choice:
         if not isinstance(value, str | list) and not override.is_sweep_override():
-            received = "null" if value is None else value
             instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else HELP
-            raise UserError("the name of a choice after a group", received, instead)
+            raise UserError("the name of a choice after a group", as_typed(value), instead)
     elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
         raise unknown_key(key, schema, line.partition("=")[2])
     elif rest or override.is_sweep_override() or "${" in line:

@@ -12,7 +12,7 @@ import shlex
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -25,7 +25,7 @@ from pipeline.config import shipped, targets
 from pipeline.config.near import elsewhere, near, near_keys
 from pipeline.config.parts import USUAL, numbers
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, as_typed
 
 # Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
 LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
@@ -50,7 +50,7 @@ def meant(word: str, schema: type = Config) -> str | None:
     >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
     ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
     """
-    groups, all_keys = groups_of(schema), list(keys(schema))
+    groups, all_keys = groups_of(schema), keys(schema)
     of_groups = {group: options for group, options in shipped.choices().items() if group in groups or schema is Config}
     chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
     defaults = {group: choice for group, choice in shipped.defaults().items() if group in groups}
@@ -154,8 +154,9 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
         return names[0], "null"
     if default is None and (int in options or float in options):
         return str(numbers(schema)[place].metadata[USUAL] or (2 if int in options else 0.5)), "null"
-    usual = "{}" if typing.get_origin(kind) is dict else typeable(default)
-    return () if usual is None else (usual,)
+    if typing.get_origin(kind) is dict:
+        return ("{}",)
+    return () if default == "???" or dataclasses.is_dataclass(default) else (as_typed(default),)
 
 
 def callback(name: str = "") -> str:
@@ -215,18 +216,26 @@ def _is_enum(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
-def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:
+@cache
+def _places(schema: type, prefix: str = "") -> dict[str, tuple[object, object]]:
+    """The type and the default of each key and group of a schema, by its dotted name."""
+    places: dict[str, tuple[object, object]] = {}
+    for field in dataclasses.fields(schema):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        places[f"{prefix}{field.name}"] = field.type, default
+        if dataclasses.is_dataclass(field.type):
+            places |= _places(typing.cast("type", field.type), f"{prefix}{field.name}.")
+    return places
+
+
+def keys(schema: type = Config) -> list[str]:
     """Every key of the schema, dotted."""
-    for name, kind in typing.get_type_hints(schema).items():
-        if dataclasses.is_dataclass(kind):
-            yield from keys(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+    return [key for key, (kind, _) in _places(schema).items() if not dataclasses.is_dataclass(kind)]
 
 
 def groups_of(schema: type = Config) -> list[str]:
     """Returns the keys of a schema that hold keys."""
-    return [name for name, kind in typing.get_type_hints(schema).items() if dataclasses.is_dataclass(kind)]
+    return [key for key, (kind, _) in _places(schema).items() if dataclasses.is_dataclass(kind)]
 
 
 def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
@@ -235,23 +244,8 @@ def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str
     >>> find("train.seed"), find("train.seed.x")
     (('train.seed', <class 'int'>, 0, []), ('train.seed', <class 'int'>, 0, ['x']))
     """
-    kind: object = schema
-    default: object = "???"
     names = key.split(".")
-    for place, name in enumerate(names):
-        fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
-        if name not in fields:
-            return ".".join(names[:place]), kind, default, names[place:]
-        factory = fields[name].default_factory
-        default = fields[name].default if factory is dataclasses.MISSING else factory()
-        kind = typing.get_type_hints(kind)[name]
-    return key, kind, default, []
-
-
-def typeable(default: object) -> str | None:
-    """A default as a person types it; None where there is none that helps."""
-    if isinstance(default, enum.Enum):
-        return str(default.name)
-    if default is None or isinstance(default, bool):
-        return "null" if default is None else str(default).lower()
-    return str(default) if isinstance(default, int | float | str | list) and default != "???" else None
+    for count in range(len(names), 0, -1):
+        if (place := ".".join(names[:count])) in _places(schema):
+            return place, *_places(schema)[place], names[count:]
+    return "", schema, "???", names

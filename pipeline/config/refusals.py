@@ -27,7 +27,7 @@ from pipeline.config import shipped, targets
 from pipeline.config.instead import chosen, find, groups_of, in_shell, keys, meant, meant_by_key, repaired, usual
 from pipeline.config.near import near
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, as_typed
 
 LISTS = (list[int], list[str])
 HELP = "`python -m pipeline --help` for the choices and keys"
@@ -171,8 +171,8 @@ def _beside(key: str, schema: type) -> str:
 def _wrong_type(key: str, received: object, schema: type) -> UserError:
     """Returns what is wrong with a value that is not of its key's type: a text as typed, or what a file holds."""
     _, kind, _, rest = find(key, schema)
-    shown = "null" if received is None else str(received).lower() if isinstance(received, bool) else received
-    expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, str(shown)))
+    shown = as_typed(received)
+    expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, shown))
     instead = ", or ".join(in_shell(f"{key}={value}") for value in values)
     return UserError(f"{key} to be {expected}", "nothing" if shown == "" else shown, instead or HELP)
 
@@ -220,7 +220,7 @@ def not_alone(name: str, received: object) -> UserError:
     Expected hydra/sweeper=basic, since all points are known before the first one runs, received optuna. \
 Try without it.
     """
-    return UserError(f"hydra/{name}=basic, since {ALONE[name]}", "null" if received is None else received, "without it")
+    return UserError(f"hydra/{name}=basic, since {ALONE[name]}", as_typed(received), "without it")
 
 
 def _broken_yaml(error: Exception) -> UserError:

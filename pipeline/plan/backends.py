@@ -4,12 +4,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from enum import Enum
 from importlib.util import find_spec
 from operator import attrgetter
 
 from pipeline.config.schema import Cache, Config
-from pipeline.errors import UserError, refuse
+from pipeline.errors import UserError, as_typed, refuse
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan
 
 JAX = "jax"
@@ -74,9 +73,9 @@ def check_backend(config: Config) -> None:
          f"data={data.name}, whose examples TensorFlow makes", "`python -m pipeline prepare`, or backend=tensorflow"),
     )  # fmt: skip
     expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow")
-    check = typed(config.train.check)
+    check = config.train.check.strip().lower()
     refuse((
-        check.strip() == "strict",
+        check == "strict",
         "train.check=true under backend=jax, whose replicas make a step of the whole global batch together, so that "
         "nothing is compared", check, "train.check=true, or backend=tensorflow",
     ))  # fmt: skip
@@ -89,8 +88,8 @@ def expect_only(
     for key, (only, why) in table.items():
         value = attrgetter(key)(config)
         if value not in (only, *also):
-            only = f"{key}={typed(only)}"
-            raise UserError(f"{only} under {under} {why}", typed(value), f"{only}, or {instead}")
+            only = f"{key}={as_typed(only)}"
+            raise UserError(f"{only} under {under} {why}", as_typed(value), f"{only}, or {instead}")
 
 
 def other(backend: str) -> str | None:
@@ -259,12 +258,3 @@ def _check_layout(config: Config) -> None:
              f"{key} to give each pattern the axes of a variable under backend=jax, as [null, model]", received,
              f"{key}=null, or backend=tensorflow for whole layers"),
         )  # fmt: skip
-
-
-def typed(value: object) -> str:
-    """Returns a value as it is typed.
-
-    >>> typed(None), typed(False), typed(Cache.none)
-    ('null', 'false', 'none')
-    """
-    return "null" if value is None else str(value.value if isinstance(value, Enum) else value).lower()
