@@ -11,7 +11,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from enum import EnumType
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -318,5 +318,5 @@ def words() -> Iterator[str]:
         for option in (kind, *typing.get_args(kind)):
             if option is bool:
                 yield from (f"{key}=false", f"{key}=true")
-            elif isinstance(option, type) and issubclass(option, Enum):
-                yield from (f"{key}={value.value}" for value in option)
+            elif isinstance(option, EnumType):
+                yield from (f"{key}={value}" for value in option)

@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TypeVar
 
 from hydra.core.config_loader import ConfigLoader
@@ -45,8 +45,9 @@ def register(devices: Callable[[], int] | None = None, schema: type[Config] | ty
     OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
     OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
     if devices is not None:
-        counts = partial(_up_to_every_device, devices)
-        OmegaConf.register_new_resolver("up_to_every_device", counts, replace=True)
+        OmegaConf.register_new_resolver(
+            "up_to_every_device", lambda: ",".join(map(str, counts_up_to(devices()))), replace=True
+        )
 
 
 def counts_up_to(most: int) -> list[int]:
@@ -56,10 +57,6 @@ def counts_up_to(most: int) -> list[int]:
     ([1], [1, 2, 4, 6])
     """
     return sorted({*(2**power for power in range(most.bit_length())), most})
-
-
-def _up_to_every_device(devices: Callable[[], int]) -> str:
-    return ",".join(map(str, counts_up_to(devices())))
 
 
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:

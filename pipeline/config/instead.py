@@ -100,8 +100,8 @@ def chosen(group: str, choice: str, options: Sequence[str]) -> str:
     return f"{group}={closest[0]}"
 
 
-def fitting(line: str, schema: type = Config) -> str:
-    """Returns `key=value` as it can be typed: with a value that the key takes, where it does not take this one.
+def fitting(line: str, schema: type = Config, *others: str) -> str:
+    """Returns `key=value` as it can be typed: as it is, as `others` are, or with a value that the key takes.
 
     >>> fitting("train.epochs=ten"), fitting("workers=1,2"), fitting("strategy=mirored"), fitting("resume=a b")
     ('train.epochs=2', '-m workers=1,2', 'strategy=mirrored', "'resume=a b'")
@@ -110,12 +110,13 @@ def fitting(line: str, schema: type = Config) -> str:
     if key in (choices := shipped.choices()):
         is_choice = LAYOUT.match(value) if key == "hardware" else value in choices[key]
         return in_shell(line) if is_choice else chosen(key, value, choices[key])
-    with suppress(HydraException):
-        override = OverridesParser.create().parse_override(line)
-        if override.is_sweep_override():
-            return f"-m {in_shell(line)}"
-        if misfit(key, override.value(), schema) is None:
-            return in_shell(line)
+    for form in (line, *others):
+        with suppress(HydraException):
+            override = OverridesParser.create().parse_override(form)
+            if override.is_sweep_override():
+                return f"-m {in_shell(form)}"
+            if misfit(key, override.value(), schema) is None:
+                return in_shell(form)
     return in_shell(f"{key}={(usual(key, schema, value) or ('null',))[0]}")
 
 
@@ -126,22 +127,15 @@ def repaired(key: str, value: str, schema: type = Config) -> str:
     if called and key in PACKAGES:
         written = targets.written(called[1], PACKAGES[key])
         return in_shell(f"{key}=[{written}]" if is_list(key, schema) else f"{key}={written}")
-    inner = value.strip("()")
-    for line in (f"{key}={value}", f"{key}=[{inner}]" if is_list(key, schema) else f"{key}='{value}'"):
-        with suppress(HydraException):
-            override = OverridesParser.create().parse_override(line)
-            if key in groups_of(schema) or override.is_sweep_override():
-                return fitting(line, schema)
-            if misfit(key, override.value(), schema) is None:
-                return in_shell(line)
-    return in_shell(f"{key}={(usual(key, schema, value) or ('null',))[0]}")
+    other = f"{key}=[{value.strip('()')}]" if is_list(key, schema) else f"{key}='{value}'"
+    return fitting(f"{key}={value}", schema, other)
 
 
 def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...]:
     """Returns what may be typed in place of `received`: the value it is near to, the default, or an example of one."""
     place, kind, default, _ = find(key, schema)
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
+    names = [str(choice) for option in options if isinstance(option, enum.EnumType) for choice in option]
     if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
         return (closest[0],)
     if int in options and ROUND.fullmatch(received) and 0 < float(received) < MOST:
@@ -210,10 +204,6 @@ def is_list(key: str, schema: type = Config) -> bool:
     """True if a key holds a list."""
     kind = find(key, schema)[1]
     return any(typing.get_origin(one) is list for one in (kind, *typing.get_args(kind)))
-
-
-def _is_enum(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
 @cache
