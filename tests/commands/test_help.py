@@ -78,37 +78,6 @@ def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
     assert told.err.endswith(f"received {topic}. Try --help {instead}.\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "instead"),
-    [
-        (["stratgy=mirrored"], "Try strategy=mirrored."),
-        (["trian.epoch=3"], "Try train.epochs=3."),
-        (["epochs=3"], "Try train.epochs=3."),
-        (["steps=3"], "Try train.steps=3 or measure.steps=3."),
-        (["workers=many"], "Try workers=2, or workers=null."),
-        (["mode=paln"], "Try mode=plan."),
-        (["train.save=ture"], "Try train.save=true."),
-        (["train.optimizer=adma"], "Try train.optimizer=adam."),
-        (["model=resnet"], "Try model=resnet20."),
-        (["hardware=4cup"], "Try hardware=4cpu."),
-        (["backend=tensorflw"], "Try backend=tensorflow."),
-        (["data=synthetic", "data.build.input_shape=[8]"], "Try data.build.shape=[8]."),
-        (["data=synthetic", "+data.build.input_shape=[8]"], "Try data.build.shape."),
-        (["foo"], "Try `python -m pipeline --help`."),
-        (["workers=2", "foo"], "Try `python -m pipeline --help`."),
-        (["workers=2", "mirrored"], "Try strategy=mirrored."),
-        (["mirrored"], "Try python -m pipeline strategy=mirrored."),
-        (["train"], "Try python -m pipeline."),
-        (["stratgy"], "Try python -m pipeline strategy=mirrored."),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_is_misspelt_gets_what_was_meant(asked, typed, instead):
-    told = asked(*typed)
-    assert (told.code, told.out) == (2, "")
-    assert told.err.endswith(f"{instead}\n")
-
-
 def script(shell: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline", "--completion", shell]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)

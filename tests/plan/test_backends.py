@@ -1,14 +1,15 @@
-"""What a backend cannot do is refused in words before anything is started."""
+"""What a backend cannot do and a collective cannot add is refused in words before anything is started."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from plans import STRATEGIES, machine
-from plans import config as config_of
+from plans import STRATEGIES, config, machine
 
-from pipeline.config.schema import Cache, DataConfig, MeasureConfig, StrategyConfig, TrainConfig
+from pipeline.config.schema import Cache, DataConfig, Kind, MeasureConfig, StrategyConfig, TrainConfig
 from pipeline.errors import UserError
-from pipeline.plan.planning import baseline_of, make
+from pipeline.plan.plan import from_json, identity
+from pipeline.plan.planning import baseline_of, listening, make
 
 MACHINE = machine(4)
 PARALLEL = StrategyConfig(
@@ -25,8 +26,8 @@ def in_micro_batches(count):
     return replace(PARALLEL, build=PARALLEL.build | {"micro_batches": count})
 
 
-def config(**values):
-    return replace(config_of("mirrored", "4cpu", 2, backend="jax"), **values)
+def on_jax(**values):
+    return replace(config("mirrored", "4cpu", 2, backend="jax"), **values)
 
 
 @pytest.mark.parametrize(("values", "words"), [
@@ -64,21 +65,142 @@ def config(**values):
 ])  # fmt: skip
 def test_what_a_backend_cannot_do_is_refused(values, words):
     with pytest.raises(UserError) as refused:
-        make(config(**values), MACHINE)
+        make(on_jax(**values), MACHINE)
     assert words in str(refused.value)
     assert "Try " in str(refused.value)
 
 
 def test_what_a_strategy_of_ones_own_calls_micro_batches_is_its_own():
     own = replace(MIRRORED, build={"_target_": "own.strategies.piped", "micro_batches": "many"})
-    assert make(config(backend="tensorflow", strategy=own), MACHINE).workers == 2
+    assert make(on_jax(backend="tensorflow", strategy=own), MACHINE).workers == 2
 
 
 def test_replicas_of_two_devices_take_four_of_them_in_one_process():
-    plan = make(config(strategy=PARALLEL), MACHINE)
+    plan = make(on_jax(strategy=PARALLEL), MACHINE)
     (process,) = plan.processes
     assert (plan.workers, process.replicas, plan.strategy.devices_per_replica) == (2, (0, 1), 2)
     assert process.devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
     assert process.cores == (0, 1, 2, 3)
     one = baseline_of(plan, MACHINE)
     assert (one.processes[0].devices, one.strategy.devices_per_replica) == (("CPU:0",), 1)
+
+
+def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
+    return config(strategy, hardware, workers, strategy__collective="horovod", **keys)
+
+
+@pytest.mark.parametrize(("collective", "given", "words"), [
+    ("horovod", {"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy"),
+    ("horovod", {"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_w"),
+    ("horovod", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+    ("horovod", {"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod"),
+    ("horovod", {"strategy__devices_per_process": 2, "workers": 4}, "Try strategy.devices_per_process=1"),
+    ("horovod", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+    ("shared_memory", {"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strat"),
+    ("shared_memory", {"strategy": "parameter_server"}, "step by themselves and add nothing"),
+    ("shared_memory", {"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+    ("shared_memory", {"hardware": "2x1cpu"}, "several processes on each host under strategy.collective=shared_"),
+    ("shared_memory", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1"),
+    ("horovod", {"strategy__bucket_bytes": 9}, "received it with strategy=multi_worker and strategy.collective=horo"),
+    ("auto", {"strategy": "mirrored", "strategy__bucket_bytes": 0}, "Try strategy.bucket_bytes=null"),
+    ("auto", {"strategy": "parameter_server", "strategy__bucket_bytes": 9}, "step by themselves and add nothing"),
+    ("auto", {"hardware": "4gpu", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes on CPUs, received GPUs"),
+    ("auto", {"backend": "jax", "strategy__bucket_bytes": 9}, "strategy.bucket_bytes=null under backend=jax"),
+    ("auto", {"strategy__bucket_bytes": -1}, "Expected strategy.bucket_bytes to be 0 or more"),
+])  # fmt: skip
+def test_what_a_collective_cannot_add_is_refused(collective, given, words):
+    keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": collective}
+    with pytest.raises(UserError) as refused:
+        make(config(**keys | given), machine(8, 8))
+    assert words in str(refused.value)
+
+
+TWO_HOSTS = {"hardware": "2x1cpu", "hardware__devices_per_host": 2}
+
+
+@pytest.mark.parametrize(("given", "adds", "notes"), [
+    ({}, "shared_memory", 0),
+    ({"strategy__devices_per_process": 2}, "shared_memory", 0),
+    ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
+    ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
+    ({"strategy__build": {"_target_": "pipeline.strategies.multi_worker", "communication": "ring"}}, "tensorflow", 1),
+    (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1),
+    (TWO_HOSTS, "tensorflow", 1),
+    ({"hardware": "4gpu"}, "tensorflow", 0),
+    ({"workers": 1}, "tensorflow", 0),
+    ({"strategy": "mirrored"}, "tensorflow", 0),
+    ({"strategy": "parameter_server"}, "tensorflow", 1),
+    ({"backend": "jax"}, "tensorflow", 1),
+    ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0),
+    (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1),
+    ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0),
+])  # fmt: skip
+def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_so(given, adds, notes):
+    plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
+    assert plan.collective == adds
+    assert len(plan.notes) == notes
+
+
+@pytest.mark.parametrize(("given", "bucket_bytes"), [
+    (TWO_HOSTS, None),
+    (TWO_HOSTS | {"strategy__devices_per_process": 1}, None),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 9}, 9),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 0}, 0),
+    (TWO_HOSTS | {"backend": "jax"}, 0),
+    (TWO_HOSTS | {"strategy__collective": "a_package_s"}, 0),
+    ({"hardware": "2x4gpu", "workers": 8}, 0),
+    ({"strategy__bucket_bytes": 9}, 0),
+    ({"strategy": "parameter_server"}, 0),
+])  # fmt: skip
+def test_gradients_leave_in_buckets_where_tensorflow_adds_over_hosts_of_cpus(given, bucket_bytes):
+    plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
+    assert plan.bucket_bytes == bucket_bytes
+    # One of before there were any sends all at the end.
+    older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "bucket_bytes"}
+    assert from_json(json.dumps(older)).bucket_bytes == 0
+    assert identity(older) == identity(json.loads(plan.to_json()))
+
+
+def test_a_run_of_before_there_was_a_choice_is_gone_on_with_and_one_of_another_collective_is_not():
+    def about(**values):
+        plan = make(config("multi_worker", "4cpu", 2), machine())
+        return identity(json.loads(plan.to_json()) | values)
+
+    assert about() == about(collective="tensorflow")
+    assert about() != about(collective="horovod")
+
+
+def test_on_several_hosts_each_process_has_one_device():
+    plan = make(by_horovod(hardware="2x4gpu", workers=8, hardware__kind=Kind.cpu), machine())
+    assert [(process.host, len(process.devices)) for process in plan.processes] == [(rank // 4, 1) for rank in range(8)]
+
+
+@pytest.mark.parametrize(("collective", "asked", "every"), [
+    ("auto", None, None),
+    ("auto", 7, 7),
+    ("shared_memory", None, None),
+    ("tensorflow", None, None),
+    ("horovod", None, 100),
+    ("horovod", 7, 7),
+])  # fmt: skip
+def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_for(collective, asked, every):
+    keys = {"strategy__collective": collective, "train__compare_weights_every": asked}
+    plan = make(config("multi_worker", "4cpu", 2, **keys), machine())
+    assert plan.training.compare_weights_every == every
+    assert make(config("multi_worker", "4cpu", 1, **keys), machine()).training.compare_weights_every is None
+    one = baseline_of(plan, machine())
+    assert (one.strategy.collective, one.training.compare_weights_every) == ("auto", None)
+    assert one.collective == "tensorflow"
+
+
+def test_a_comparison_of_weights_is_refused_where_they_are_on_servers_and_below_1():
+    with pytest.raises(UserError, match=r"no weights of their own, received 5\. Try train\.compare_weights_every=n"):
+        make(config("parameter_server", "4cpu", 2, train__compare_weights_every=5), machine())
+    with pytest.raises(UserError, match=r"Expected train\.compare_weights_every to be 1 or more, received 0"):
+        make(config("multi_worker", "4cpu", 2, train__compare_weights_every=0), machine())
+
+
+def test_what_is_open_to_others_is_said_of_horovod_too():
+    plan = make(by_horovod(cluster__host="10.0.0.5"), machine())
+    said = " ".join(listening(plan, [f"10.0.0.5:{port}" for port in (4000, 4001)]).notes)
+    assert "TensorFlow's and Horovod's own transport is open, unauthenticated and unencrypted" in said
