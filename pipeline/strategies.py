@@ -41,9 +41,7 @@ def mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 
 
 def model_parallel(
-    devices: tuple[str, ...],
-    layout: Mapping[str, int | Sequence[str | None]] | None = None,
-    micro_batches: int = 1,
+    devices: tuple[str, ...], layout: Mapping[str, int | Sequence[str | None]] | None = None, micro_batches: int = 1
 ) -> tf.distribute.Strategy:
     """No strategy for one copy, a `MirroredStrategy` over the first of the `devices` of each of several.
 
@@ -133,10 +131,7 @@ class _CentralVariable(ps_values.AggregatingVariable):  # type: ignore[misc]
 
 
 def multi_worker(
-    devices: tuple[str, ...],
-    addresses: tuple[str, ...] = (),
-    rank: int = 0,
-    communication: str = "auto",
+    devices: tuple[str, ...], addresses: tuple[str, ...] = (), rank: int = 0, communication: str = "auto"
 ) -> tf.distribute.Strategy:
     """A `MultiWorkerMirroredStrategy` over the processes listening at `addresses`, this one being number `rank`.
 
@@ -230,13 +225,8 @@ class _ServerStrategy(parameter_server_strategy_v2.ParameterServerStrategyV2):  
 
 
 class _ServerExtended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):  # type: ignore[misc]
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        resolver: tf.distribute.cluster_resolver.ClusterResolver,
-        partitioner: Callable[..., list[int]] | None,
-    ) -> None:
-        super().__init__(strategy, resolver, partitioner)
+    def __init__(self, *inside: object) -> None:
+        super().__init__(*inside)
         self._bytes = [0] * self._num_ps
 
     def _create_variable_round_robin(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:

@@ -48,10 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return _tell(error, 2)
     console = show.console_on(sys.stdout)
     start = partial(
-        cluster.workers,
-        config.processes or len(this_machine.usable_cores()),
-        config.scheduler,
-        Path(config.out or ""),
+        cluster.workers, config.processes or len(this_machine.usable_cores()), config.scheduler, Path(config.out or "")
     )
     try:
         with signals.interrupt(), PrepareProgress(console) as progress:

@@ -110,9 +110,7 @@ def address_of(server: str) -> str:
     """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
     query = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{pages.PAGE_TAG}` LIKE '%'"}
     request = urllib.request.Request(
-        f"{server}/api/2.0/mlflow/experiments/search",
-        json.dumps(query).encode(),
-        {"Content-Type": "application/json"},
+        f"{server}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
     )
     experiments: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from pipeline.config import shipped
 from pipeline.config.config import NAMED
 from pipeline.config.instead import find, fitting, in_shell, is_list, meant_by_key, misfit, usual
-from pipeline.config.refusals import HELP, refusal, unknown_key
+from pipeline.config.refusals import help_of, refusal, unknown_key
 from pipeline.errors import UserError, as_typed
 
 # Options with a value, as they are typed.
@@ -143,7 +143,7 @@ def check_override(override: Override, schema: type, is_choice: bool) -> None:
             raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
     elif is_choice:
         if not isinstance(value, str | list) and not override.is_sweep_override():
-            instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else HELP
+            instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else help_of(schema)
             raise UserError("the name of a choice after a group", as_typed(value), instead)
     elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
         raise unknown_key(key, schema, line.partition("=")[2])

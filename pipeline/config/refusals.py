@@ -30,7 +30,6 @@ from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
 
 LISTS = (list[int], list[str])
-HELP = "`python -m pipeline --help` for the choices and keys"
 # Hydra's parts that can only be its basic ones, and why.
 ALONE = {
     "launcher": "points that run side by side spoil each other's timing",
@@ -38,21 +37,17 @@ ALONE = {
 }
 
 
+def help_of(schema: type, place: str = "") -> str:
+    """Returns the command whose page says more of a schema, or of a group of it."""
+    return f"`python -m pipeline {'' if schema is Config else 'prepare '}--help{' ' * bool(place)}{place}`"
+
+
 def refusal(error: Exception, schema: type = Config, typed: Sequence[Override] = ()) -> UserError:
     """Returns what is wrong with a config of a schema, for the person who typed the overrides `typed`."""
-    refused = _refusal(error, schema, typed)
-    if schema is not Config:
-        refused = UserError(
-            refused.expected, refused.received, refused.try_this.replace("pipeline --help", "pipeline prepare --help")
-        )
-    return refused
-
-
-def _refusal(error: Exception, schema: type, typed: Sequence[Override]) -> UserError:
     if isinstance(error, YAMLError | UnicodeDecodeError):
         return _broken_yaml(error)
     if isinstance(error, MissingConfigException):
-        return _missing_choice(error)
+        return _missing_choice(error, schema)
     if isinstance(error, OverrideParseException):
         return UserError("key=value or group=choice", error.override, _repaired(error.override, schema))
     cause = next((cause for cause in _chain(error) if isinstance(cause, OmegaConfBaseException)), None)
@@ -64,7 +59,7 @@ def _refusal(error: Exception, schema: type, typed: Sequence[Override]) -> UserE
         # Of two whose names Hydra's words hold, the longer one is meant.
         named = [override for override in typed if override.key_or_group in _line(error)]
         refused = _misplaced(max(named, key=lambda override: len(override.key_or_group)), schema) if named else None
-    return refused or UserError("a config that can be composed", _line(cause or error).rstrip("."), HELP)
+    return refused or UserError("a config that can be composed", _line(cause or error).rstrip("."), help_of(schema))
 
 
 def _of_value(
@@ -98,7 +93,7 @@ def _of_value(
             group = place.partition("/")[0]
             _, kind, _, rest = find(group, schema)
             expected = f"{group} to be {in_words(kind)}" if not rest else "keys with values as the schema has them"
-            return UserError(expected, f"something else in {place}", HELP)
+            return UserError(expected, f"something else in {place}", help_of(schema))
     return None
 
 
@@ -150,9 +145,7 @@ def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
     if closest := meant_by_key(key, schema, value):
         return UserError("a key that exists", key, " or ".join(closest))
     place, _, _, rest = find(key, schema)
-    page = HELP if schema is Config else HELP.replace("pipeline --help", "pipeline prepare --help")
-    if schema is Config and place in shipped.choices():
-        page = HELP.replace("--help", f"--help {place}")
+    page = help_of(schema, place if schema is Config and place in shipped.choices() else "")
     return UserError(_beside(".".join(filter(None, (place, rest[0]))), schema), key, page)
 
 
@@ -174,7 +167,7 @@ def _wrong_type(key: str, received: object, schema: type) -> UserError:
     shown = as_typed(received)
     expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, shown))
     instead = ", or ".join(in_shell(f"{key}={value}") for value in values)
-    return UserError(f"{key} to be {expected}", "nothing" if shown == "" else shown, instead or HELP)
+    return UserError(f"{key} to be {expected}", "nothing" if shown == "" else shown, instead or help_of(schema))
 
 
 def missing_value(key: str) -> UserError:
@@ -197,7 +190,7 @@ def _dangling(key: str, error: InterpolationResolutionError) -> UserError:
     return UserError(f"{key} to refer to a value that exists", _line(error), instead)
 
 
-def _missing_choice(error: MissingConfigException) -> UserError:
+def _missing_choice(error: MissingConfigException, schema: type) -> UserError:
     missing = error.missing_cfg_file or ""
     # What is typed for a choice may be a path; only Hydra's own groups are in one.
     parts = missing.rpartition("/") if missing.startswith("hydra/") else missing.partition("/")
@@ -208,7 +201,7 @@ def _missing_choice(error: MissingConfigException) -> UserError:
     if not group:
         return UserError("--config-name to be a config of this program", choice, "it without that option")
     if not options:
-        return UserError("choices that are there", _line(error).rstrip("."), HELP)
+        return UserError("choices that are there", _line(error).rstrip("."), help_of(schema))
     layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
     return UserError(f"{group} to be one of {', '.join(options)}{layouts}", choice, chosen(group, choice, options))
 
@@ -241,7 +234,7 @@ def _repaired(override: str, schema: type = Config) -> str:
     """
     key, equals, value = override.partition("=")
     if not equals:
-        return meant(override, schema) or "`python -m pipeline --help`"
+        return meant(override, schema) or help_of(schema)
     whole = all(value.count(one) == value.count(other) for one, other in ("[]", "{}", "()"))
     if not whole or (find(key, schema)[3] and "==" not in override):
         return "quotes around the whole of it"

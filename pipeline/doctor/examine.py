@@ -34,12 +34,7 @@ TOKEN_BYTES = 32
 
 
 def expected_of(
-    config: Config,
-    checks: Sequence[str],
-    addresses: Sequence[str],
-    others: Sequence[str],
-    driver: str,
-    here: bool,
+    config: Config, checks: Sequence[str], addresses: Sequence[str], others: Sequence[str], driver: str, here: bool
 ) -> Expected:
     """The demands on a host: `addresses` must be free on it, and `others` found; `driver` is the name of the one that
     drives, whose versions are those of all, and which is `here`."""

@@ -7,11 +7,7 @@ from keras import layers, ops
 
 
 def mlp(
-    *,
-    input_shape: Sequence[int],
-    num_classes: int,
-    hidden: Sequence[int] = (128,),
-    dropout: float = 0.0,
+    *, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128,), dropout: float = 0.0
 ) -> keras.Model:
     """An uncompiled perceptron: float32 [batch, *input_shape] to float32 probabilities [batch, num_classes].
 
@@ -71,11 +67,7 @@ def _expect_room(image: tuple[int, int, int], convolutions: int) -> None:
 
 
 def resnet20(
-    *,
-    input_shape: Sequence[int],
-    num_classes: int,
-    blocks_per_stage: int = 3,
-    base_filters: int = 16,
+    *, input_shape: Sequence[int], num_classes: int, blocks_per_stage: int = 3, base_filters: int = 16
 ) -> keras.Model:
     """An uncompiled net: float32 [batch, height, width, channel] to probabilities [batch, num_classes].
 

@@ -8,16 +8,7 @@ from operator import attrgetter
 
 from pipeline.config.near import near
 from pipeline.config.parts import ABOVE_ZERO, LEAST, USUAL, numbers
-from pipeline.config.schema import (
-    Config,
-    DataConfig,
-    Exchange,
-    Json,
-    PrepareConfig,
-    Store,
-    TrainConfig,
-    check_password,
-)
+from pipeline.config.schema import Config, DataConfig, Exchange, Json, PrepareConfig, Store, TrainConfig, check_password
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import JAX, check_collective, expect_only, xla_of
 from pipeline.plan.plan import AUTO, TENSORFLOW
