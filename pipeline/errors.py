@@ -1,6 +1,6 @@
 """The one error of a user's making, and its one form."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class UserError(ValueError):
@@ -38,9 +38,11 @@ def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = Use
 def as_typed(value: object) -> str:
     """A value as a person types it.
 
-    >>> as_typed(None), as_typed(True), as_typed([1, None]), as_typed({}), as_typed(0.5)
-    ('null', 'true', '[1,null]', '{}', '0.5')
+    >>> as_typed(None), as_typed(True), as_typed([1, None]), as_typed({"a": 0.5, "b": {}})
+    ('null', 'true', '[1,null]', '{a: 0.5, b: {}}')
     """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {as_typed(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, bool):

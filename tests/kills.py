@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -181,20 +182,14 @@ def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) ->
     )
 
 
-class Unharmed:
-    """What each strategy trains when nothing happens, learnt once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, dict[str, tuple[Any, ...]]()
-
-    def __call__(self, strategy: str) -> tuple[Any, ...]:
-        if strategy not in self._known:
-            folder = self._folder / f"unharmed-{strategy}"
-            folder.mkdir()
-            ran = finish(start(folder, *STRATEGIES[strategy], *TINY), folder, time.monotonic(), 120)
-            assert ran.code == 0, ran.err
-            self._known[strategy] = trained(folder, strategy)
-        return self._known[strategy]
+@cache
+def unharmed_in(folder: Path, strategy: str) -> tuple[Any, ...]:
+    """What a strategy trains when nothing happens, learnt once."""
+    own = folder / f"unharmed-{strategy}"
+    own.mkdir()
+    ran = finish(start(own, *STRATEGIES[strategy], *TINY), own, time.monotonic(), 120)
+    assert ran.code == 0, ran.err
+    return trained(own, strategy)
 
 
 def main() -> int:
@@ -208,7 +203,7 @@ def main() -> int:
     asked = [cell for cell in asked if given.only in str(cell)]
     bad = 0
     with tempfile.TemporaryDirectory() as name:
-        unharmed = Unharmed(Path(name))
+        unharmed = partial(unharmed_in, Path(name))
         for number, cell in enumerate(asked):
             folder = Path(name) / str(number)
             folder.mkdir()

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
+from pipeline.errors import as_typed
 from pipeline.plan import planning
 from pipeline.run.planner import plan_run
 from pipeline.run.requests import devices
@@ -174,23 +175,8 @@ def typed_of(row: Row) -> list[str]:
     source = [f"data.build._target_=crossed.{row['data']}"] if "data" in row else []
     return [
         *SMALL, f"strategy={strategy}", f"backend={backend}", f"workers={row['workers']}", *hardware, *source,
-        *(f"{key}={written(value)}" for key, value in rest.items()),
+        *(f"{key}={as_typed(value)}" for key, value in rest.items()),
     ]  # fmt: skip
-
-
-def written(value: Any) -> str:
-    """Returns a value in Hydra's words."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {written(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
-    return (
-        "null"
-        if value is None
-        else value.name
-        if isinstance(value, enum.Enum)
-        else str(value).lower() * (isinstance(value, bool)) or str(value)
-    )
 
 
 def wrong(code: int, said: str) -> str | None:
