@@ -15,13 +15,18 @@ from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import LoggedRun, load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
-from pipeline.record.results import Result
+from pipeline.config.parts import flat
 from pipeline.run.run_folders import find
 from pipeline.views import terminal as show
 from pipeline.views.terminal.verdict_text import Row, pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
+# Values of one training, of which there is one each, so that nothing can be said of how sure a difference is.
+OUTCOMES = (
+    "stopped_by", "stopped_at", "loss", "val_loss", "metrics", "val_metrics", "seconds_startup", "seconds_training",
+    "staleness_mean",
+)  # fmt: skip
 # More words than anybody types.
 MANY = 10_000
 # Each run's own.
@@ -64,31 +69,19 @@ def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
 
 def outcomes_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The results of runs that any of them has: by name, the value of each."""
-    return [row for row in _rows([_came_to(run.result) for run in runs]) if any(value is not None for value in row[1])]
+    return [
+        row
+        for row in _rows([{name: flat(run.result)[name] for name in OUTCOMES} for run in runs])
+        if any(value is not None for value in row[1])
+    ]
 
 
 def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
     """By dotted key, in the order in which they come, the values of each run; None where it has none."""
-    flat = [dict(comparable.flat(of_run)) for of_run in values]
-    return [(key, tuple(of_run.get(key) for of_run in flat)) for key in dict.fromkeys(chain(*flat))]
+    dotted = [dict(comparable.flat(of_run)) for of_run in values]
+    return [(key, tuple(of_run.get(key) for of_run in dotted)) for key in dict.fromkeys(chain(*dotted))]
 
 
 def _asked(run: LoggedRun) -> dict[str, object]:
     settings = {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
     return settings | {"versions": run.result.environment.versions}
-
-
-def _came_to(result: Result) -> dict[str, object]:
-    """Values of one training, of which there is one each, so that nothing can be said of how sure a difference is."""
-    training = result.training
-    return {
-        "stopped_by": training.stopped_by,
-        "stopped_at": training.stopped_at,
-        "loss": training.loss,
-        "val_loss": training.val_loss,
-        "metrics": training.metrics,
-        "val_metrics": training.val_metrics,
-        "seconds_startup": training.seconds_startup,
-        "seconds_training": training.seconds_training,
-        "staleness_mean": result.staleness.staleness_mean,
-    }

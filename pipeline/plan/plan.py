@@ -142,7 +142,10 @@ class DataPart:
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """Length, batches and optimizer of training; batches in examples, `learning_rate` before `rate_scale`."""
+    """Length, batches and optimizer of training; batches in examples, `learning_rate` before `rate_scale`.
+
+    What is named as a key of the config is said there.
+    """
 
     replica_batch: int = part_of(IDENTITY, BASELINE, PREDICTION, PARAMETER)
     global_batch: int = part_of(IDENTITY, TRAINING, PREDICTION, PARAMETER)
@@ -162,24 +165,18 @@ class TrainingPart:
     save: bool = part_of(IDENTITY)
     on_divergence: str = part_of(IDENTITY)
     divergence_factor: float = part_of(IDENTITY)
-    # Are losses computed on the whole global batch, on every replica?
     gather: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, default=False)
-    # Is what blocks of the model compute forgotten, and computed again on the way back?
     remat: bool = part_of(IDENTITY, BASELINE, STEP_TIME, SIZE, PARAMETER, default=False)
     # Does XLA compile forward and backward passes: "true", "auto" (where that is faster), or None for not?
     xla: str | None = part_of(IDENTITY, BASELINE, STEP_TIME, PARAMETER, default=None)
-    # Whose batches BatchNormalization normalizes by: all replicas', those of a process ("host"), or each its own.
     batch_statistics: str = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER, default="global")
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
     rate_scale: float = part_of(default=1.0)
     # By the class's number, which is a text in JSON.
     class_weight: dict[str, float] | None = part_of(IDENTITY, TRAINING, default=None)
-    # Tokens that a language model writes at the end, drawn at a temperature; None: as many as are usual.
     sample_tokens: int | None = part_of(default=None)
     sample_temperature: float = part_of(default=0.8)
-    # Are replicas compared with one device before training: "true", "strict" (what differs is refused) or "off"?
     check: str = part_of(default="off")
-    # Every so many steps, at the start and at the end, all replicas are held to have the same weights.
     compare_weights_every: int | None = part_of(default=None)
     # Did nobody say how long?
     usual_length: bool = part_of(default=False)
@@ -196,11 +193,8 @@ class MeasurementPart:
     repeats: int = part_of(IDENTITY, PARAMETER)
     baseline: str = part_of(IDENTITY, PARAMETER)
     system_metrics_seconds: float = part_of(IDENTITY)
-    # Seconds for which repeats that are disturbed are timed again.
     patience: float = part_of(default=0.0)
-    # Are the input and the model timed alone before training?
     profile: bool = part_of(default=False)
-    # Is the lost efficiency taken apart after training?
     explain: bool = part_of(default=False)
 
 

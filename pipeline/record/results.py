@@ -114,22 +114,14 @@ class Layout:
     @classmethod
     def of(cls, plan: Plan, timed_workers: int | None = None) -> "Layout":
         """The layout of a plan, of which so many workers were timed."""
-        hardware, training, each = plan.hardware, plan.training, plan.strategy.devices_per_replica
-        return cls(
-            workers=plan.workers,
-            timed_workers=timed_workers,
-            hosts=hardware.hosts,
-            processes=len(plan.processes),
-            replicas=plan.workers,
-            replica_batch=training.replica_batch,
-            global_batch=training.global_batch,
-            scaling=training.scaling,
-            precision=training.precision,
-            rehearsal=hardware.rehearsal,
-            oversubscribed=hardware.oversubscribed,
-            asynchronous=plan.strategy.asynchronous,
-            devices=plan.workers * each if each > 1 else None,
-        )
+        each = plan.strategy.devices_per_replica
+        own = {
+            "timed_workers": timed_workers,
+            "processes": len(plan.processes),
+            "replicas": plan.workers,
+            "devices": plan.workers * each if each > 1 else None,
+        }
+        return unflat(cls, flat(plan) | own)
 
 
 @dataclass(frozen=True)
