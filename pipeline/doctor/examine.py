@@ -38,7 +38,8 @@ def expected_of(
 ) -> Expected:
     """The demands on a host: `addresses` must be free on it, and `others` found; `driver` is the name of the one that
     drives, whose versions are those of all, and which is `here`."""
-    hardware, backend = config.hardware, known(config.backend)
+    # Of a backend that a package offers nothing is known.
+    hardware, backend = config.hardware, config.backend if config.backend in BACKENDS else "tensorflow"
     packages = requirements(backend) if "packages" in checks else {}
     devices, on_cpu = hardware.devices_per_host or 1, hardware.kind is Kind.cpu
     folders = [config.output_dir] if here else []
@@ -61,15 +62,6 @@ def expected_of(
         addresses=tuple(addresses) if "ports" in checks else (),
         names=tuple(dict.fromkeys((LOOPBACK, *filter(_is_name, others)))) if "names" in checks else (),
     )
-
-
-def known(backend: str) -> str:
-    """The backend, or TensorFlow for one that a package offers, of which nothing is known.
-
-    >>> known("jax"), known("theirs")
-    ('jax', 'tensorflow')
-    """
-    return backend if backend in BACKENDS else "tensorflow"
 
 
 def requirements(backend: str) -> dict[str, str]:

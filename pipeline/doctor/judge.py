@@ -254,7 +254,7 @@ def name(
     if error:
         return Finding("names", host, FAULT, f"{named}: {error}", required, f"{hosts} (getent hosts tells)")
     text = f"{named} is {', '.join(addresses)}"
-    if named in expected.others and named != host and all(map(loopback, addresses)):
+    if named in expected.others and named != host and all(at.startswith("127.") or at == "::1" for at in addresses):
         return Finding("names", host, FAULT, f"{text}, which is {host} itself", required, hosts)
     if seconds > SLOW_NAME_SECONDS:
         text += f", after {seconds:.1f} s"
@@ -310,11 +310,6 @@ def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -
         severity, remedy = WARNING, "hosts that are nearer to each other"
         required = f"{required}, {1e3 * ROUND_TRIP_SECONDS:g} ms"
     return Finding("link", pair, severity, text, required, remedy, {"gbps": gbps, "round_trip_ms": round_trip_ms})
-
-
-def loopback(address: str) -> bool:
-    """True for an address that leads back to the host that asks."""
-    return address.startswith("127.") or address == "::1"
 
 
 def size(count: int) -> str:
