@@ -1,6 +1,6 @@
 """Bad input made from the schema: for every key what cannot be its value, as a person would type it.
 
-    python bad_input.py FOLDER CASE ...     runs each case, a JSON list of arguments, and prints how it ended
+    python bad_input.py ARGUMENT ...     runs a case, and ends where a config is taken
 
 A new key of the schema is covered as it is. What a number may be is decided here by what it means, so a key whose
 smallest value is another than 1, or a text that may be empty, stands in a table below.
@@ -9,13 +9,10 @@ smallest value is another than 1, or a text that may be empty, stands in a table
 import dataclasses
 import enum
 import itertools
-import json
 import os
 import re
 import shlex
-import signal
 import sys
-import time
 import types
 import typing
 from collections.abc import Iterator
@@ -45,7 +42,6 @@ TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpat
 PLACEHOLDERS = ("..", "...", "VALUE", "NAME", "FOLDER", "RUN")
 CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "conf" / group).glob("*.yaml"))}
            for group, of in shipped.choices().items()}  # fmt: skip
-SECONDS = 10
 STARTED = 70
 
 
@@ -135,6 +131,20 @@ def _of_syntax() -> Iterator[Case]:
         yield (text,)
 
 
+def fault(ran: Any) -> str | None:
+    """What is wrong with how a command was refused; None where it was refused as it should be."""
+    started = [path for name in ("events.jsonl", "plan.json", "*.log") for path in ran.folder.rglob(name)]
+    if ran.code != 2 or ran.out or started:
+        return f"exit code {ran.code}, started {started}, printed {ran.out!r}"
+    if len(ran.err.splitlines()) != 1 or not ran.err.startswith("pipeline: Expected "):
+        return "not one message"
+    if not re.search(r", received:? .*\. Try ", ran.err):
+        return "not what was received, or what to type instead"
+    if untypeable(ran.err):
+        return f"{untypeable(ran.err)} cannot be typed"
+    return None
+
+
 def untypeable(message: str) -> list[str]:
     """What a refusal says to try that a command does not take; nothing where all of it can be typed."""
     said = message.strip().rpartition("Try ")[2].removesuffix(".")
@@ -167,58 +177,10 @@ def _is_taken(said: str) -> bool:
     return keys_there and all(text in CHOICES[group] or LAYOUT.match(text) for group, text in chosen)
 
 
-def run(case: Case, folder: Path) -> dict[str, Any]:
-    """How the command ended: its exit code, -1 where it hung, and what it printed."""
-    from pipeline.commands import train as command
+if __name__ == "__main__":
+    from pipeline.commands import train
     from pipeline.launch.local import LocalCluster
 
-    began = time.monotonic()
-    out, err = folder / "out", folder / "err"
-    if not (pid := os.fork()):
-        os.setsid()
-        os.chdir(folder)
-        for path, number in ((out, 1), (err, 2)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
-        # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
-        LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
-        try:
-            code = command.main(case)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        except SystemExit as ended:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended.code if isinstance(ended.code, int) else 72)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        os._exit(71)
-    code = None
-    while code is None and time.monotonic() < began + SECONDS:
-        code = _code(pid)
-        time.sleep(0.005)
-    if code is None:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    started = [
-        path for path in folder.rglob("*") if path.name in ("events.jsonl", "plan.json") or path.suffix == ".log"
-    ]
-    ended = {"case": case, "code": -1 if code is None else code, "out": out.read_text(), "err": err.read_text()}
-    return ended | {"seconds": time.monotonic() - began, "started": [str(path) for path in started]}
-
-
-def _code(pid: int) -> int | None:
-    done, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
-
-
-if __name__ == "__main__":
-    from warm.asking import compose_once
-
-    compose_once()
-    for number, text in enumerate(sys.argv[2:]):
-        place = Path(sys.argv[1]) / str(number)
-        place.mkdir(parents=True)
-        print(json.dumps(run(tuple(json.loads(text)), place)), flush=True)
+    # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
+    LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
+    sys.exit(train.main(sys.argv[1:]))
