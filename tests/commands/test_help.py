@@ -3,10 +3,8 @@
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 
 from pipeline.commands import help as pages
 from pipeline.commands.verbs import VERBS
@@ -78,30 +76,6 @@ def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
     assert told.err.endswith(f"received {topic}. Try --help {instead}.\n")
 
 
-def script(shell: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipeline", "--completion", shell]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
-
-
-@pytest.fixture(scope="module")
-def bash(tmp_path_factory):
-    path = tmp_path_factory.mktemp("completion") / "completion.bash"
-    made = script("bash")
-    assert made.returncode == 0, made.stderr
-    path.write_text(made.stdout)
-    return path
-
-
-def offered(bash, typed: str) -> list[str]:
-    """What bash would put in place of the last word, as it cuts words."""
-    asked = (
-        f'source {bash}; COMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}; _pipeline; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    )
-    ran = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.split()
-
-
 @pytest.mark.parametrize(
     ("typed", "some", "none"),
     [
@@ -115,20 +89,22 @@ def offered(bash, typed: str) -> list[str]:
         ("pipeline hardware=", ["auto", "4cpu", "2x4gpu"], []),
     ],
 )
-def test_bash_offers_verbs_choices_keys_and_values(bash, typed, some, none):
-    found = offered(bash, typed)
-    assert set(some) <= set(found)
-    assert not set(none) & set(found)
+def test_bash_offers_verbs_choices_keys_and_values(asked, tmp_path, typed, some, none):
+    script = tmp_path / "completion.bash"
+    script.write_text(asked("--completion", "bash").ok().out)
+    # What bash would put in place of the last word, as it cuts words.
+    words = f'COMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}; _pipeline; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    ran = subprocess.run(["bash", "-c", f"source {script}; {words}"], capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 0, ran.stderr
+    assert set(some) <= set(ran.stdout.split())
+    assert not set(none) & set(ran.stdout.split())
 
 
-def test_what_is_no_shell_is_refused_with_one_that_is():
-    ran = script("bsh")
-    assert ran.returncode == 2
-    assert (
-        "Expected --completion with one of bash, fish, zsh, received bsh. Try pipeline --completion bash." in ran.stderr
-    )
+def test_what_is_no_shell_is_refused_with_one_that_is(asked):
+    words = "Expected --completion with one of bash, fish, zsh, received bsh. Try pipeline --completion bash."
+    assert words in asked("--completion", "bsh").failed(2).err
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_takes_its_script():
-    assert subprocess.run(["fish", "-c", script("fish").stdout], timeout=30).returncode == 0
+def test_fish_takes_its_script(asked):
+    assert subprocess.run(["fish", "-c", asked("--completion", "fish").ok().out], timeout=30).returncode == 0
