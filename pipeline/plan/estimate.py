@@ -22,11 +22,12 @@ ROW_NUMBER_BYTES = 4
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one participant sends and receives."""
+    """Bytes that each of `count` participants sends and receives."""
 
     who: str
     sends: int
     receives: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,24 @@ class Exchanged:
     """Bytes that travel for one optimizer step of the plan.
 
     `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
-    In an asynchronous training a step is that of one worker; `busiest`, and what servers send, is for a step of all.
+    In an asynchronous training a step is that of one worker; `busiest` and `traffic` are for a step of all, so many
+    `steps`.
     Beside them `small` exchanges of a few numbers are waited for one after the other, for batch normalization.
     Gradients leave for other hosts in buckets of about `bucket` bytes; 0: all at the end.
     """
 
     how: str
-    total: int
-    between: int
-    busiest: int
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[Traffic, ...] = ()
+    between: int = 0
+    busiest: int = 0
     small: int = 0
     bucket: int = 0
+    steps: int = 1
+
+    @property
+    def total(self) -> int:
+        """All that is sent for a step."""
+        return sum(one.count * one.sends for one in self.traffic) // self.steps
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         sums.batches,
     )
     memory: tuple[HostMemory, ...] = (alone,)
-    exchanged: Exchanged | None = Exchanged("nothing", 0, 0, 0, ())
+    exchanged: Exchanged | None = Exchanged("nothing")
     if kind is None:
         exchanged = None
     elif kind is Exchange.all_reduce:
@@ -251,25 +258,16 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
         to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
         traffic = (
             Traffic("the first device", (count - 1) * back, (count - 1) * to_first),
-            Traffic("each other device", to_first, back),
+            Traffic("each other device", to_first, back, count - 1),
         )
-        return Exchanged(
-            "gradients added on one device, sums copied back",
-            (count - 1) * (to_first + back),
-            0,
-            0,
-            traffic,
-            sums.small,
-        )
+        return Exchanged("gradients added on one device, sums copied back", traffic, small=sums.small)
     if plan.collective == SHARED_MEMORY:
         return _shared(plan, sums)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
     between = hosts * sent if hosts > 1 else 0
-    how = f"gradients all-reduced in a ring of {count}"
-    return Exchanged(
-        how, count * sent, between, sent if between else 0, (Traffic("each device", sent, sent),), sums.small
-    )
+    traffic = (Traffic("each device", sent, sent, count),)
+    return Exchanged(f"gradients all-reduced in a ring of {count}", traffic, between, sent * bool(between), sums.small)
 
 
 def _shared(plan: Plan, sums: _Sums) -> Exchanged:
@@ -284,17 +282,16 @@ def _shared(plan: Plan, sums: _Sums) -> Exchanged:
     )
     how = f"gradients added through memory that {processes} processes share"
     if hosts == 1:
-        return Exchanged(how, processes * each, 0, 0, (Traffic("each process", each, each),), sums.small)
+        return Exchanged(how, (Traffic("each process", each, each, processes),), small=sums.small)
     # The first of each host adds in a ring, and the others read what that comes to.
     ring = 2 * (hosts - 1) * sums.dense // hosts + (hosts - 1) * on_host * sums.rows
     whole = sums.dense + plan.workers * sums.rows
     traffic = (
-        Traffic("the first process of each host", each + ring + (processes - 1) * whole, each + ring),
-        Traffic("each other process", each, each + whole),
+        Traffic("the first process of each host", each + ring + (processes - 1) * whole, each + ring, hosts),
+        Traffic("each other process", each, each + whole, hosts * (processes - 1)),
     )
-    total = hosts * (processes * each + ring + (processes - 1) * whole)
     how = f"{how} on each of {hosts} hosts, and between these in a ring"
-    return Exchanged(how, total, hosts * ring, ring, traffic, sums.small)
+    return Exchanged(how, traffic, hosts * ring, ring, sums.small)
 
 
 def _central(plan: Plan, sums: _Sums) -> Exchanged:
@@ -302,13 +299,12 @@ def _central(plan: Plan, sums: _Sums) -> Exchanged:
     to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
     # Every device reads all variables. Gradients are added on one device; the sum goes back to the others and to the
     # host, which applies it.
-    total = count * sums.variables + (count - 1) * (to_first + back) + back
     traffic = (
         Traffic("the host", count * sums.variables, back),
         Traffic("the first device", count * back, sums.variables + (count - 1) * to_first),
-        Traffic("each other device", to_first, sums.variables + back),
+        Traffic("each other device", to_first, sums.variables + back, count - 1),
     )
-    return Exchanged("variables read from the host, gradients added and given back", total, 0, 0, traffic, sums.small)
+    return Exchanged("variables read from the host, gradients added and given back", traffic, small=sums.small)
 
 
 @dataclass(frozen=True)
@@ -378,13 +374,13 @@ def _served(plan: Plan, sums: _Sums, servers: tuple[_ServerMemory, ...]) -> Exch
         for host in range(plan.hardware.hosts)
     }
     traffic = (
-        Traffic("each worker", all_sent, all_read),
+        Traffic("each worker", all_sent, all_read, all_workers),
         *(Traffic(f"server {server.rank}", all_workers * server.read, all_workers * server.sent) for server in servers),
     )
     return Exchanged(
         "variables read from the servers, gradients sent to them",
-        all_read + all_sent,
+        traffic,
         sum(leaves.values()) // all_workers,
         max(*leaves.values(), *comes.values()),
-        traffic,
+        steps=all_workers,
     )

@@ -124,18 +124,9 @@ def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpu
     plan, made = needs(*overrides.split(), gpus=gpus)
     assert made.exchanged is not None
     assert (made.exchanged.total, made.exchanged.between) == (total, between)
-    sent = sum(each.sends * participants(plan, each.who) for each in made.exchanged.traffic)
-    received = sum(each.receives * participants(plan, each.who) for each in made.exchanged.traffic)
-    assert sent == received == total * (plan.workers if plan.strategy.asynchronous else 1)
-
-
-def participants(plan: Plan, who: str) -> int:
-    if "process" in who:
-        firsts = plan.hosts_that_train
-        return {"each process": len(plan.leaders), "the first process of each host": firsts}.get(
-            who, len(plan.leaders) - firsts
-        )
-    return plan.workers if who in ("each device", "each worker") else plan.workers - 1 if "other" in who else 1
+    sent = sum(each.sends * each.count for each in made.exchanged.traffic)
+    received = sum(each.receives * each.count for each in made.exchanged.traffic)
+    assert sent == received == total * plan.concurrent_steps
 
 
 @pytest.mark.parametrize(("whose", "exchanges"), [("global", "38 small ones a step"), ("replica", "")])
@@ -275,6 +266,7 @@ def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
         plan = planned(f"model={model}", f"data={data}")
         assert shipped(plan), (model, data)
         assert shipped(with_(plan, "training", precision="mixed_bfloat16")), (model, data)
+    assert (ROOT / "pipeline/plan/sizes.json").stat().st_size < 100_000
 
 
 def test_arguments_that_only_choose_examples_leave_the_size_known():
@@ -458,7 +450,3 @@ def test_a_changed_source_file_is_another_model(tmp_path):
     (tmp_path / "parts.py").write_text("width = 2\n")
     assert before != memory_check.size_file(plan, tmp_path, [str(tmp_path)])
     assert fingerprint(plan, "", {}) != fingerprint(with_(plan, "training", precision="mixed_bfloat16"), "", {})
-
-
-def test_shipped_sizes_are_in_the_package():
-    assert (ROOT / "pipeline/plan/sizes.json").stat().st_size < 100_000
