@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def _remove(kept: Stored) -> str:
 
 def _about(folder: Stored, now: float) -> str:
     """Returns a line about what goes."""
-    speedups = [result.speed.speedup for result in folder.results if result and result.speed.speedup]
+    speedups = [result.speed.speedup for result in folder.runs.values() if result.speed.speedup]
     age = now - folder.written
     return listed(
         str(folder.folder),
@@ -136,14 +136,13 @@ def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int
 
 @dataclass(frozen=True)
 class Stored:
-    """A run or a sweep: its folder, its runs' folders and results, when it was last written to, and its bytes.
+    """A run or a sweep: its folder, its runs' results by their folders, when it was last written to, and its bytes.
 
     It is `busy` while a command works on it.
     """
 
     folder: Path
-    runs: tuple[Path, ...]
-    results: tuple[Result | None, ...]
+    runs: Mapping[Path, Result]
     written: float
     bytes: int = 0
     busy: bool = False
@@ -152,10 +151,9 @@ class Stored:
     def unfinished(self) -> bool:
         """True if a command can resume one of its runs."""
         return any(
-            result is None
-            or result.ending.status in ("KILLED", "PREEMPTED", None)
+            result.ending.status in ("KILLED", "PREEMPTED", None)
             or (result.ending.status == "FAILED" and any((folder / "checkpoints").glob("*.json")))
-            for folder, result in zip(self.runs, self.results, strict=True)
+            for folder, result in self.runs.items()
         )
 
 
@@ -206,8 +204,8 @@ def _best(all_of: Iterable[Stored], keep_best: int) -> set[Path]:
     """The runs that finished with the highest speedups, or throughput where there is none, of each model and data."""
     groups: dict[tuple[str | None, str | None], list[tuple[tuple[float, float], Path]]] = {}
     for stored in all_of:
-        for folder, result in zip(stored.runs, stored.results, strict=True):
-            if result is not None and result.finished:
+        for folder, result in stored.runs.items():
+            if result.finished:
                 speed = (result.speed.speedup or 0.0, result.speed.examples_per_second or 0.0)
                 groups.setdefault((result.choices.model, result.choices.data), []).append((speed, folder))
     return {folder for group in groups.values() for _, folder in sorted(group, reverse=True)[:keep_best]}
@@ -217,8 +215,7 @@ def _stored(folder: Path, runs: Sequence[Path]) -> Stored:
     files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
     return Stored(
         folder,
-        tuple(runs),
-        tuple(results.read(run) for run in runs),
+        {run: results.read(run) or Result() for run in runs},
         max((stat.st_mtime for stat in files), default=log.written(folder)),
         # A file that is linked twice counts once.
         sum({stat.st_ino: stat.st_size for stat in files}.values()),
