@@ -15,7 +15,7 @@ from enum import EnumType
 
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.commands.verbs import DOES, VERBS
+from pipeline.commands.verbs import VERBS
 from pipeline.config import shipped
 from pipeline.config.composing import Composer
 from pipeline.config.instead import find, keys, meant_by_key
@@ -77,12 +77,11 @@ FISH = "complete -c pipeline -f -a '__WORDS__'\n"
 
 @dataclasses.dataclass(frozen=True)
 class Book:
-    """All that there is to say: choices of groups, defaults as composed, and meanings, by dotted key."""
+    """All that there is to say: choices of groups, defaults as composed, and meanings, by dotted key or group."""
 
     choices: Mapping[str, Sequence[str]]
     chosen: Mapping[str, str]
     opening: Mapping[str, Mapping[str, str]]
-    groups: Mapping[str, str]
     defaults: Mapping[str, object]
     meanings: Mapping[str, str]
 
@@ -113,7 +112,7 @@ def _book(composer: Composer, overrides: Sequence[str]) -> Book:
             meanings = {
                 key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1
             } | meanings
-    return Book(choices, chosen, opening, groups, dict(_flat(composed)), meanings)
+    return Book(choices, chosen, opening, dict(_flat(composed)), meanings | groups)
 
 
 def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
@@ -137,7 +136,7 @@ def _first(book: Book, width: int) -> Iterator[str]:
     yield ""
     yield from _pairs(EXAMPLES, width)
     yield from ("", "Verbs: python -m pipeline VERB --help")
-    yield from _pairs([(verb, DOES.get(verb, "")) for verb in VERBS], width)
+    yield from _pairs([*VERBS.items()], width)
     yield from ("", "Choices: group=choice")
     yield from _pairs([(group, ", ".join(_shortened(options))) for group, options in book.choices.items()], width)
     count = len(list(keys(Config)))
@@ -168,9 +167,8 @@ def _page(topic: str, book: Book, width: int) -> Iterator[str]:
 def _group(group: str, book: Book, width: int) -> Iterator[str]:
     """A group: what it is for, its choices, and its keys; with "" the keys of no group."""
     inside = [key for key in book.defaults if (key.partition(".")[0] if "." in key else "") == group]
-    meaning = book.groups.get(group) or book.meanings.get(group, "")
-    title = f"{group}: {meaning}" if meaning else group or "Keys of the whole"
-    yield from _wrapped(title, width)
+    meaning = book.meanings.get(group)
+    yield from _wrapped(f"{group}: {meaning}" if meaning else group or "Keys of the whole", width)
     if options := book.choices.get(group):
         yield ""
         yield from _pairs([(f"{group}={option}", book.opening[group][option]) for option in options], width)

@@ -17,8 +17,9 @@ from pipeline.commands import module
 from pipeline.config.near import near
 from pipeline.errors import UserError
 
-# Verbs with a module of their own, whose `main` takes their arguments and returns the exit code, and what each does.
-COMMANDS = {
+# The verbs and what each does. One that is no setting has a module of its own, whose `main` takes its arguments and
+# returns the exit code.
+VERBS = {
     "report": "writes a sweep's report: verdict, figures, page, table",
     "compare": "compares runs: what differs, which is faster, and how sure that is",
     "prepare": "converts images, tables or arrays into files that training reads fast",
@@ -27,13 +28,11 @@ COMMANDS = {
     "clean": "lists old runs, and with dry=false removes them from disk and MLflow",
     "doctor": "finds faults of this machine, or of each host of a cluster, and says what to type",
     "attach": "takes over a run whose command is gone while its processes train on",
+    "predict": "predicts how fast a run would be, from logged runs",
+    "explain": "trains, and explains the lost efficiency",
 }
-# Verbs that train, or say what training would do: the setting that each is short for, and what it does.
-SETTINGS = {
-    "predict": ("mode=predict", "predicts how fast a run would be, from logged runs"),
-    "explain": ("measure.explain=true", "trains, and explains the lost efficiency"),
-}
-DOES = COMMANDS | {verb: does for verb, (_, does) in SETTINGS.items()}
+# Verbs that train, or say what training would do, and the setting that each is short for.
+SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
 HELP = {
     "predict": "python -m pipeline predict [-m] key=value ...\n\n"
     "Predicts how fast a run would be, from logged runs; trains nothing.\n"
@@ -42,7 +41,6 @@ HELP = {
     "Trains, and explains the lost efficiency; with a RUN, prints its explanation again.\n"
     "It takes the keys of a run: python -m pipeline --help.",
 }
-VERBS = (*COMMANDS, *SETTINGS)
 # What other programs call what is typed here; "" is a training, which has no verb.
 ELSEWHERE = {
     **dict.fromkeys(("train", "run", "fit", "start", "launch", "main", "exec"), ""),
@@ -169,13 +167,13 @@ def _run() -> int:
         return int(module("help").complete(arguments))
     if verb == "doctor":
         return _doctor(arguments)
-    if verb in COMMANDS or (verb == "explain" and arguments and _is_word(arguments[0])):
-        return int(module(verb).main(arguments))
-    if verb in SETTINGS:
+    if verb in SETTINGS and not (verb == "explain" and arguments and _is_word(arguments[0])):
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
             return 0
-        return int(module("train").main([*arguments, SETTINGS[verb][0]]))
+        return int(module("train").main([*arguments, SETTINGS[verb]]))
+    if verb in VERBS:
+        return int(module(verb).main(arguments))
     if _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
