@@ -81,72 +81,57 @@ from tensorflow.python.util import pywrap_xla_ops
 
 # What is used of these, and of public classes, under names that are not promised either.
 ATTRIBUTES = {
-    "CollectiveReplicaLauncher": ("_next_instance_key",),
-    "ag_ctx": ("ControlStatusCtx", "Status"),
-    "array_slicing": ("TensorflowSparseWrapper", "can_slice_array", "convert_to_sliceable", "train_validation_split"),
-    "autograph_util": ("py_func_from_autograph",),
-    "cache_op": ("CacheDataset",),
-    "cardinality": ("_AssertCardinalityDataset",),
-    "collective": ("CollectiveAllReduceExtended",),
-    "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
-    "context": ("context",),
-    "context.Context": ("configure_coordination_service",),
-    "coordination_config_pb2": ("CoordinatedJob",),
-    "cross_device_utils": ("CollectiveKeys", "CollectiveReplicaLauncher"),
-    "custom_gradients": ("_get_dependent_variables",),
-    "dataset_ops": ("_OptionsDataset",),
-    "gen_random_ops": (
-        "multinomial",
-        "parameterized_truncated_normal",
-        "random_gamma",
-        "random_poisson_v2",
-        "random_shuffle",
-        "random_standard_normal",
-        "random_uniform",
-        "random_uniform_int",
-        "truncated_normal",
-    ),
-    "gen_stateful_random_ops": ("rng_read_and_skip",),
-    "gen_stateless_random_ops": (
-        "stateless_multinomial",
-        "stateless_parameterized_truncated_normal",
-        "stateless_random_binomial",
-        "stateless_random_poisson",
-    ),
-    "gen_stateless_random_ops_v2": (
-        "stateless_random_gamma_v3",
-        "stateless_random_normal_v2",
-        "stateless_random_uniform_int_v2",
-        "stateless_random_uniform_v2",
-        "stateless_shuffle",
-        "stateless_truncated_normal_v2",
-    ),
-    "map_op": ("_MapDataset", "_ParallelMapDataset"),
-    "op_def_registry": ("get",),
-    "parameter_server_strategy": ("ParameterServerStrategyExtended",),
-    "parameter_server_strategy.ParameterServerStrategyExtended": ("_create_var_creator", "_container_strategy"),
-    "parameter_server_strategy_v2": ("ParameterServerStrategyV2", "ParameterServerStrategyV2Extended"),
-    "parameter_server_strategy_v2.ParameterServerStrategyV2Extended": ("_create_variable_round_robin",),
-    "prefetch_op": ("_PrefetchDataset",),
-    "ps_values": ("AggregatingVariable",),
-    "shuffle_op": ("_ShuffleDataset",),
-    "structure": ("from_tensor_list", "to_tensor_list"),
-    "keras.optimizers.Optimizer": (
-        "_apply_weight_decay",
-        "_backend_apply_gradients",
-        "_backend_increment_gradient_accumulators",
-        "_backend_reset_gradient_accumulators",
-        "_backend_update_step",
-        "_clip_gradients",
-        "_track_variable",
-        "_update_model_variables_moving_average",
-    ),
-    "keras.Model": ("_flatten_layers", "_symbolic_build", "_compute_loss", "_should_eval"),
-    "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
-    "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),
-    "pywrap_xla_ops": ("get_cpu_kernel_names", "get_gpu_kernel_names"),
-    "tf.Graph": ("_get_function",),
-    "tf.Operation": ("_set_attr",),
-    "tf.distribute.MirroredStrategy": ("_collective_key_base",),
-    "tf.distribute.MultiWorkerMirroredStrategy": ("_collective_key_base",),
+    owner: tuple(names.split())
+    for owner, names in {
+        "CollectiveReplicaLauncher": "_next_instance_key",
+        "ag_ctx": "ControlStatusCtx Status",
+        "array_slicing": "TensorflowSparseWrapper can_slice_array convert_to_sliceable train_validation_split",
+        "autograph_util": "py_func_from_autograph",
+        "cache_op": "CacheDataset",
+        "cardinality": "_AssertCardinalityDataset",
+        "collective": "CollectiveAllReduceExtended",
+        "collective.CollectiveAllReduceExtended": "_initialize_local_devices",
+        "context": "context",
+        "context.Context": "configure_coordination_service",
+        "coordination_config_pb2": "CoordinatedJob",
+        "cross_device_utils": "CollectiveKeys CollectiveReplicaLauncher",
+        "custom_gradients": "_get_dependent_variables",
+        "dataset_ops": "_OptionsDataset",
+        "gen_random_ops": """
+            multinomial parameterized_truncated_normal random_gamma random_poisson_v2 random_shuffle
+            random_standard_normal random_uniform random_uniform_int truncated_normal
+        """,
+        "gen_stateful_random_ops": "rng_read_and_skip",
+        "gen_stateless_random_ops": """
+            stateless_multinomial stateless_parameterized_truncated_normal stateless_random_binomial
+            stateless_random_poisson
+        """,
+        "gen_stateless_random_ops_v2": """
+            stateless_random_gamma_v3 stateless_random_normal_v2 stateless_random_uniform_int_v2
+            stateless_random_uniform_v2 stateless_shuffle stateless_truncated_normal_v2
+        """,
+        "map_op": "_MapDataset _ParallelMapDataset",
+        "op_def_registry": "get",
+        "parameter_server_strategy": "ParameterServerStrategyExtended",
+        "parameter_server_strategy.ParameterServerStrategyExtended": "_create_var_creator _container_strategy",
+        "parameter_server_strategy_v2": "ParameterServerStrategyV2 ParameterServerStrategyV2Extended",
+        "parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_create_variable_round_robin",
+        "prefetch_op": "_PrefetchDataset",
+        "ps_values": "AggregatingVariable",
+        "shuffle_op": "_ShuffleDataset",
+        "structure": "from_tensor_list to_tensor_list",
+        "keras.optimizers.Optimizer": """
+            _apply_weight_decay _backend_apply_gradients _backend_increment_gradient_accumulators
+            _backend_reset_gradient_accumulators _backend_update_step _clip_gradients _track_variable
+            _update_model_variables_moving_average
+        """,
+        "keras.Model": "_flatten_layers _symbolic_build _compute_loss _should_eval",
+        "keras.callbacks.EarlyStopping": "_set_monitor_op",
+        "tf.data.Dataset": "_as_serialized_graph _inputs",
+        "pywrap_xla_ops": "get_cpu_kernel_names get_gpu_kernel_names",
+        "tf.Graph": "_get_function",
+        "tf.Operation": "_set_attr",
+        "tf.distribute.MirroredStrategy": "_collective_key_base",
+        "tf.distribute.MultiWorkerMirroredStrategy": "_collective_key_base",
+    }.items()
 }
