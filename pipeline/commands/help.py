@@ -317,4 +317,4 @@ def words() -> Iterator[str]:
             if option is bool:
                 yield from (f"{key}=false", f"{key}=true")
             elif isinstance(option, EnumType):
-                yield from (f"{key}={value}" for value in option)
+                yield from (f"{key}={name}" for name in option.__members__)

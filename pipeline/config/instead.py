@@ -135,7 +135,7 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
     """Returns what may be typed in place of `received`: the value it is near to, the default, or an example of one."""
     place, kind, default, _ = find(key, schema)
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    names = [str(choice) for option in options if isinstance(option, enum.EnumType) for choice in option]
+    names = [name for option in options if isinstance(option, enum.EnumType) for name in option.__members__]
     if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
         return (closest[0],)
     if int in options and ROUND.fullmatch(received) and 0 < float(received) < MOST:

@@ -250,7 +250,7 @@ def in_words(kind: object) -> str:
     if isinstance(kind, types.UnionType):
         return " or ".join(in_words(argument) for argument in typing.get_args(kind))
     if isinstance(kind, enum.EnumType):
-        return f"one of {', '.join(map(str, kind))}"
+        return f"one of {', '.join(kind.__members__)}"
     if dataclasses.is_dataclass(kind):
         return f"keys with values ({', '.join(field.name for field in dataclasses.fields(kind))})"
     words: Mapping[object, str] = {

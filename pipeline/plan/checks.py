@@ -97,7 +97,8 @@ def check_ranges(config: Config) -> None:
 
 def check_numbers(config: Config | PrepareConfig) -> None:
     """Refuses numbers below what makes sense, or above anything of their kind. Raises `UserError`."""
-    for key, field in numbers(type(config)).items():
+    schema: type = type(config)
+    for key, field in numbers(schema).items():
         value, least, group = attrgetter(key)(config), field.metadata[LEAST], key.partition(".")[0]
         if value is None or least is None:
             continue

@@ -266,8 +266,8 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
     between = hosts * sent if hosts > 1 else 0
-    traffic = (Traffic("each device", sent, sent, count),)
-    return Exchanged(f"gradients all-reduced in a ring of {count}", traffic, between, sent * bool(between), sums.small)
+    each = Traffic("each device", sent, sent, count)
+    return Exchanged(f"gradients all-reduced in a ring of {count}", (each,), between, sent * bool(between), sums.small)
 
 
 def _shared(plan: Plan, sums: _Sums) -> Exchanged:
