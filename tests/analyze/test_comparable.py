@@ -74,6 +74,8 @@ def test_what_cannot_be_compared_is_refused_or_marked_wherever_it_shows(all_kind
     # The terminal: beside the speed, and in the verdict, which another point wins.
     row = next(at for at, line in enumerate(out.splitlines()) if line.startswith(f"{place:>2}  "))
     assert out.splitlines()[row + 1].endswith(mark)
+    for name in re.findall(r"differs in (.*)", mark):
+        assert f"Not comparable, since {name.split(' and ')[0]} differs (" in out
     (left_out,) = (line for line in out.splitlines() if line.startswith("Left out of the verdict"))
     assert re.search(rf"points? (\d+ and )?{place}( and \d+)? \({mark}\)[;.]", left_out)
     # The table of all numbers.

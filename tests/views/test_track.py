@@ -516,27 +516,64 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
     assert only_run(local(home).uri, writer.key).info.status == "KILLED"
 
 
-def test_a_server_that_is_down_costs_the_driver_no_more_than_its_timeouts_and_nothing_is_lost(
-    tmp_path: Path, own_tracker: Tracker, server: Server
+def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_password_is_kept(
+    tmp_path: Path,
 ) -> None:
-    writer = Writer(tmp_path / "run")
+    """One that wants another login, one that is down, and one that hangs."""
+    over, logins, log = threading.Event(), list[str | None](), tmp_path / "tracker.log"
+
+    def refuses(request: Request) -> tuple[int, bytes]:
+        logins.append(request.headers.get("Authorization"))
+        return 401, b""
+
+    def hangs(request: Request) -> None:
+        over.wait(30)
+
     nowhere = f"http://127.0.0.1:{free_port()}"
-    own_tracker.follow(writer.folder, store(nowhere))
+    with serving(refuses) as refusing, serving(hangs) as hanging:
+        problems = {refusing: "401", nowhere: f"No MLflow server answers at {nowhere}."}
+        problems[hanging] = f"The MLflow server at {hanging} does not answer in time."
+        runs = {uri: Writer(tmp_path / f"run{place}") for place, uri in enumerate(problems)}
+        with tracking(log, MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
+            for uri, writer in runs.items():
+                writer.end()
+                tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@" if uri == refusing else "//")))
+                # Known to fail, so that there is nothing to wait for.
+                began = time.monotonic()
+                assert tracker.run_id(writer.folder, 60) is None
+                drained, problem = tracker.drain(writer.folder, 0.5)
+                assert not drained
+                assert problems[uri] in str(problem)
+                assert "s3cret" not in str(problem)
+                assert time.monotonic() - began < 20
+            began = time.monotonic()
+            tracker.close()
+            assert time.monotonic() - began < 20
+        over.set()
+    assert json.loads((runs[refusing].folder / "tracking.json").read_text())["store"]["uri"] == refusing
+    assert logins[0] == "Basic YW5uOnMzY3JldCE="  # ann:s3cret!
+    told = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "s3cret" not in told
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_server_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run")
+    with serving(lambda request: (503, b"")) as uri:
+        remember(writer.folder, store(uri))
+        assert "answers with error 503" in sync(writer.folder)[1][0]
+
+
+@pytest.mark.slow
+def test_what_a_server_did_not_take_is_sent_by_sync_and_once_it_is_complete_believed(
+    tmp_path: Path, server: Server
+) -> None:
+    writer, nowhere = Writer(tmp_path / "run"), f"http://127.0.0.1:{free_port()}"
     losses = writer.steps(1, 20)
-    began = time.monotonic()
-    # Known to fail, so that there is nothing to wait for.
-    assert own_tracker.run_id(writer.folder, 60) is None
-    assert time.monotonic() - began < 20
     writer.end()
-    began = time.monotonic()
-    assert own_tracker.drain(writer.folder, 2.0) == (False, f"No MLflow server answers at {nowhere}.")
-    assert time.monotonic() - began < 20
-    began = time.monotonic()
-    own_tracker.close()
-    assert time.monotonic() - began < 20
+    remember(writer.folder, store(nowhere))
     sent, lines = sync(writer.folder)
     assert (sent, lines[0]) == (False, f"{writer.folder}: not sent. No MLflow server answers at {nowhere}.")
-
     assert sync(writer.folder, uri=server.uri)[0]
     run = only_run(server.uri, writer.key)
     assert values(server.uri, run) == Counter(losses)
@@ -587,6 +624,7 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
     lost: list[str] = []
 
@@ -619,29 +657,6 @@ def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
     writer.end()
     assert sent(writer, home, "twins").info.status == "FINISHED"
     assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
-
-
-def test_a_server_that_hangs_is_waited_for_no_longer_than_asked_and_one_that_is_ill_is_named(tmp_path: Path) -> None:
-    over = threading.Event()
-
-    def hangs(request: Request) -> None:
-        over.wait(30)
-
-    writer = Writer(tmp_path / "run")
-    writer.end()
-    with serving(hangs) as uri:
-        with tracking(tmp_path / "tracker.log", MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
-            tracker.follow(writer.folder, store(uri))
-            assert tracker.run_id(writer.folder, 60) is None
-            began = time.monotonic()
-            assert tracker.drain(writer.folder, 2.0) == (False, f"The MLflow server at {uri} does not answer in time.")
-            assert time.monotonic() - began < 20
-        over.set()
-    assert "Traceback" not in (tmp_path / "tracker.log").read_text()
-
-    with serving(lambda request: (503, b"")) as uri:
-        remember(writer.folder, store(uri))
-        assert "answers with error 503" in sync(writer.folder)[1][0]
 
 
 @pytest.mark.slow
@@ -728,28 +743,6 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
         (writer.folder / "tracking.json").write_text(text.replace(copied, moved))
     assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
-
-
-def test_no_password_is_kept_or_shown(tmp_path: Path, own_tracker: Tracker) -> None:
-    seen: list[str | None] = []
-
-    def asks(request: Request) -> tuple[int, bytes]:
-        seen.append(request.headers.get("Authorization"))
-        return 401, b""
-
-    writer = Writer(tmp_path / "run")
-    with serving(asks) as uri:
-        own_tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@")))
-        assert own_tracker.run_id(writer.folder, 60) is None
-        writer.end()
-        drained, problem = own_tracker.drain(writer.folder, 0.5)
-        own_tracker.close()
-        assert json.loads((writer.folder / "tracking.json").read_text())["store"]["uri"] == uri
-    assert not drained
-    assert "401" in str(problem)
-    assert seen[0] == "Basic YW5uOnMzY3JldCE="  # ann:s3cret!
-    everything = str(problem) + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-    assert "s3cret" not in everything
 
 
 def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Path, own_tracker: Tracker) -> None:

@@ -43,21 +43,22 @@ def jax(strategy: str, workers: int, speed: float, **result: Any) -> Point:
     return point(strategy, workers, speed, backend="jax", versions=VERSIONS | {"jax": "0", "jaxlib": "0"}, **result)
 
 
+def rows(text: str) -> list[Point]:
+    """The points of rows such as "mirrored 2 185" or "jax mirrored 2 320": strategy, workers and examples a second."""
+    makes = {"": point, "tensorflow": tensorflow, "jax": jax}
+    words = (row.split() for row in text.split(", "))
+    return [makes["".join(engine)](strategy, int(workers), float(speed)) for *engine, strategy, workers, speed in words]
+
+
 # What it says to use, how surely that is, and the points that it is faster than, as fast as, and cannot be told from.
 Said = tuple[str, str, list[int], list[int], list[int]]
 SURELY = "almost certainly"
 SWEEPS: dict[str, tuple[list[Point], Said]] = {
-    "a clear win": (
-        [point("mirrored", 1, 100), point("mirrored", 2, 185), point("mirrored", 4, 340)],
-        ("point 2", SURELY, [1, 0], [], []),
-    ),
-    "a tie": (
-        [point("mirrored", 2, 180), point("multi_worker", 2, 186), point("one_device", 1, 101)],
-        ("point 1", SURELY, [2], [], [0]),
-    ),
-    "one point": ([point("mirrored", 2, 185)], ("point 0", SURELY, [], [], [])),
+    "a clear win": (rows("mirrored 1 100, mirrored 2 185, mirrored 4 340"), ("point 2", SURELY, [1, 0], [], [])),
+    "a tie": (rows("mirrored 2 180, multi_worker 2 186, one_device 1 101"), ("point 1", SURELY, [2], [], [0])),
+    "one point": (rows("mirrored 2 185"), ("point 0", SURELY, [], [], [])),
     "one failed": (
-        [point("mirrored", 1, 100), point("mirrored", 2, 185), point("mirrored", 4, 0, status="FAILED")],
+        [*rows("mirrored 1 100, mirrored 2 185"), point("mirrored", 4, 0, status="FAILED")],
         ("point 1", SURELY, [0], [], []),
     ),
     "too noisy to say": (
@@ -65,12 +66,10 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
         ("not known", "not known", [], [], [1]),
     ),
     "more workers slower": (
-        [point("mirrored", 1, 100), point("mirrored", 2, 180), point("mirrored", 4, 120)],
-        ("point 1", SURELY, [2, 0], [], []),
+        rows("mirrored 1 100, mirrored 2 180, mirrored 4 120"), ("point 1", SURELY, [2, 0], [], []),
     ),
     "one device best": (
-        [point("one_device", 1, 101), point("mirrored", 2, 70), point("multi_worker", 2, 50)],
-        ("point 0", SURELY, [1, 2], [], []),
+        rows("one_device 1 101, mirrored 2 70, multi_worker 2 50"), ("point 0", SURELY, [1, 2], [], []),
     ),
     "one device best, and not among the points": (
         [in_turn("mirrored", 2, 0.8, 0.79, 0.81), in_turn("multi_worker", 2, 0.6, 0.59, 0.61)],
@@ -117,10 +116,10 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
         ("", "", [], [], []),
     ),
     "unlike runs": (
-        [point("mirrored", 1, 100), point("mirrored", 2, 124), point("mirrored", 2, 900, model="cnn")],
+        [*rows("mirrored 1 100, mirrored 2 124"), point("mirrored", 2, 900, model="cnn")],
         ("point 1", "very likely", [0], [], []),
     ),
-}
+}  # fmt: skip
 
 
 def places_of(written: report.WrittenReport, answer: str) -> list[int]:
@@ -183,37 +182,30 @@ def test_where_it_is_not_known_what_to_use_the_last_line_measures_more(tmp_path,
     assert last == "python -m pipeline -m sweep.name=s strategy=mirrored,one_device sweep.repeats=3"
 
 
-def of_engines(rows: str) -> list[Point]:
-    """The points of rows such as "jax mirrored 2 320": engine, strategy, workers and examples a second."""
-    makes = {"tensorflow": tensorflow, "jax": jax}
-    words = (row.split() for row in rows.split(", "))
-    return [makes[engine](strategy, int(workers), float(speed)) for engine, strategy, workers, speed in words]
-
-
 BASELINE = {"speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9, "baseline_source": "measured in this run"}
 # Which engine pays, or none where that is not known, and the point to use.
 ENGINES: dict[str, tuple[list[Point], tuple[str, int]]] = {
-    "jax clearly": (of_engines("tensorflow mirrored 2 180, jax mirrored 2 320"), ("jax", 1)),
-    "tensorflow clearly": (of_engines("tensorflow mirrored 2 320, jax mirrored 2 180"), ("tensorflow", 0)),
-    "a tie": (of_engines("tensorflow mirrored 2 180, jax mirrored 2 185"), ("", 1)),
+    "jax clearly": (rows("tensorflow mirrored 2 180, jax mirrored 2 320"), ("jax", 1)),
+    "tensorflow clearly": (rows("tensorflow mirrored 2 320, jax mirrored 2 180"), ("tensorflow", 0)),
+    "a tie": (rows("tensorflow mirrored 2 180, jax mirrored 2 185"), ("", 1)),
     "one engine failed": (
-        [*of_engines("tensorflow mirrored 1 100, tensorflow mirrored 2 185"), jax("mirrored", 1, 0, status="FAILED"),
+        [*rows("tensorflow mirrored 1 100, tensorflow mirrored 2 185"), jax("mirrored", 1, 0, status="FAILED"),
          jax("mirrored", 2, 0, status="REFUSED")],
         ("", 1),
     ),
     "only one has a baseline": ([tensorflow("mirrored", 2, 180), jax("mirrored", 2, 320, speedup=None)], ("jax", 1)),
     "unlike batches": (
-        [*of_engines("tensorflow mirrored 2 180, tensorflow mirrored 4 320"),
+        [*rows("tensorflow mirrored 2 180, tensorflow mirrored 4 320"),
          jax("mirrored", 2, 400, replica_batch=32)],
         ("", 1),
     ),
     "three strategies each": (
-        of_engines("tensorflow one_device 1 101, tensorflow mirrored 2 180, tensorflow multi_worker 2 150, "
+        rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, tensorflow multi_worker 2 150, "
                    "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
         ("jax", 4),
     ),
     "an engine whose strategies tie": (
-        of_engines("tensorflow one_device 1 101, tensorflow mirrored 2 180, "
+        rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, "
                    "jax mirrored 2 300, jax multi_worker 2 295, jax one_device 1 140"),
         ("jax", 2),
     ),
