@@ -3,15 +3,13 @@
 import dataclasses
 import json
 import signal
-import socket
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from conftest import Ran, finish, left_behind, start
+from conftest import Ran, left_behind
 from plans import config
-from under_way import events, losses, until
+from ports import reserved_ports
+from under_way import UnderWay, losses, until
 
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
@@ -22,149 +20,102 @@ from pipeline.plan.planning import make
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true",
          "train.check=off")  # fmt: skip
-TWO = ("strategy=multi_worker", "train.steps=30", "checkpoint.every_steps=5", *SMALL)
-# Long enough to be ended in the middle.
+# Long enough to be harmed in the middle.
 LONG = ("strategy=multi_worker", "train.steps=1500", "checkpoint.every_steps=50", "train.steps_per_call=10", *SMALL)
+CHIEF = ("chief", 0)
 
 
-class Started:
+class Tasks:
     """One command a task, each in a folder of its own; `kinds` has how many tasks of each there are."""
 
     def __init__(self, folder: Path, **kinds: int) -> None:
-        self.folder, self.commands = folder, dict[tuple[str, int], subprocess.Popen[str]]()
-        self._held: list[socket.socket] = [socket.create_server(("127.0.0.1", 0)) for _ in range(sum(kinds.values()))]
-        ports = iter([held.getsockname()[1] for held in self._held])
-        self.cluster = {kind: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for kind, count in kinds.items()}
-        for held in self._held:
-            held.close()
+        with reserved_ports(sum(kinds.values())) as ports:
+            left = iter(ports)
+            self.cluster = {kind: [f"127.0.0.1:{next(left)}" for _ in range(count)] for kind, count in kinds.items()}
+        self.commands = {
+            (kind, index): UnderWay(folder / f"{kind}{index}")
+            for kind, addresses in self.cluster.items()
+            for index in range(len(addresses))
+        }
 
-    def type(self, kind: str, index: int, *arguments: str, **environ: str) -> None:
-        """Types the command of one task."""
-        home = self.folder / f"{kind}{index}"
-        home.mkdir(exist_ok=True)
-        said = {"cluster": self.cluster, "task": {"type": kind, "index": index}}
-        self.commands[kind, index] = start(home, "cluster=env", *arguments, TF_CONFIG=json.dumps(said), **environ)
+    def type(self, *arguments: str, only: tuple[str, int] | None = None) -> None:
+        """Types the command of every task, or of one."""
+        for task, command in self.commands.items():
+            if only in (None, task):
+                command.type("cluster=env", *arguments, **said(self.cluster, *task))
 
-    def type_all(self, *arguments: str) -> None:
-        """Types the command of every task."""
-        for kind, addresses in self.cluster.items():
-            for index in range(len(addresses)):
-                self.type(kind, index, *arguments)
-
-    def ended(self, kind: str, index: int, timeout: float = 240.0) -> Ran:
-        """How the command of a task ended."""
-        return finish(self.commands[kind, index], self.folder / f"{kind}{index}", time.monotonic(), timeout)
-
-    def steps(self) -> int:
-        """How far the chief's run is."""
-        told = events(self.folder, "checkpoint", "*/outputs/runs/*")
-        return max((event.get("step") or 0 for event in told), default=0)
-
-    def end(self) -> None:
-        """Ends what is left."""
-        for command in self.commands.values():
-            if command.poll() is None:
-                command.kill()
-                command.communicate()
+    def ended(self, code: int = 0) -> list[Ran]:
+        """How the commands of all tasks ended: with that code."""
+        ended = [command.ended(240) for command in self.commands.values()]
+        assert {ran.code for ran in ended} == {code}, "".join(ran.out + ran.err for ran in ended)
+        return ended
 
 
 @pytest.fixture
 def begun(tmp_path):
-    made: list[Started] = []
+    made: list[Tasks] = []
 
-    def begin(**kinds: int) -> Started:
-        made.append(Started(tmp_path, **kinds))
+    def begin(**kinds: int) -> Tasks:
+        made.append(Tasks(tmp_path, **kinds))
         return made[-1]
 
     yield begin
-    for each in made:
-        each.end()
-        for kind, index in each.commands:
-            assert not left_behind(tmp_path / f"{kind}{index}")
+    for command in [command for tasks in made for command in tasks.commands.values()]:
+        command.kill()
+        assert not left_behind(command.folder)
 
 
 @pytest.mark.slow
-def test_a_hand_made_tf_config_in_two_terminals_trains_to_the_losses_of_one(pipeline, begun):
-    alone = pipeline(*TWO, "workers=2")
-    tasks = begun(chief=1, worker=1)
-    tasks.type_all(*TWO)
-    ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
-    assert (ran.code, other.code) == (0, 0), ran.err + other.err
+def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_is_preempted_or_killed(pipeline, begun):
+    alone = pipeline(*LONG, "workers=2")
+    tasks = begun(worker=2)
+    tasks.type(*LONG)
+    first, second = tasks.commands.values()
+    # A scheduler takes the machine of one.
+    until(lambda: first.step("checkpoint") >= 100)
+    second.harm(signal.SIGTERM)
+    left, _ = tasks.ended(75)
+    assert left.result["status"] == "PREEMPTED"
+    assert "SIGTERM to worker 1" in left.result["error"]
+    tasks.type(*LONG)
+    for task, other, reached in ((("worker", 1), first, 300), (("worker", 0), second, 600)):
+        until(lambda reached=reached: first.step("checkpoint") >= reached)
+        assert other.process.poll() is None
+        tasks.commands[task].kill()
+        tasks.type(*LONG, only=task)
+    ran, other = tasks.ended()
     assert losses(ran.result) == losses(alone.result)
-    assert ran.result["workers"] == 2
+    # The second command's restart, and twice going on with what the one before left.
+    assert [ran.result[name] for name in ("restarts", "resumed", "workers")] == [1, 2, 2]
     # It has the logs of both, and the other leaves nothing.
     assert (ran.run_folders[0] / "point-1.log").exists()
     assert not (other.folder / "outputs" / "runs").exists()
-    assert "worker 0 at 127.0.0.1" in other.out
+    assert "worker 1 at 127.0.0.1" in other.out
+    assert "was lost" in other.out
     assert other.out.rstrip().endswith("has ended with 0.")
 
 
 @pytest.mark.slow
-def test_workers_and_a_parameter_server_are_tasks_and_the_chief_coordinates(begun):
+def test_the_chief_conducts_a_sweep_and_leaves_tasks_out_where_a_point_needs_fewer(begun):
     tasks = begun(chief=1, worker=2, ps=1)
-    tasks.type_all("strategy=parameter_server", "train.steps=40", "tracking=none", "model=mlp", "data=digits")
-    ran = tasks.ended("chief", 0)
-    assert ran.code == 0, ran.err
-    assert ran.result["workers"] == 2
-    assert ran.result["steps"] >= 40
-    assert [tasks.ended(*task).code for task in (("worker", 0), ("worker", 1), ("ps", 0))] == [0, 0, 0]
-
-
-@pytest.mark.slow
-def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(begun):
-    tasks = begun(worker=2)
-    sweep = ("-m", "strategy=one_device,multi_worker", "workers=2", "train.steps=10", *SMALL)
-    tasks.type_all(*sweep)
-    ran = tasks.ended("worker", 0)
-    assert ran.code == 0, ran.err
-    assert [(each["strategy"], each["workers"]) for each in ran.results] == [("one_device", 1), ("multi_worker", 2)]
-    other = tasks.ended("worker", 1)
-    assert other.code == 0
-    assert not list(other.folder.glob("outputs/*/*"))
-
-
-@pytest.mark.slow
-def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_from_the_last_checkpoint(pipeline, begun):
-    alone = pipeline(*LONG, "workers=2")
-    tasks = begun(chief=1, worker=1)
-    tasks.type_all(*LONG)
-    for role, others, reached in (("worker", "chief", 100), ("chief", "worker", 500)):
-        until(lambda reached=reached: tasks.steps() >= reached)
-        assert tasks.commands[others, 0].poll() is None
-        tasks.commands[role, 0].kill()
-        tasks.commands[role, 0].communicate()
-        tasks.type(role, 0, *LONG)
-    ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
-    assert (ran.code, other.code) == (0, 0), ran.err
-    assert losses(ran.result) == losses(alone.result)
-    # The first command's restart, and the second one's going on with what that left.
-    assert (ran.result["restarts"], ran.result["resumed"]) == (1, 1)
-    assert "was lost" in other.out
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(begun):
-    tasks = begun(chief=1, worker=1)
-    tasks.type_all(*LONG)
-    until(lambda: tasks.steps() >= 100)
-    tasks.commands["worker", 0].send_signal(signal.SIGTERM)
-    ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
-    assert (ran.code, other.code) == (75, 75), ran.err
-    assert ran.result["status"] == "PREEMPTED"
-    assert "SIGTERM to worker 1" in ran.result["error"]
+    tasks.type("-m", "strategy=parameter_server,one_device,multi_worker", "workers=2", "train.steps=40", *SMALL[:4])
+    ran, *others = tasks.ended()
+    assert [(each["strategy"], each["workers"]) for each in ran.results] == [
+        ("parameter_server", 2), ("one_device", 1), ("multi_worker", 2),
+    ]  # fmt: skip
+    assert all(each["steps"] >= 40 for each in ran.results)
+    assert not [path for other in others for path in other.folder.glob("outputs/*/*")]
 
 
 @pytest.mark.slow
 def test_tasks_that_never_come_are_named_and_a_refused_command_ends_them_all(begun):
     tasks = begun(chief=1, worker=1)
-    tasks.type("chief", 0, *TWO, "cluster.options.timeout=4")
-    ran = tasks.ended("chief", 0)
-    assert ran.code == 1
+    tasks.type(*LONG, "cluster.options.timeout=4", only=CHIEF)
+    ran = tasks.commands[CHIEF].ended(240).failed()
     assert f"Expected worker 0 at {tasks.cluster['worker'][0]} to be there, received no answer for 4 s." in ran.err
-    tasks.type_all(*TWO, "workers=3")
-    refused, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
+    tasks.type(*LONG, "workers=3")
+    refused, _ = tasks.ended(2)
     assert "Expected no more processes that train than the 2 that were started" in refused.err
-    assert (refused.code, other.code) == (2, 2)
 
 
 def said(cluster: object, kind: object = "worker", index: object = 0) -> dict[str, str]:

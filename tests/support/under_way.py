@@ -1,6 +1,7 @@
-"""Commands under way in a folder: what their runs have logged so far, and how they end."""
+"""Commands under way in a folder: what their runs have logged so far, who is harmed meanwhile, and how they end."""
 
-import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -8,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Ran, finish, start
-
-
-def events(folder: Path, kind: str | None = None, runs: str = "outputs/[rs]*/**") -> list[dict[str, Any]]:
-    """The events of all runs, of one kind or of all, as far as they are written, a run's after the others'."""
-    logs = sorted(folder.glob(f"{runs}/events.jsonl"))
-    lines = [line for log in logs for line in log.read_text().splitlines() if line.endswith("}")]
-    return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
+from run_events import logged
 
 
 def losses(result: dict[str, Any]) -> tuple[Any, ...]:
@@ -27,33 +22,43 @@ def until(reached: Callable[[], Any], seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (there := reached()):
         assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.1)
+        time.sleep(0.05)
     return there
 
 
 class UnderWay:
-    """A command, in whose place another may be typed."""
+    """A command, in whose place another may be typed; killed where a `with` block ends before it."""
 
-    def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
-        self.folder, self._environ = folder, environ
+    def __init__(self, folder: Path, *arguments: str, cold: bool = False, **environ: str) -> None:
+        self.folder, self._environ, self._cold = folder, environ, cold
         folder.mkdir(exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
         if arguments:
             self.type(*arguments)
 
+    def __enter__(self) -> "UnderWay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def type(self, *arguments: str, **environ: str) -> None:
         """Types another command."""
         self._began = time.monotonic()
-        self.process = start(self.folder, *arguments, **self._environ, **environ)
+        self.process = start(self.folder, *arguments, cold=self._cold, **self._environ, **environ)
+
+    @property
+    def runs(self) -> list[Path]:
+        """The folders of runs that have a log, in order."""
+        return [log.parent for log in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))]
 
     def told(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The events of a kind, or all."""
-        return events(self.folder, kind)
+        """The events of a kind, or all, as far as they are written, a run's after the others'."""
+        return [event for run in self.runs for event in logged(run, kind)]
 
     def step(self, kind: str = "steps") -> int:
         """How far the last run is."""
-        logs = sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))
-        told = events(logs[-1].parent, kind, ".") if logs else []
+        told = logged(self.runs[-1], kind) if self.runs else []
         return max((event.get("step") or 0 for event in told), default=0)
 
     def restarted(self) -> list[str]:
@@ -70,18 +75,28 @@ class UnderWay:
 
         until(reached_or_over, seconds)
 
+    def until_told(self, kind: str, count: int = 1) -> None:
+        """Waits until so many events of a kind are logged."""
+        self.until(lambda: len(self.told(kind)) >= count, 90)
+
     def more(self, steps: int, kind: str = "steps") -> None:
         """Waits until it has trained so many steps more."""
         before = self.step(kind)
         self.until(lambda: self.step(kind) >= before + steps)
 
+    def harm(self, number: int, rank: int | None = None) -> None:
+        """Sends a signal to the process of a rank that was started last, or to the command."""
+        assert self.process is not None
+        pids = [event["pid"] for event in self.told("started") if event["rank"] == rank]
+        os.kill(self.process.pid if rank is None else pids[-1], number)
+
     def kill(self) -> None:
         """Kills it outright."""
         if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+            self.process.send_signal(signal.SIGKILL)
             self.process.communicate()
 
     def ended(self, timeout: float = 400.0) -> Ran:
-        """How it ends."""
+        """How it ends, and the seconds from now until then."""
         assert self.process is not None
-        return finish(self.process, self.folder, self._began, timeout)
+        return finish(self.process, self.folder, time.monotonic(), timeout)
