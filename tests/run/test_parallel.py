@@ -15,6 +15,7 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from plans import config, machine
 from rich.console import Console
 from run_events import logged
+from under_way import UnderWay, until
 
 from pipeline.launch.share import CoreShare, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
@@ -34,12 +35,6 @@ POINTS = (
     "model=mlp", "train.steps=600", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
     "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
 )  # fmt: skip
-
-
-def saved(folder: Path, since: float) -> int:
-    """How many points have saved a checkpoint since a time."""
-    runs = [log.parent for log in (folder / SWEEP).glob("*/events.jsonl")]
-    return sum(any(event["time"] > since for event in logged(run, "checkpoint")) for run in runs)
 
 
 def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
@@ -151,39 +146,35 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
     assert [job.closed for job in jobs] == [1] * early
     go_on.set()
     assert over.wait(20)
-    deadline = time.monotonic() + 20
-    while not all(job.closed for job in jobs):
-        assert time.monotonic() < deadline, jobs
-        time.sleep(0.01)
+    until(lambda: all(job.closed for job in jobs), 20)
     assert {job.closed for job in jobs} == {1}
 
 
 def ended_by(number: int, folder: Path) -> Ran:
     """The command, once two points of it are on their way."""
-    now, began, command = time.time(), time.monotonic(), start(folder, *POINTS)
-    try:
-        while saved(folder, now) < 2:
-            assert command.poll() is None, command.communicate()
-            assert time.monotonic() < began + 120, "no two points had a checkpoint"
-            time.sleep(0.1)
-        os.kill(command.pid, number)
-        return finish(command, folder, began, 60)
-    finally:
-        command.kill()
-        command.communicate()
-        assert not left_behind(folder)
+    with UnderWay(folder, *POINTS) as sweep:
+        now = time.time()
+
+        def saved() -> int:
+            """How many points have saved a checkpoint since."""
+            return sum(any(event["time"] > now for event in logged(run, "checkpoint")) for run in sweep.runs)
+
+        sweep.until(lambda: saved() > 1, 120)
+        sweep.harm(number)
+        return sweep.ended(60)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two points at once need two cores")
 def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
-    interrupted = ended_by(signal.SIGINT, tmp_path)
-    assert (interrupted.code, "Nothing was under way" in interrupted.err) == (130, False)
+    interrupted = ended_by(signal.SIGINT, tmp_path).failed(130)
+    assert "Nothing was under way" not in interrupted.err
+    assert not left_behind(tmp_path)
     # The first two, or where one of those has been quick, the third.
     assert re.search(r"beside/[01]_one_device has .* and outputs/sweeps/beside/[12]_one_.* has .*on", interrupted.err)
     ended_by(signal.SIGKILL, tmp_path)
-    began = time.monotonic()
-    ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240).ok()
+    assert not left_behind(tmp_path)
+    ran = finish(start(tmp_path, *POINTS), tmp_path, time.monotonic(), 240).ok()
     logs = sorted((tmp_path / SWEEP).glob("*/events.jsonl"))
     events = [logged(log.parent) for log in logs]
     # Each is one run, and those that were under way have gone on.

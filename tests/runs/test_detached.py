@@ -3,15 +3,14 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import own
 import psutil
 import pytest
-from conftest import command_line, finish, left_behind, listening, once_in_mlflow, start, working_in
+from conftest import command_line, left_behind, listening, once_in_mlflow, working_in
 from run_events import events
+from under_way import UnderWay
 
 # Twelve steps an epoch, two a call.
 COMMAND = (
@@ -23,28 +22,6 @@ COMMAND = (
 # Time for what happens meanwhile; nothing is computed otherwise.
 SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)
 STEPS, EPOCHS = 480, 40
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the commands run; whatever has been left there is ended, and told."""
-    yield tmp_path
-    if left := left_behind(tmp_path, patience=120):
-        for process in working_in(tmp_path):
-            process.kill()
-        pytest.fail(f"left behind: {left}")
-
-
-def step(folder: Path) -> int:
-    return max((event["step"] for event in events(folder, "steps")), default=0)
-
-
-def until(process: Any, true: Callable[[], object], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def trained(events: list[dict[str, Any]]) -> tuple[dict[int, float], list[dict], list[str]]:
@@ -67,45 +44,45 @@ def trained(events: list[dict[str, Any]]) -> tuple[dict[int, float], list[dict],
 
 @pytest.mark.slow
 @pytest.mark.waits
-def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(folder):
-    sane = folder / "sane"
-    sane.mkdir()
+def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(tmp_path):
     # Meanwhile, since the other mostly waits.
-    began, unharmed = time.monotonic(), start(sane, *COMMAND, "tracking=none")
-    # Killed outright in mid-training.
-    first = start(folder, *COMMAND, *SLOWLY, "launch.detach=true")
-    until(first, lambda: step(folder) >= 40)
-    (run,) = folder.glob("outputs/runs/*")
-    assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
-    token = json.loads((run / "agents.json").read_text())["token"]
-    assert not [process for process in psutil.process_iter() if token in command_line(process)]
-    assert listening(working_in(folder)) == {"127.0.0.1"}
-    first.kill()
-    first.communicate()
-    before = step(folder)
-    time.sleep(3)
-    assert step(folder) == before
-    refused = start(folder, *COMMAND, *SLOWLY, "launch.detach=true")
-    _, err = refused.communicate(timeout=60)
-    assert (refused.returncode, "whose processes train on without a driver" in err) == (2, True), err
-    # Left by Ctrl-C.
-    second = start(folder, "attach", run.name)
-    until(second, lambda: step(folder) >= before + 40)
-    other = start(folder, "attach", run.name)
-    assert "on which one still works" in other.communicate(timeout=60)[1]
-    second.send_signal(signal.SIGINT)
-    out, err = second.communicate(timeout=60)
-    assert second.returncode == 130, (out, err)
-    assert f"outputs/runs/{run.name} trains on: `python -m pipeline attach outputs/runs/{run.name}`" in err
-    assert (run / "agents.json").exists()
-    third = finish(start(folder, "attach", run.name), folder, time.monotonic(), 240)
-    assert third.code == 0, (third.out, third.err)
-    finish(unharmed, sane, began, 240).ok()
+    unharmed = UnderWay(tmp_path / "sane", *COMMAND, "tracking=none")
+    command, folder = (*COMMAND, *SLOWLY, "launch.detach=true"), tmp_path / "detached"
+    first, other = UnderWay(folder, *command), UnderWay(folder)
+    try:
+        first.until(lambda: first.step() >= 40)
+        (run,) = first.runs
+        assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
+        token = json.loads((run / "agents.json").read_text())["token"]
+        assert not [process for process in psutil.process_iter() if token in command_line(process)]
+        assert listening(working_in(folder)) == {"127.0.0.1"}
+        # Killed outright in mid-training.
+        first.kill()
+        before = first.step()
+        time.sleep(3)
+        assert first.step() == before
+        other.type(*command)
+        assert "whose processes train on without a driver" in other.ended(60).failed(2).err
+        # Left by Ctrl-C.
+        first.type("attach", run.name)
+        first.more(40)
+        other.type("attach", run.name)
+        assert "on which one still works" in other.ended(60).err
+        first.harm(signal.SIGINT)
+        left = first.ended(60).failed(130)
+        assert f"outputs/runs/{run.name} trains on: `python -m pipeline attach outputs/runs/{run.name}`" in left.err
+        assert (run / "agents.json").exists()
+        first.type("attach", run.name)
+        result, other_result = (command.ended(240).ok().result for command in (first, unharmed))
+    finally:
+        # Whatever has been left there is ended, and told.
+        if there := left_behind(folder, patience=120):
+            for process in working_in(folder):
+                process.kill()
+            pytest.fail(f"left behind: {there}")
+    sane = tmp_path / "sane"
     assert trained(events(folder)) == trained(events(sane))
     assert sorted(trained(events(folder))[0]) == list(range(1, STEPS + 1))
-    result, other_result = (
-        json.loads(next(at.glob("outputs/runs/*/result.json")).read_text()) for at in (folder, sane)
-    )
     same = (
         "status", "error", "workers", "loss", "val_loss", "metrics", "val_metrics", "epochs", "parameters", "resumed",
         "restarts", "rollbacks", "steps_repeated", "repeats", "steps_per_call", "saved", "checkpoint_step",

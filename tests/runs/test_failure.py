@@ -1,6 +1,5 @@
 """A process that dies, stops, hangs or never joins ends the run soon, by name, with nothing left behind."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -8,22 +7,20 @@ from pathlib import Path
 import own
 import psutil
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, sampled, start
-from run_events import LONG, events, wait_for
+from conftest import QUICK, Ran, left_behind, sampled, start
+from run_events import LONG
+from under_way import UnderWay
 
 TWO = ("strategy=multi_worker", "workers=2")
 
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = "steps") -> Ran:
     """Starts a long run on two processes and sends one a signal in the middle; returns how it ended."""
-    process = start(folder, *QUICK, *TWO, *LONG, "launch.max_restarts=0", *arguments)
-    try:
-        wait_for(folder, moment)
-        (pid,) = [event["pid"] for event in wait_for(folder, "started", count=2) if event["rank"] == rank]
-        os.kill(pid, number)
-        return finish(process, folder, time.monotonic(), timeout=90)
-    finally:
-        process.kill()
+    with UnderWay(folder, *QUICK, *TWO, *LONG, "launch.max_restarts=0", *arguments) as run:
+        run.until_told(moment)
+        run.until_told("started", 2)
+        run.harm(number, rank)
+        return run.ended(90)
 
 
 KILLED, SILENT, MEMORY = "was killed by SIGKILL", "gave no sign of life", "strategy.collective=shared_memory"
@@ -73,30 +70,35 @@ def test_a_process_that_hangs_without_a_word_is_named_and_its_stack_kept(pipelin
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    ("moment", "number", "code"),
+    [
+        ("steps", signal.SIGINT, 130),
+        pytest.param("steps", signal.SIGHUP, 129, marks=pytest.mark.slow),
+        # While processes start; again while they are ended.
+        ("run", signal.SIGINT, 130),
+    ],
 )
-def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, number, code):
-    process = start(tmp_path, *QUICK, *TWO, *LONG)
-    wait_for(tmp_path, "steps")
-    began = time.monotonic()
-    process.send_signal(number)
-    ran = finish(process, tmp_path, began, timeout=30)
+def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, moment, number, code):
+    trains = moment == "steps"
+    with UnderWay(tmp_path, *QUICK, *TWO, *LONG, cold=not trains) as run:
+        run.until_told(moment)
+        run.harm(number)
+        if not trains:
+            run.harm(number)
+        ran = run.ended(30).failed(code)
+        (last,) = run.told()[-1:]
     # Ten are meant; on a machine that is busy with other things it may be as many more.
     assert ran.seconds < 20
-    assert ran.code == code
-    assert ran.result["status"] == "KILLED"
-    assert "Traceback" not in ran.err
-    assert events(tmp_path)[-1]["event"] == "ended"
+    assert (ran.result["status"], last["event"]) == ("KILLED", "ended")
     assert not left_behind(tmp_path)
     if number == signal.SIGINT:
         # It says where it is, what is there of it, and what goes on with it.
         (folder,) = ran.run_folders
-        step = ran.result["checkpoint_step"]
-        assert step >= 1
-        assert "Ctrl-C: leaving with a checkpoint" in ran.out
-        said = f"Ended by SIGINT. {folder.relative_to(tmp_path)} has a checkpoint of step {step:,}: the same"
-        assert f"pipeline: {said} command goes on from there.\n" in ran.err
+        has = "no checkpoint yet: the same command goes on from its beginning"
+        if trains:
+            assert "Ctrl-C: leaving with a checkpoint" in ran.out
+            has = f"a checkpoint of step {ran.result['checkpoint_step']:,}: the same command goes on from there"
+        assert f"pipeline: Ended by SIGINT. {folder.relative_to(tmp_path)} has {has}.\n" in ran.err
 
 
 def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path):
@@ -111,41 +113,21 @@ def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path)
     assert not [line for line in err.splitlines() if not line.startswith("import time:")]
 
 
-def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
-    process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
-    wait_for(tmp_path, "run")
-    began = time.monotonic()
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, began, timeout=30)
-    # Ten are meant; on a machine that is busy with other things it may be as many more.
-    assert ran.seconds < 20
-    assert ran.code == 130
-    assert " has no checkpoint yet: the same command goes on from its beginning." in ran.err
-    assert "Traceback" not in ran.err
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.parametrize("moment", [*(pytest.param(moment, marks=pytest.mark.slow)
-                                      for moment in sampled(("run", "started"), 1)), "steps"])  # fmt: skip
-def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
-    process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
-    wait_for(tmp_path, moment)
-    process.kill()
-    process.wait()
-    assert not left_behind(tmp_path, patience=10)
-    process.communicate()
-
-
-def test_a_conductor_killed_leaves_not_even_a_stopped_process_or_one_that_waits_for_it(tmp_path):
-    process = start(tmp_path, *QUICK, *TWO, *LONG)
-    (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == 1]
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)
-    process.kill()
-    process.wait()
-    assert not left_behind(tmp_path, patience=10)
-    process.communicate()
+@pytest.mark.parametrize(
+    "moment", [*(pytest.param(one, marks=pytest.mark.slow) for one in sampled(("run", "started"), 1)), "steps"]
+)
+def test_a_conductor_killed_outright_leaves_no_process_not_even_a_stopped_one_or_one_that_waits_for_it(
+    tmp_path, moment
+):
+    with UnderWay(tmp_path, *QUICK, *TWO, *LONG, cold=True) as run:
+        run.until_told(moment)
+        if moment == "steps":
+            run.harm(signal.SIGSTOP, 1)
+            time.sleep(4)
+        run.process.kill()
+        run.process.wait()
+        assert not left_behind(tmp_path, patience=10)
+        run.process.communicate()
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step(pipeline):
@@ -164,17 +146,6 @@ def test_arrays_with_what_is_not_a_number_are_not_trained_on(pipeline):
         "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity." in ran.err
     )
     assert not ran.events("steps")
-
-
-@pytest.mark.slow
-def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
-    process = start(tmp_path, "-m", *QUICK, *TWO, *LONG[1:], "train.epochs=300,1", "launch.max_restarts=0")
-    wait_for(tmp_path, "steps")
-    (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == 1]
-    psutil.Process(pid).kill()
-    ran = finish(process, tmp_path, time.monotonic(), timeout=120)
-    assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
-    assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
@@ -219,18 +190,16 @@ def test_a_busy_loop_once_training_steps_is_ended_after_twice_the_progress_timeo
 @pytest.mark.slow
 @pytest.mark.parametrize(("restarts", "code"), [(1, 0), (0, 1)])
 def test_a_fork_server_killed_while_it_starts_processes_is_started_again_so_often(tmp_path, restarts, code):
-    process = start(tmp_path, *QUICK, *TWO, "model=mlp", "data=digits", "train.steps=2",
-                    f"launch.max_restarts={restarts}", cold=True)  # fmt: skip
-    wait_for(tmp_path, "run")
-    # By now the conductor waits for the first process, while the server still imports.
-    time.sleep(0.5)
-    for each in psutil.Process(process.pid).children():
-        if "multiprocessing.forkserver" in " ".join(each.cmdline()):
-            each.kill()
-    ran = finish(process, tmp_path, time.monotonic(), timeout=60)
-    assert "Traceback" not in ran.err
-    assert ran.code == code, ran.err
-    assert ran.result["status"] == ("FAILED" if code else "FINISHED")
+    few = ("model=mlp", "data=digits", "train.steps=2", f"launch.max_restarts={restarts}")
+    with UnderWay(tmp_path, *QUICK, *TWO, *few, cold=True) as run:
+        run.until_told("run")
+        # By now the conductor waits for the first process, while the server still imports.
+        time.sleep(0.5)
+        for each in psutil.Process(run.process.pid).children():
+            if "multiprocessing.forkserver" in " ".join(each.cmdline()):
+                each.kill()
+        ran = run.ended(60).failed(code)
+        warned = any("fork server" in event["text"] for event in run.told("warning"))
+    assert (ran.result["status"], warned) == (("FAILED", False) if code else ("FINISHED", True))
     assert ("Expected a fork server that starts processes, received one that was killed" in ran.err) == bool(code)
-    assert any("fork server" in event["text"] for event in events(tmp_path) if event["event"] == "warning") != code
     assert not left_behind(tmp_path)

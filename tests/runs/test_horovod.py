@@ -1,6 +1,5 @@
 """`strategy.collective=horovod`: what is refused, and whole runs where `make horovod` has built it."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Ran, environment, finish, left_behind
+from conftest import ROOT, Ran, environment, left_behind
 from own import CONF
-from run_events import LONG, wait_for
+from run_events import LONG
+from under_way import UnderWay
 
 from pipeline.worker.tensorflow import horovod
 
@@ -163,20 +163,12 @@ def test_rows_of_embeddings_and_statistics_of_batches_are_added_as_tensorflow_ad
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_and_ends_the_run_within_a_minute(tmp_path, rank):
-    process = subprocess.Popen(
-        [str(PYTHON), "-m", "pipeline", *TWO, *LONG, "measure.steps=0", "tracking=none", "launch.max_restarts=0"],
-        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        wait_for(tmp_path, "steps")
-        (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == rank]
-        os.kill(pid, signal.SIGKILL)
-        ran = finish(process, tmp_path, time.monotonic(), timeout=60)
-    finally:
-        process.kill()
-    assert ran.code == 1
+    long = (*TWO, *LONG, "measure.steps=0", "tracking=none", "launch.max_restarts=0")
+    with UnderWay(tmp_path, *long, python=PYTHON) as run:
+        run.until_told("steps")
+        run.harm(signal.SIGKILL, rank)
+        ran = run.ended(60).failed()
     assert f"{['chief 0', 'worker 1'][rank]} was killed by SIGKILL" in ran.err
-    assert "Traceback" not in ran.err
     assert not left_behind(tmp_path)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def until(reached: Callable[[], Any], seconds: float = 240.0) -> Any:
 class UnderWay:
     """A command, in whose place another may be typed; killed where a `with` block ends before it."""
 
-    def __init__(self, folder: Path, *arguments: str, cold: bool = False, **environ: str) -> None:
-        self.folder, self._environ, self._cold = folder, environ, cold
+    def __init__(self, folder: Path, *arguments: str, cold: bool = False, python: Path | None = None, **environ: str):
+        self.folder = folder
+        self._start = partial(start, folder, cold=cold, python=python, **environ)
         folder.mkdir(exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
         if arguments:
@@ -44,8 +46,7 @@ class UnderWay:
 
     def type(self, *arguments: str, **environ: str) -> None:
         """Types another command."""
-        self._began = time.monotonic()
-        self.process = start(self.folder, *arguments, cold=self._cold, **self._environ, **environ)
+        self.process = self._start(*arguments, **environ)
 
     @property
     def runs(self) -> list[Path]:
