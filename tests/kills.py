@@ -8,14 +8,12 @@ a loss within `RACING`), with no process left and nothing said twice in the even
 """
 
 import argparse
-import json
-import os
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,7 +23,9 @@ from typing import Any
 
 # As pyproject.toml has it for pytest.
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
-from conftest import finish, left_behind, start
+from conftest import left_behind
+from run_events import events
+from under_way import UnderWay
 
 # Small, but with a checkpoint and a model that take moments to write, and a validation that takes moments.
 TINY = (
@@ -84,53 +84,35 @@ def chosen(seed: int | str, count: int) -> list[Cell]:
 
 def trained(folder: Path, strategy: str) -> tuple[Any, ...]:
     """What a finished run trained, for comparison: a hash of the weights; in a race the examples and the loss."""
-    told = list(events(folder))
-    ends = [event for event in told if event["event"] == "finished"]
-    if strategy == "parameter_server":
-        return ends[-1]["examples"], ends[-1]["loss"]
-    return (ends[-1]["weights"][0],)
+    last = events(folder, "finished")[-1]
+    return (last["examples"], last["loss"]) if strategy == "parameter_server" else (last["weights"][0],)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Is what two runs trained the same, as far as it can be?"""
-    if len(one) == 1:
-        return one == other
-    return bool(one[0] == other[0] and abs(one[1] - other[1]) <= RACING * other[1])
+    return one == other or (len(one) > 1 and one[0] == other[0] and abs(one[1] - other[1]) <= RACING * other[1])
 
 
-def events(folder: Path) -> Iterator[dict[str, Any]]:
-    """The events of the only run in a folder, as far as they are written."""
-    for log in folder.glob("outputs/runs/*/events.jsonl"):
-        for line in log.read_text().splitlines():
-            with suppress(ValueError):
-                yield json.loads(line)
-
-
-def harm(cell: Cell, folder: Path, conductor: int, timeout: float = 60.0) -> bool:
-    """Waits for the cell's moment, and sends its signal; false where the run ended before."""
-    log, until = b"", time.monotonic() + timeout
-    here: Path | None = None
+def harm(cell: Cell, command: UnderWay, seconds: float = 60.0) -> bool:
+    """Waits for the cell's moment, and sends its signal; false where the run ended before, or in vain."""
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
-        here = here or next(iter(folder.glob("outputs/runs/*/events.jsonl")), None)
-        if here is not None:
-            log = here.read_bytes()
-            told = [json.loads(line) for line in log.splitlines() if line.endswith(b"}")]
-            pids = {event["role"]: event["pid"] for event in told if event["event"] == "started"}
-            target = conductor if cell.role == "conductor" else pids.get(cell.role)
-            if target is not None and _now(cell.moment, told, here.parent):
-                with suppress(ProcessLookupError):
-                    os.kill(target, getattr(signal, f"SIG{cell.signal}"))
-                    return True
-                return False
-            if told and told[-1]["event"] == "ended":
-                return False
+        told = command.told()
+        ranks = {event["role"]: event["rank"] for event in told if event["event"] == "started"}
+        if (cell.role == "conductor" or cell.role in ranks) and _now(cell.moment, told, command.runs):
+            with suppress(ProcessLookupError):
+                command.harm(getattr(signal, f"SIG{cell.signal}"), ranks.get(cell.role))
+                return True
+            return False
+        if told and told[-1]["event"] == "ended":
+            return False
         time.sleep(0.002)
     return False
 
 
-def _now(moment: str, told: Sequence[dict[str, Any]], folder: Path) -> bool:
+def _now(moment: str, told: Sequence[dict[str, Any]], folders: Sequence[Path]) -> bool:
     kinds = [event["event"] for event in told]
-    steps = [event for event in told if event["event"] == "steps"]
+    step = max((event["step"] for event in told if event["event"] == "steps"), default=0)
     epochs = kinds.count("epoch")
     match moment:
         case "joining":
@@ -138,46 +120,44 @@ def _now(moment: str, told: Sequence[dict[str, Any]], folder: Path) -> bool:
         case "first trace":
             return "built" in kinds
         case "mid-epoch":
-            return epochs == 1 and steps[-1]["step"] % 10 == 6
+            return epochs == 1 and step % 10 == 6
         case "validation":
-            return epochs == 1 and steps[-1]["step"] >= 20
+            return epochs == 1 and step >= 20
         case "checkpoint":
-            return epochs >= 1 and any(folder.glob("checkpoints/*.partial"))
+            return epochs >= 1 and any(folders[0].glob("checkpoints/*.partial"))
         case _:
-            return any(folder.glob(".model*"))
+            return any(folders[0].glob(".model*"))
 
 
 def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) -> str:
     """What came of a cell, in words; begins with "ok" where it held."""
-    command = (*STRATEGIES[cell.strategy], *TINY)
     codes: list[int] = []
-    said = ""
+    came = True
+    command = UnderWay(folder)
     for attempt in range(TRIES):
-        began = time.monotonic()
-        process = start(folder, *command)
-        if not attempt and not harm(cell, folder, process.pid):
-            said = "the moment never came; "
-        ran = finish(process, folder, began, 120)
+        command.type(*STRATEGIES[cell.strategy], *TINY)
+        if not attempt:
+            came = harm(cell, command)
+        ran = command.ended(120)
         codes.append(ran.code)
-        if "Traceback" in ran.err or "Traceback" in ran.out:
+        if "Traceback" in ran.err + ran.out:
             return f"a traceback: {ran.err[-300:]}"
         if ran.code == 0:
             break
-    ways = " then ".join(map(str, codes))
+    said, ways = "" if came else "the moment never came; ", " then ".join(map(str, codes))
     if codes[-1] != 0:
         return f"{said}never finished: {ways}; {ran.err[-300:]}"
     if left := left_behind(folder):
         return f"{said}left behind: {left}"
-    runs = list(folder.glob("outputs/runs/*/events.jsonl"))
-    if len(runs) != 1:
-        return f"{said}{len(runs)} runs in place of one; {ways}"
+    if len(command.runs) != 1:
+        return f"{said}{len(command.runs)} runs in place of one; {ways}"
     if not same(trained(folder, cell.strategy), unharmed(cell.strategy)):
         return f"{said}trained {trained(folder, cell.strategy)} in place of {unharmed(cell.strategy)}; {ways}"
-    result = json.loads((runs[0].parent / "result.json").read_text())
-    if not result["restarts"] and not result["resumed"] and cell.signal != "TERM" and not said:
+    result = ran.result
+    if not result["restarts"] and not result["resumed"] and cell.signal != "TERM" and came:
         return f"harmed in vain; {ways}"
     return (
-        f"{'?? ' if said else ''}ok: {said}exit {ways}, {result['restarts']} restarts, resumed {result['resumed']}, "
+        f"{'' if came else '?? '}ok: {said}exit {ways}, {result['restarts']} restarts, resumed {result['resumed']}, "
         f"{result['steps_repeated']} steps again"
     )
 
@@ -185,11 +165,8 @@ def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) ->
 @cache
 def unharmed_in(folder: Path, strategy: str) -> tuple[Any, ...]:
     """What a strategy trains when nothing happens, learnt once."""
-    own = folder / f"unharmed-{strategy}"
-    own.mkdir()
-    ran = finish(start(own, *STRATEGIES[strategy], *TINY), own, time.monotonic(), 120)
-    assert ran.code == 0, ran.err
-    return trained(own, strategy)
+    UnderWay(folder / f"unharmed-{strategy}", *STRATEGIES[strategy], *TINY).ended(120).ok()
+    return trained(folder / f"unharmed-{strategy}", strategy)
 
 
 def main() -> int:
@@ -205,10 +182,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         unharmed = partial(unharmed_in, Path(name))
         for number, cell in enumerate(asked):
-            folder = Path(name) / str(number)
-            folder.mkdir()
             began = time.monotonic()
-            outcome = run(cell, unharmed, folder)
+            outcome = run(cell, unharmed, Path(name) / str(number))
             bad += not outcome.startswith("ok")
             print(f"| {cell} | {outcome} | {time.monotonic() - began:.0f} s |", flush=True)
     print(f"{len(asked) - bad} of {len(asked)} cells hold")

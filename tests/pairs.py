@@ -7,17 +7,22 @@ The choices of a key that is true or false, or one of some names, are read from 
 import copy
 import enum
 import os
-import subprocess
 import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
+
+# As pyproject.toml has it for pytest.
+SUPPORT = Path(__file__).resolve().parent / "support"
+sys.path.append(str(SUPPORT))
+from conftest import left_behind
+from under_way import UnderWay
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
@@ -28,7 +33,6 @@ from pipeline.run.planner import plan_run
 from pipeline.run.requests import devices
 from pipeline.run.session import Session
 
-SUPPORT = Path(__file__).resolve().parent / "support"
 STRATEGIES = sorted(path.stem for path in (SUPPORT.parents[1] / "conf" / "strategy").glob("*.yaml"))
 # Of these a strategy's devices are made, where it takes others than the rest.
 HARDWARE = {"model_parallel": ("hardware=4cpu", "strategy.devices_per_replica=2"),
@@ -187,23 +191,29 @@ def wrong(code: int, said: str) -> str | None:
     return None if code == 0 or refused else f"exit code {code}"
 
 
-def _run(row: Row) -> tuple[str | None, str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pipeline", *typed_of(row)]
-        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        logs = "".join(path.read_text(errors="replace")[-3000:] for path in Path(folder).rglob("point-*.log"))
-        return wrong(ran.returncode, ran.stdout + ran.stderr), ran.stderr[-1500:] + logs
+def run(row: Row) -> tuple[int, str | None, str]:
+    """Returns how the run of a row ended: its exit code, what is wrong with that, and what it wrote."""
+    with tempfile.TemporaryDirectory() as name, UnderWay(Path(name), *typed_of(row)) as command:
+        ran = command.ended(600)
+        logs = "".join(path.read_text(errors="replace")[-3000:] for path in command.folder.rglob("point-*.log"))
+        left = left_behind(command.folder)
+    found = f"left behind: {left}" if left else wrong(ran.code, ran.out + ran.err)
+    return ran.code, found, ran.err[-1500:] + logs
+
+
+def at_once(rows: Sequence[Row]) -> Iterator[tuple[Row, tuple[int, str | None, str]]]:
+    """Yields each row with how its run ended; two run at a time, as the cores are."""
+    with ThreadPoolExecutor(2) as pool:
+        yield from zip(rows, pool.map(run, rows), strict=True)
 
 
 def _main(first: int = 0, last: int | None = None) -> None:
     made, refused = rows(factors(), refusal)
     print(f"{len(made)} rows, {len(refused)} pairs refused", flush=True)
-    with ThreadPoolExecutor(2) as pool:
-        for number, (found, said) in enumerate(pool.map(_run, made[first:last]), first):
-            print(f"{number}: {found or 'right'}", flush=True)
-            if found:
-                print(" ".join(typed_of(made[number])), said, sep="\n", flush=True)
+    for number, (row, (_, found, said)) in enumerate(at_once(made[first:last]), first):
+        print(f"{number}: {found or 'right'}", flush=True)
+        if found:
+            print(" ".join(typed_of(row)), said, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 `tests/pairs.py` makes the rows, and all of the runs; here are the first of them, which hold most pairs.
 """
 
-import time
-
 import pairs
 import pytest
-from conftest import finish, left_behind, start
 
 # Rows that are run, and a refused pair of so many.
 FIRST, EACH = 10, 50
@@ -45,18 +42,7 @@ def test_a_refused_pair_leaves_with_exit_code_2_and_leaves_nothing(crossed, aske
 
 @pytest.mark.slow
 @pytest.mark.waits
-def test_the_first_rows_train_without_a_traceback(crossed, tmp_path):
+def test_the_first_rows_train_without_a_traceback(crossed):
     made, _ = crossed
-    for number in range(0, FIRST, 2):
-        # Two at a time, as the cores are.
-        folders = [tmp_path / str(number + place) for place in range(2)]
-        for folder in folders:
-            folder.mkdir()
-        began = time.monotonic()
-        two = zip(made[number : number + 2], folders, strict=True)
-        begun = [start(folder, *pairs.typed_of(row)) for row, folder in two]
-        for process, folder in zip(begun, folders, strict=True):
-            ran = finish(process, folder, began, 240)
-            assert pairs.wrong(ran.code, ran.out + ran.err) is None, ran.err
-            assert ran.code == 0, ran.err
-            assert not left_behind(folder)
+    for row, (code, found, said) in pairs.at_once(made[:FIRST]):
+        assert (code, found) == (0, None), f"{pairs.typed_of(row)} {said}"

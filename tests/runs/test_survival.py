@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import own
 import psutil
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, once_in_mlflow, sampled, start
-from kills import Unharmed, chosen, run
+from kills import chosen, run, unharmed_in
 from run_events import losses, weights
 from under_way import UnderWay
 
@@ -289,5 +290,5 @@ def test_whoever_is_harmed_at_whatever_moment_the_run_ends_with_the_same_weights
 
 
 @pytest.fixture(scope="module")
-def harmless(tmp_path_factory: pytest.TempPathFactory) -> Unharmed:
-    return Unharmed(tmp_path_factory.mktemp("unharmed"))
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, ...]]:
+    return unharmed_in(tmp_path_factory.mktemp("unharmed"))
