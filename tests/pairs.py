@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 # As pyproject.toml has it for pytest.
-SUPPORT = Path(__file__).resolve().parent / "support"
-sys.path.append(str(SUPPORT))
+sys.path.append(str(Path(__file__).resolve().parent / "support"))
 from conftest import left_behind
 from under_way import UnderWay
 
@@ -33,6 +32,7 @@ from pipeline.run.planner import plan_run
 from pipeline.run.requests import devices
 from pipeline.run.session import Session
 
+SUPPORT = Path(__file__).resolve().parent / "support"
 STRATEGIES = sorted(path.stem for path in (SUPPORT.parents[1] / "conf" / "strategy").glob("*.yaml"))
 # Of these a strategy's devices are made, where it takes others than the rest.
 HARDWARE = {"model_parallel": ("hardware=4cpu", "strategy.devices_per_replica=2"),
