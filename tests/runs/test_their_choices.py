@@ -60,9 +60,9 @@ def test_a_strategy_a_model_and_a_data_set_of_another_package_train_together(pip
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anything_starts(pipeline, environ, group):
+def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anything_starts(asked, environ, group):
     names = "empty", "gone", "signature"
-    ran = pipeline("-m", f"{group}={','.join(names)}", "mode=plan", *SMALL, **environ).failed(2)
+    ran = asked("-m", f"{group}={','.join(names)}", "mode=plan", *SMALL, **environ).failed(2)
     function, wrong = FUNCTIONS[group], WRONG[group].partition(":")[0]
     assert f"Expected {group}.build._target_ to name a function, received none." in ran.err
     assert f"to name a function that exists, received their_choices.{function}s: no {function}s in" in ran.err
@@ -82,6 +82,6 @@ def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipe
     assert "Traceback" not in ran.err + ran.out
 
 
-def test_a_name_that_no_package_has_is_refused_with_those_that_are_there(pipeline, environ):
-    ran = pipeline("strategy=horovod", "mode=plan", **environ).failed(2)
+def test_a_name_that_no_package_has_is_refused_with_those_that_are_there(asked, environ):
+    ran = asked("strategy=horovod", "mode=plan", **environ).failed(2)
     assert "theirs, tpu, received horovod." in ran.err
