@@ -154,22 +154,22 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
 
 
 @pytest.mark.slow
-def test_failed_points_are_tried_again_and_new_ones_added(pipeline, tmp_path):
+def test_failed_points_are_tried_again_and_new_ones_added_and_what_is_typed_twice_is_two_points(pipeline, tmp_path):
     own = ("data.build._target_=own.there_by_now", f"+data.build.path={tmp_path}/late", "data.num_classes=10")
     pipeline(*NAMED, *own, "strategy=one_device", "workers=1").failed()
     assert [each["status"] for each in entries(tmp_path / SWEEP)] == ["FAILED"]
     (tmp_path / "late").touch()
-    pipeline(*NAMED, *own, "strategy=one_device,mirrored,tpu", "workers=1").ok()
+    pipeline(*NAMED, *own, "strategy=one_device,one_device,mirrored,tpu", "workers=1").ok()
     points = entries(tmp_path / SWEEP)
-    assert [each["status"] for each in points] == ["FINISHED", "FINISHED", "REFUSED"]
-    assert "Expected" in points[2]["error"]
-    assert [each["place"] for each in points] == [0, 1, 2]
+    assert [each["status"] for each in points] == [*["FINISHED"] * 3, "REFUSED"]
+    assert "Expected" in points[3]["error"]
+    assert [each["place"] for each in points] == [0, 1, 2, 3]
+    assert [each["folder"] for each in points[:2]] == ["0_one_device.2", "1_one_device"]
     # What became of the first attempt is still there.
     assert json.loads((tmp_path / SWEEP / "0_one_device/result.json").read_text())["status"] == "FAILED"
-    assert points[0]["folder"] == "0_one_device.2"
-    third: Ran = pipeline(*NAMED, *own, "strategy=mirrored,one_device", "workers=1")
-    assert "2 of 2 points have finished and are kept." in third.out
-    assert [result["status"] for result in third.results].count("FINISHED") == 2
+    third: Ran = pipeline(*NAMED, *own, "strategy=mirrored,one_device,one_device", "workers=1")
+    assert "3 of 3 points have finished and are kept." in third.out
+    assert [result["status"] for result in third.results].count("FINISHED") == 3
 
 
 @pytest.mark.slow
@@ -194,14 +194,6 @@ def test_what_starts_nothing_has_repeats_and_points_that_cannot_be_read(asked, t
     assert "data.name" in ran.err
     assert "Traceback" not in ran.err
     assert not list(tmp_path.glob("outputs/sweeps/*"))
-
-
-@pytest.mark.slow
-def test_points_typed_twice_are_two_points(pipeline, tmp_path):
-    pipeline(*NAMED, "strategy=one_device,one_device", "workers=1").ok()
-    assert [each["folder"] for each in entries(tmp_path / SWEEP)] == ["0_one_device", "1_one_device"]
-    again: Ran = pipeline(*NAMED, "strategy=one_device,one_device", "workers=1")
-    assert "2 of 2 points have finished and are kept." in again.out
 
 
 def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):

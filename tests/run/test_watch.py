@@ -1,7 +1,10 @@
 """Who is to blame, decided from what processes told and from invented times."""
 
 import random
+import re
 import signal
+from collections.abc import Callable, Container
+from functools import partial
 
 import pytest
 from conftest import with_
@@ -40,22 +43,64 @@ class Story:
         self.counters[rank] += progress
         self.tell(rank, Beat(progress=self.counters[rank], cpu_seconds=cpu_seconds))
 
-    def alive(self, seconds: float, *ranks: int, progress: bool = True, cpu_share: float = 0.0) -> RunFailed | None:
-        """Lets time pass in half seconds while `ranks` beat; returns the first failure."""
+    def alive(
+        self, seconds: float, *ranks: int, still: Container[int] = (), computing: Container[int] = ()
+    ) -> RunFailed | None:
+        """Lets time pass in half seconds while `ranks` beat; returns the first failure. Those that are `still` make no
+        progress.
+        """
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
             for rank in ranks:
-                self.beat(rank, cpu_share * self.now, progress)
+                self.beat(rank, 0.9 * self.now * (rank in computing), rank not in still)
             failure = self.watch.failure(self.now)
             if failure:
                 return failure
         return None
 
 
-def found(failure: RunFailed | None) -> RunFailed:
-    assert failure is not None
-    return failure
+ALL, STILL = (0, 1, 2), range(4)
+Happens = Callable[[Story], RunFailed | None]
+
+
+def tells(rank: int, event: Event) -> Happens:
+    return lambda story: story.tell(rank, event)
+
+
+def beats(rank: int) -> Happens:
+    return lambda story: story.beat(rank)
+
+
+def lives(seconds: float, *ranks: int, **given: Container[int]) -> Happens:
+    return lambda story: story.alive(seconds, *ranks, **given)
+
+
+def passes(seconds: float) -> Happens:
+    def pass_(story: Story) -> RunFailed | None:
+        story.now += seconds
+        return story.watch.failure(story.now)
+
+    return pass_
+
+
+def commanded(story: Story) -> None:
+    story.watch.commanded(story.now)
+
+
+def answers(*ranks: int) -> Happens:
+    return lambda story: [story.watch.responded(rank) for rank in ranks] and None
+
+
+def replaces(**why: str) -> Happens:
+    """By rank as `rank1`, how the reason begins for which a worker is started again."""
+
+    def replace(story: Story) -> None:
+        told = {f"rank{rank}": text for rank, text in story.watch.to_replace(story.now).items()}
+        assert told.keys() == why.keys()
+        assert all(told[rank].startswith(text) for rank, text in why.items()), told
+
+    return replace
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,7 +154,8 @@ def test_who_is_to_blame_is_named_with_how_it_ended(events, error, rank, lost):
     story = Story()
     for of, event in events:
         story.tell(of, event)
-    failure = found(story.watch.failure(story.now))
+    failure = story.watch.failure(story.now)
+    assert failure is not None
     assert (failure.error, failure.rank, failure.lost) == (error, rank, lost)
 
 
@@ -130,175 +176,161 @@ def test_an_orderly_end_while_leaving_is_no_failure_and_a_bad_one_is(code, joine
     assert (failure and failure.error) == (words and f"worker 1 {words}.")
 
 
-def test_peers_that_lost_a_killed_process_take_no_blame():
-    story = Story()
-    for rank in (0, 2):
-        story.tell(rank, LOST)
-    assert story.watch.failure(story.now) is None
-    story.now += 1.0
-    for rank in (0, 2):
-        story.tell(rank, Exited(code=1))
-    assert story.watch.failure(story.now) is None
-    story.tell(1, Exited(code=-signal.SIGKILL))
-    failure = found(story.watch.failure(story.now))
-    assert (failure.error, failure.rank, failure.lost) == ("worker 1 was killed by SIGKILL.", 1, True)
-
-
-def test_peers_that_lost_a_stopped_process_take_no_blame():
-    story = Story()
-    assert story.alive(5.0, *story.ranks) is None
-    story.tell(0, LOST)
-    failure = found(story.alive(BLAME_SECONDS, 0, 2))
-    assert failure.rank == 1
-    assert "gave no sign of life" in failure.error
-    assert story.now < BEGIN + 5.0 + SILENT_SECONDS + 2.0
-
-
-def test_a_process_that_aborts_where_another_is_stopped_has_lost_that_one():
-    story = Story()
-    assert story.alive(SILENT_SECONDS + 1.0, 0, 2) is None
-    story.tell(0, Exited(code=-signal.SIGABRT))
-    failure = found(story.watch.failure(story.now))
-    assert (failure.error, failure.rank) == (
-        "worker 1 gave no sign of life for 4 s: it is stopped, or its host is gone.",
-        1,
-    )
-
-
-def test_where_nobody_else_shows_a_fault_the_one_that_lost_the_others_is_named_after_a_while():
-    story = Story()
-    story.tell(1, LOST)
-    story.tell(1, Exited(code=1))
-    assert story.alive(BLAME_SECONDS - 1.0, 0, 2) is None
-    failure = found(story.alive(3.0, 0, 2))
-    assert (failure.error, failure.rank) == ("worker 1 lost the connection to the other processes.", 1)
-
-
-def test_a_process_that_never_speaks_is_blamed_for_not_joining():
-    story = Story(join=False)
-    for rank in (0, 1):
-        story.beat(rank)
-    story.now += STARTUP
-    assert story.watch.failure(story.now) is None
-    story.now += 0.1
-    failure = found(story.watch.failure(story.now))
-    assert failure.rank == 2
-    assert failure.stuck
-    assert failure.error == ("worker 2 did not join within 60 s. If it needs longer, try launch.startup_timeout=120.")
-
-
-def test_a_process_stopped_before_it_joins_is_blamed_though_others_are_silent_longer():
-    story = Story(join=False)
-    story.now += 10.0
-    story.beat(1)
-    story.tell(1, Stopped())
-    story.now += STARTUP
-    failure = found(story.watch.failure(story.now))
-    assert failure.rank == 1
-    assert "it is stopped" in failure.error
-
-
-def test_one_that_joins_while_another_does_not_is_not_blamed():
-    story = Story(join=False)
-    story.tell(0, Joined())
-    story.tell(1, Joined())
-    assert found(story.alive(STARTUP + 5.0, 0, 1)).rank == 2
-
-
-def test_a_stopped_process_is_named_after_the_heartbeat_timeout_and_not_before():
-    story = Story()
-    assert story.alive(10.0, *story.ranks) is None
-    assert story.alive(HEARTBEAT - 0.5, 0, 2) is None
-    story.tell(1, Stopped())
-    failure = found(story.alive(2.0, 0, 2))
-    assert failure.rank == 1
-    assert failure.error.startswith("worker 1 gave no sign of life for 3")
-    assert failure.error.endswith("s: it is stopped.")
-    assert not failure.stuck
-
-
-def test_a_process_that_goes_on_in_time_is_forgiven():
-    story = Story()
-    story.tell(1, Stopped())
-    assert story.alive(HEARTBEAT - 1.0, 0, 2) is None
-    assert story.alive(100.0, *story.ranks) is None
-
-
-def test_processes_that_neither_step_nor_compute_are_stuck():
-    story = Story()
+def racing(restarts: int = 3, begun: bool = True) -> Story:
+    """A coordinator (0), two workers (1, 2) and a parameter server (3), in the midst of training."""
+    story = Story(2, strategy="parameter_server")
+    story.watch.plan = with_(story.watch.plan, "launch", max_restarts=restarts)
+    story.watch.replacing = begun
     story.watch.commanded(story.now)
-    assert story.alive(20.0, *story.ranks) is None
-    failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
-    assert failure.stuck
-    assert failure.error == (
-        "chief 0 and worker 1 and worker 2 made no progress for 50 s; where each stands is in its log. "
-        "If a step takes that long, try launch.progress_timeout=200."
-    )
-    assert story.now > BEGIN + 20.0 + PROGRESS
+    return story
 
 
-@pytest.mark.parametrize(("stepped", "patience"), [(False, TRACING_PATIENCE), (True, BUSY_PATIENCE)])
-def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_are_told_and_twice_as_long_then(
-    stepped, patience
-):
-    story = Story(workers=2)
-    story.watch.commanded(story.now)
-    if stepped:
-        story.tell(0, Steps(1, [0.5]))
-    assert story.alive(patience * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
-    failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
-    assert failure.stuck
-    computed = f"computed for {patience * PROGRESS:.0f} s without a step; where each stands"
-    assert failure.error.startswith(f"chief 0 and worker 1 {computed}")
-    assert story.now < BEGIN + patience * PROGRESS + 2.0
+KILLED, DIED, QUIET = Exited(-signal.SIGKILL), Exited(1), "gave no sign of life for"
+TWO, UNJOINED = partial(Story, 2), partial(Story, join=False)
+# What happens, none of which is a failure, and then the failure that the last of it is: whose, and in which words.
+STORIES: dict[str, tuple[Callable[[], Story], list[Happens], tuple[int, str] | None]] = {
+    "peers that lost a killed process take no blame": (
+        Story,
+        [tells(0, LOST), tells(2, LOST), passes(0), passes(1), tells(0, DIED), tells(2, DIED), passes(0),
+         tells(1, KILLED), passes(0)],
+        (1, "worker 1 was killed by SIGKILL.$"),
+    ),
+    "peers that lost a stopped process take no blame": (
+        Story, [lives(5, *ALL), tells(0, LOST), lives(SILENT_SECONDS + 2, 0, 2)], (1, f"worker 1 {QUIET}"),
+    ),
+    "one that aborts where another is stopped has lost that one": (
+        Story, [lives(SILENT_SECONDS + 1, 0, 2), tells(0, Exited(-signal.SIGABRT)), passes(0)],
+        (1, f"worker 1 {QUIET} 4 s: it is stopped, or its host is gone.$"),
+    ),
+    "where nobody else shows a fault the one that lost the others is named after a while": (
+        Story, [tells(1, LOST), tells(1, DIED), lives(BLAME_SECONDS - 1, 0, 2), lives(3, 0, 2)],
+        (1, "worker 1 lost the connection to the other processes.$"),
+    ),
+    "one that never speaks is blamed for not joining": (
+        UNJOINED, [beats(0), beats(1), passes(STARTUP), passes(0.1)],
+        (2, "worker 2 did not join within 60 s. If it needs longer, try launch.startup_timeout=120.$"),
+    ),
+    "one stopped before it joins is blamed though others are silent longer": (
+        UNJOINED, [passes(10), beats(1), tells(1, Stopped()), passes(STARTUP)],
+        (1, "worker 1 did not join within 60 s: it is stopped"),
+    ),
+    "one that joins while another does not is not blamed": (
+        UNJOINED, [tells(0, Joined()), tells(1, Joined()), lives(STARTUP + 5, 0, 1)], (2, ""),
+    ),
+    "a stopped process is named after the heartbeat timeout and not before": (
+        Story, [lives(10, *ALL), lives(HEARTBEAT - 0.5, 0, 2), tells(1, Stopped()), lives(2, 0, 2)],
+        (1, rf"worker 1 {QUIET} 3\d s: it is stopped\.$"),
+    ),
+    "one that goes on in time is forgiven": (
+        Story, [tells(1, Stopped()), lives(HEARTBEAT - 1, 0, 2), lives(100, *ALL)], None,
+    ),
+    "processes that neither step nor compute are stuck": (
+        Story, [commanded, lives(20, *ALL), lives(PROGRESS, *ALL, still=STILL), lives(2, *ALL, still=STILL)],
+        (0, "chief 0 and worker 1 and worker 2 made no progress for 50 s; where each stands is in its log. "
+            "If a step takes that long, try launch.progress_timeout=200.$"),
+    ),
+    **{
+        f"one that computes is stuck after {patience} times as long": (
+            TWO,
+            [commanded, *stepped, lives(patience * PROGRESS - 5, 0, 1, still=STILL, computing=STILL),
+             lives(7, 0, 1, still=STILL, computing=STILL)],
+            (0, f"chief 0 and worker 1 computed for {patience * PROGRESS:.0f} s without a step; where each stands"),
+        )
+        # Until steps are told it is tracing.
+        for patience, stepped in ((TRACING_PATIENCE, []), (BUSY_PATIENCE, [tells(0, Steps(1, [0.5]))]))
+    },
+    "another command may trace anew": (
+        TWO, [tells(0, Steps(1, [0.5])), commanded, lives(3 * PROGRESS, 0, 1, still=STILL, computing=STILL)], None,
+    ),
+    "one that computes excuses those that wait for it": (
+        TWO, [commanded, lives(4 * PROGRESS, 0, 1, still=STILL, computing=(1,))], None,
+    ),
+    "one that has answered owes nothing and who has not is named": (
+        Story, [commanded, answers(0, 2), lives(PROGRESS + 2, *ALL, still=STILL)],
+        (1, "worker 1 made no progress for 50 s;"),
+    ),
+    "who stood still first is blamed": (
+        Story, [commanded, lives(10, 0, 2), lives(4, *ALL, still=(1,)), lives(PROGRESS + 5, *ALL, still=STILL)],
+        (1, ""),
+    ),
+    "those that wait for a command are not stuck and a command starts the clock anew": (
+        Story,
+        [answers(*ALL), lives(10 * PROGRESS, *ALL, still=STILL), commanded, lives(PROGRESS - 1, *ALL, still=STILL)],
+        None,
+    ),
+    "a racing worker that died is replaced and nobody blamed": (
+        racing,
+        [tells(1, KILLED), passes(0), replaces(rank1="worker 1 was killed by SIGKILL"), replaces(), tells(1, Joined()),
+         lives(PROGRESS, 0, 1, 2, 3)],
+        None,
+    ),
+    "a racing worker that is stopped is replaced after the heartbeat timeout": (
+        racing,
+        [lives(HEARTBEAT, 0, 1, 3), replaces(), tells(2, Stopped()), lives(1, 0, 1, 3),
+         replaces(rank2=f"worker 2 {QUIET} 31 s: it is stopped")],
+        None,
+    ),
+    "a racing worker is replaced so often and no more": (
+        partial(racing, restarts=2),
+        [*[tells(1, DIED), replaces(rank1="worker 1 ended with exit code 1")] * 2, tells(1, DIED), replaces(),
+         passes(0)],
+        (1, r"worker 1 ended with exit code 1, after it was started again 2 times \(launch.max_restarts\).$"),
+    ),
+    "before training begins a racing worker is a loss": (
+        partial(racing, begun=False), [tells(1, KILLED), replaces(), passes(0)], (1, ""),
+    ),
+    **{
+        f"a {name} is never replaced": (
+            racing, [tells(rank, KILLED), replaces(), passes(0)], (rank, f"{name} {rank} was killed by SIGKILL.$"),
+        )
+        for rank, name in ((0, "coordinator"), (3, "parameter server"))
+    },
+    "a replaced worker that never joins again is named": (
+        racing, [tells(1, DIED), replaces(rank1=""), lives(STARTUP + 1, 0, 2, 3)],
+        (1, "worker 1 did not join within 60 s"),
+    ),
+    "where all racing workers stand still the run is stuck though servers have nothing to do": (
+        racing, [lives(PROGRESS - 1, *STILL, still=STILL), lives(3, *STILL, still=STILL)],
+        (0, "coordinator 0 and worker 1 and worker 2 made no progress"),
+    ),
+    "a coordinator that waits for a stopped worker, which beat once more, is not blamed and has its time anew": (
+        racing,
+        [beats(2), lives(HEARTBEAT, 1, 3), passes(0.5), tells(2, Stopped()), lives(0.5, 1, 3), replaces(rank2=""),
+         tells(2, Joined()), lives(HEARTBEAT, 1, 2, 3), lives(1, 1, 2, 3)],
+        (0, f"coordinator 0 {QUIET}"),
+    ),
+    **{
+        f"a coordinator that waits for a stopped server is not blamed, whichever beat last ({last})": (
+            racing, [passes(0.2), beats(last), lives(HEARTBEAT + 1, 1, 2)], (3, f"parameter server 3 {QUIET}"),
+        )
+        for last in (0, 3)
+    },
+    "a worker that may not be replaced any more is blamed before a coordinator that waits for it": (
+        partial(racing, restarts=0), [lives(HEARTBEAT + 1, 1, 3)], (2, ""),
+    ),
+    "workers that serve owe nothing once their coordinator has answered": (
+        racing,
+        [lives(PROGRESS - 1, *STILL, still=STILL), tells(0, Finished()), answers(0), lives(5, *STILL, still=STILL)],
+        None,
+    ),
+}  # fmt: skip
 
 
-def test_another_command_may_trace_anew():
-    story = Story(workers=2)
-    story.tell(0, Steps(1, [0.5]))
-    story.watch.commanded(story.now)
-    assert story.alive(3 * PROGRESS, 0, 1, progress=False, cpu_share=0.9) is None
-
-
-def test_one_that_computes_excuses_those_that_wait_for_it():
-    story = Story(workers=2)
-    story.watch.commanded(story.now)
-    while story.now < BEGIN + 4 * PROGRESS:
-        story.now += 0.5
-        story.beat(0)
-        story.beat(1, cpu_seconds=story.now)
-        assert story.watch.failure(story.now) is None
-
-
-def test_a_process_that_has_answered_owes_nothing_and_who_has_not_is_named():
-    story = Story()
-    story.watch.commanded(story.now)
-    story.watch.responded(0)
-    story.watch.responded(2)
-    failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
-    assert failure.rank == 1
-    assert failure.error.startswith("worker 1 made no progress for 50 s;")
-
-
-def test_who_stood_still_first_is_blamed():
-    story = Story()
-    story.watch.commanded(story.now)
-    assert story.alive(10.0, 0, 2) is None
-    for _ in range(8):
-        story.now += 0.5
-        story.beat(0, progress=True)
-        story.beat(1)
-        story.beat(2, progress=True)
-    assert found(story.alive(PROGRESS + 5.0, *story.ranks, progress=False)).rank == 1
-
-
-def test_processes_that_wait_for_a_command_are_not_stuck_and_a_command_starts_the_clock_anew():
-    story = Story()
-    for rank in story.ranks:
-        story.watch.responded(rank)
-    assert story.alive(10 * PROGRESS, *story.ranks, progress=False) is None
-    story.watch.commanded(story.now)
-    assert story.alive(PROGRESS - 1.0, *story.ranks, progress=False) is None
+@pytest.mark.parametrize("told", STORIES)
+def test_who_is_to_blame(told):
+    make_story, happens, expected = STORIES[told]
+    story = make_story()
+    *before, last = happens
+    for each in before:
+        assert each(story) is None
+    failure = last(story)
+    assert (failure is None) == (expected is None)
+    if failure is not None:
+        rank, words = expected
+        assert (failure.rank, failure.lost) == (rank, True)
+        assert re.match(words, failure.error), failure.error
+        # Who may still write where it stands.
+        assert failure.stuck is any(how in failure.error for how in ("did not join", "no progress", "without a step"))
 
 
 @pytest.mark.parametrize("event", [System(host="host0", values={}), Steps(1, [0.5])], ids=["load", "steps"])
@@ -310,109 +342,3 @@ def test_an_event_is_progress_but_the_machine_s_load_is_only_a_sign_of_life(even
         story.tell(0, event)
     assert (failure is None) == isinstance(event, Steps)
     assert failure is None or (failure.stuck and "made no progress" in failure.error)
-
-
-def racing(restarts: int = 3) -> Story:
-    """A coordinator (0), two workers (1, 2) and a parameter server (3), in the midst of training."""
-    story = Story(2, strategy="parameter_server")
-    story.watch.plan = with_(story.watch.plan, "launch", max_restarts=restarts)
-    story.watch.replacing = True
-    story.watch.commanded(story.now)
-    return story
-
-
-def test_a_racing_worker_that_died_is_replaced_and_nobody_blamed():
-    story = racing()
-    story.tell(1, Exited(code=-signal.SIGKILL))
-    assert story.watch.failure(story.now) is None
-    assert story.watch.to_replace(story.now) == {1: "worker 1 was killed by SIGKILL"}
-    assert story.watch.to_replace(story.now) == {}
-    story.tell(1, Joined())
-    assert story.alive(PROGRESS, 0, 1, 2, 3) is None
-
-
-def test_a_racing_worker_that_is_stopped_is_replaced_after_the_heartbeat_timeout():
-    story = racing()
-    assert story.alive(HEARTBEAT, 0, 1, 3) is None
-    assert story.watch.to_replace(story.now) == {}
-    story.tell(2, Stopped())
-    assert story.alive(1.0, 0, 1, 3) is None
-    assert story.watch.to_replace(story.now) == {2: "worker 2 gave no sign of life for 31 s: it is stopped"}
-
-
-def test_a_racing_worker_is_replaced_so_often_and_no_more():
-    story = racing(restarts=2)
-    for _ in range(2):
-        story.tell(1, Exited(code=1))
-        assert story.watch.to_replace(story.now)
-    story.tell(1, Exited(code=1))
-    assert story.watch.to_replace(story.now) == {}
-    error = found(story.watch.failure(story.now)).error
-    assert error == "worker 1 ended with exit code 1, after it was started again 2 times (launch.max_restarts)."
-
-
-def test_before_training_begins_a_racing_worker_is_a_loss():
-    story = racing()
-    story.watch.replacing = False
-    story.tell(1, Exited(code=-signal.SIGKILL))
-    assert story.watch.to_replace(story.now) == {}
-    assert found(story.watch.failure(story.now)).rank == 1
-
-
-@pytest.mark.parametrize(("rank", "name"), [(0, "coordinator 0"), (3, "parameter server 3")])
-def test_a_coordinator_or_a_parameter_server_is_never_replaced(rank, name):
-    story = racing()
-    story.tell(rank, Exited(code=-signal.SIGKILL))
-    assert story.watch.to_replace(story.now) == {}
-    assert found(story.watch.failure(story.now)).error == f"{name} was killed by SIGKILL."
-
-
-def test_a_replaced_worker_that_never_joins_again_is_named():
-    story = racing()
-    story.tell(1, Exited(code=1))
-    story.watch.to_replace(story.now)
-    failure = found(story.alive(STARTUP + 1, 0, 2, 3))
-    assert failure.error.startswith("worker 1 did not join within 60 s")
-
-
-def test_where_all_racing_workers_stand_still_the_run_is_stuck_though_servers_have_nothing_to_do():
-    story = racing()
-    assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
-    failure = found(story.alive(3.0, *story.ranks, progress=False))
-    assert failure.error.startswith("coordinator 0 and worker 1 and worker 2 made no progress")
-
-
-def test_a_coordinator_that_waits_for_a_stopped_worker_is_not_blamed_and_has_its_time_anew():
-    story = racing()
-    # The worker beat once more.
-    story.beat(2)
-    assert story.alive(HEARTBEAT, 1, 3) is None
-    story.now += 0.5
-    assert story.watch.failure(story.now) is None
-    story.tell(2, Stopped())
-    assert story.alive(0.5, 1, 3) is None
-    assert list(story.watch.to_replace(story.now)) == [2]
-    story.tell(2, Joined())
-    assert story.alive(HEARTBEAT, 1, 2, 3) is None
-    assert found(story.alive(1.0, 1, 2, 3)).error.startswith("coordinator 0 gave no sign of life for")
-
-
-@pytest.mark.parametrize("first", [0, 3])
-def test_a_coordinator_that_waits_for_a_stopped_server_is_not_blamed(first):
-    story = racing()
-    story.now += 0.2
-    story.beat(0 if first == 3 else 3)
-    assert found(story.alive(HEARTBEAT + 1, 1, 2)).error.startswith("parameter server 3 gave no sign of life for")
-
-
-def test_a_worker_that_may_not_be_replaced_any_more_is_blamed_before_a_coordinator_that_waits_for_it():
-    story = racing(restarts=0)
-    assert found(story.alive(HEARTBEAT + 1, 1, 3)).rank == 2
-
-
-def test_workers_that_serve_owe_nothing_once_their_coordinator_has_answered():
-    story = racing()
-    assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
-    story.tell(0, Finished())
-    story.watch.responded(0)
-    assert story.alive(5.0, *story.ranks, progress=False) is None

@@ -8,7 +8,7 @@ import own
 import psutil
 import pytest
 from conftest import QUICK, Ran, left_behind, sampled, start
-from run_events import LONG
+from run_events import LONG, logged
 from under_way import UnderWay
 
 TWO = ("strategy=multi_worker", "workers=2")
@@ -130,22 +130,16 @@ def test_a_conductor_killed_outright_leaves_no_process_not_even_a_stopped_one_or
         run.process.communicate()
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step(pipeline):
+def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with_such_are_not_trained_on(pipeline):
     ran = pipeline(
-        *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
-        "data.build._target_=own.nan_data", "+data.build.value=3e38", "data.shuffle=false", "train.replica_batch=8",
+        "-m", *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
+        "data.build._target_=own.nan_data", "+data.build.value=3e38,nan", "data.shuffle=false", "train.replica_batch=8",
     ).failed()  # fmt: skip
-    assert "Expected a finite loss, received nan at step 3" in ran.err
-
-
-def test_arrays_with_what_is_not_a_number_are_not_trained_on(pipeline):
-    ran = pipeline(
-        *QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "data.build._target_=own.nan_data"
-    ).failed()
-    assert (
-        "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity." in ran.err
-    )
-    assert not ran.events("steps")
+    loss, arrays = ran.results
+    assert "Expected a finite loss, received nan at step 3" in loss["error"]
+    why = "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity."
+    assert why in arrays["error"]
+    assert not logged(ran.run_folders[1], "steps")
 
 
 @pytest.mark.slow
