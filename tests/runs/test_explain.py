@@ -2,21 +2,19 @@
 
 import contextlib
 import dataclasses
-import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Ran, finish, start
+from conftest import Ran, sampled
 from plans import cluster, config, machine
-from run_events import events, logged, losses, weights
+from run_events import logged, losses, weights
+from under_way import UnderWay
 
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
@@ -234,57 +232,55 @@ def test_a_slow_input_that_workers_share_is_called_the_bound(pipeline: Callable[
 
 @pytest.mark.slow
 @pytest.mark.timed
-def test_a_worker_that_is_held_back_is_named(pipeline: Callable[..., Ran], tmp_path):
+def test_a_worker_that_is_held_back_is_named(tmp_path):
     # Its steps mostly wait, and so take as long on a busy machine.
     unhurried = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried")
-    process = start(tmp_path, "strategy=multi_worker", "train.replica_batch=32", *unhurried, *EXPLAINED)
-    holding = threading.Thread(target=hold_back, args=(tmp_path, process))
+    run = UnderWay(tmp_path, "strategy=multi_worker", "train.replica_batch=32", *unhurried, *EXPLAINED)
+    holding = threading.Thread(target=hold_back, args=(run,))
     holding.start()
-    found = assert_whole(finish(process, tmp_path, time.monotonic(), 240))
+    found = assert_whole(run.ended(240))
     holding.join()
     assert (found["straggler"], found["bound"]) == ("worker 1", "stragglers"), found
     assert found["advice"].startswith("Waiting for worker 1")
 
 
-def pid_of_worker_1(folder: Path, process: subprocess.Popen[str], since: str) -> int:
-    """Its process, as soon as it has told of something."""
-    while process.poll() is None:
-        mine = {each["event"]: each for each in events(folder) if each.get("rank") == 1}
-        if since in mine:
-            return int(mine["started"]["pid"])
-        time.sleep(0.1)
-    pytest.fail(f"worker 1 never told of {since}")
+def until_worker_1(run: UnderWay, told: str) -> None:
+    run.until(lambda: 1 in [event["rank"] for event in run.told(told)])
 
 
-def hold_back(folder: Path, process: subprocess.Popen[str]) -> None:
+def hold_back(run: UnderWay) -> None:
     """Stops worker 1 for most of the time, from when training is over until the command ends."""
-    pid = pid_of_worker_1(folder, process, "finished")
+    until_worker_1(run, "finished")
     with contextlib.suppress(ProcessLookupError):
-        while process.poll() is None:
-            os.kill(pid, signal.SIGSTOP)
+        while run.process.poll() is None:
+            run.harm(signal.SIGSTOP, 1)
             time.sleep(0.1)
-            os.kill(pid, signal.SIGCONT)
+            run.harm(signal.SIGCONT, 1)
             time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_while_loss_is_explained_fails_no_run(pipeline: Callable[..., Ran], tmp_path):
-    process = start(tmp_path, "strategy=multi_worker", "model=mlp", *EXPLAINED)
-    os.kill(pid_of_worker_1(tmp_path, process, "explaining"), signal.SIGKILL)
-    ran = finish(process, tmp_path, time.monotonic(), 240)
-    assert (ran.code, ran.result["status"], ran.result["explained"]) == (0, "FINISHED", None), ran.err
+def test_a_worker_that_dies_while_loss_is_explained_fails_no_run(tmp_path):
+    run = UnderWay(tmp_path, "strategy=multi_worker", "model=mlp", *EXPLAINED)
+    until_worker_1(run, "explaining")
+    run.harm(signal.SIGKILL, 1)
+    ran = run.ended(240).ok()
+    assert (ran.result["status"], ran.result["explained"]) == ("FINISHED", None)
     assert any("could not be explained: worker 1 was killed" in note for note in ran.result["notes"])
 
 
 @pytest.mark.slow
-def test_nothing_that_is_trained_changes(pipeline: Callable[..., Ran]):
-    common = ("strategy=mirrored", "model=mlp", *EXPLAINED, "train.deterministic=true", "train.steps=20")
-    assert pipeline(*common, "measure.explain=false", "resume=never").code == 0
-    ran = pipeline(*common, "resume=never").ok()
-    without, with_one = (
+def test_nothing_that_is_trained_changes_where_loss_is_explained_and_the_input_is_profiled(pipeline):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    length = ("train.deterministic=true", "train.steps=20", "resume=never")
+    common = (f"strategy={strategy}", "model=mlp", *EXPLAINED, *length)
+    pipeline(*common, "measure.explain=false").ok()
+    ran = pipeline(*common, "data.profile=true").ok()
+    without, with_both = (
         [losses(run), weights(run), [each["val_loss"] for each in logged(run, "epoch")]] for run in ran.run_folders
     )
     # How many steps one line tells of is a matter of time.
-    assert without == with_one
+    assert without == with_both
     assert all(without)
-    assert [result["explained"] is None for result in ran.results] == [True, False]
+    said = [(bool(result["explained"]), bool(result["profile"])) for result in ran.results]
+    assert said == [(False, False), (True, True)]

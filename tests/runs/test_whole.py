@@ -1,20 +1,18 @@
 """Whole runs as a person types them, from the command to result.json and the MLflow run."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import own
-import psutil
 import pytest
-from conftest import QUICK, Ran, efficiency_of, finish, left_behind, sampled, start
+from conftest import QUICK, Ran, efficiency_of, left_behind, sampled
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from under_way import UnderWay
 
 KEYS = set(
     """status strategy hardware model data workers processes replicas replica_batch global_batch scaling
@@ -141,32 +139,21 @@ def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pi
     sampled((("worker", "FAILED", 1), ("ctrl-c", "KILLED", 130), ("conductor", "KILLED", -9)), 2),
 )
 def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
-    process = start(
+    run = UnderWay(
         tmp_path, "strategy=multi_worker", "workers=2", "measure.steps=0", "train.epochs=500", "data=digits",
         f"--config-dir={own.CONF}", "model=tiny", "launch.max_restarts=0", "train.check=off",
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    log = None
-    while time.monotonic() < deadline and not (log and '"event":"epoch"' in log.read_text()):
-        log = next(tmp_path.glob("outputs/[rs]*/**/events.jsonl"), None)
-        time.sleep(0.2)
-    assert log is not None
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (log.parent / "tracking.json").exists():
-        time.sleep(0.2)
-    pids = [json.loads(line).get("pid") for line in log.read_text().splitlines() if '"event":"started"' in line]
-    if harm == "worker":
-        psutil.Process(pids[1]).kill()
-    else:
-        process.send_signal(signal.SIGINT if harm == "ctrl-c" else signal.SIGKILL)
-    ran = finish(process, tmp_path, time.monotonic(), timeout=90)
-    assert ran.code == code
+    run.until_told("epoch")
+    run.until((run.runs[0] / "tracking.json").exists, 60)
+    number = signal.SIGINT if harm == "ctrl-c" else signal.SIGKILL
+    run.harm(number, 1 if harm == "worker" else None)
+    assert run.ended(90).code == code
     assert not left_behind(tmp_path, patience=60)
     # On a machine that is busy with other things, the tracker may have run out of time; the rest is sent later.
     subprocess.run([sys.executable, "-m", "pipeline", "sync"], cwd=tmp_path, check=True, capture_output=True)
-    _, (run,) = tracked(tmp_path)
-    assert run.info.status == status
-    assert run.data.metrics["train/loss"] >= 0
+    _, (logged,) = tracked(tmp_path)
+    assert logged.info.status == status
+    assert logged.data.metrics["train/loss"] >= 0
 
 
 @pytest.mark.slow
