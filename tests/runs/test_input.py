@@ -46,15 +46,6 @@ def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
     assert ran.out.rsplit("-- ", 1)[1].count("input-bound") >= len(STRATEGIES)
 
 
-def test_how_long_steps_wait_is_told_of_every_run(pipeline):
-    ran: Ran = pipeline(*TIMED, "strategy=one_device", "train.steps=16").ok()
-    # How long it is on a busy machine is the machine's affair.
-    assert 0 <= ran.result["input_wait"] < 1
-    assert ran.result["input_bound"] is (ran.result["input_wait"] >= measure.INPUT_BOUND)
-    assert "input wait" in ran.out
-    assert ("input-bound" in ran.out) is ran.result["input_bound"]
-
-
 # Its speed is not that of a machine that others may be at.
 UNHURRIED = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried",
              "train.replica_batch=32", "train.steps=24", "resume=never")  # fmt: skip
