@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from under_way import until
 
 from pipeline.launch.agents import endpoint
-from pipeline.launch.agents.channel import HEADER, Channel, contexts, new_token
+from pipeline.launch.agents.channel import HEADER, Channel, Received, contexts, new_token
 from pipeline.launch.agents.endpoint import Endpoint
 
 TOKEN = new_token()
@@ -85,25 +86,13 @@ def hubs() -> Iterator[Callable[..., Endpoint]]:
         hub.close()
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-
-
 def taken(link: Channel, count: int, seconds: float = 20.0) -> list[bytes]:
     """So many messages, each of which is done with."""
-    found: list[bytes] = []
-
-    def more() -> bool:
-        for received in link.take():
-            found.append(received.data)
-            link.done(received)
-        return len(found) >= count
-
-    until(more, seconds)
-    return found
+    found: list[Received] = []
+    until(lambda: found.extend(link.take()) or len(found) >= count, seconds)
+    for received in found:
+        link.done(received)
+    return [received.data for received in found]
 
 
 def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with_them(hubs):

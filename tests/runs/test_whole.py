@@ -12,6 +12,7 @@ import pytest
 from conftest import QUICK, Ran, efficiency_of, left_behind, sampled
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from run_events import logged
 from under_way import UnderWay
 
 from pipeline.analyze.measure import INPUT_BOUND
@@ -63,8 +64,8 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     assert run.data.params["workers"] == str(result["workers"])
     for name, group in (("examples_per_second", ""), ("speedup", ""), ("efficiency", ""), ("ms_p50", "step")):
         value = result[f"{group}_{name}" if group else name]
-        logged = run.data.metrics.get(f"{group}/{name}" if group else name)
-        assert logged == (None if value is None else pytest.approx(value, rel=1e-3))
+        sent = run.data.metrics.get(f"{group}/{name}" if group else name)
+        assert sent == (None if value is None else pytest.approx(value, rel=1e-3))
     # The first repeats of all, then their median; each loss once.
     artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
     assert artifacts >= {"plan.json", "result.json", "model.keras", "hydra"}
@@ -139,27 +140,30 @@ def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pi
     assert again.results[3]["baseline_source"] == "measured in this run"
 
 
+HARMS = (
+    (1, signal.SIGKILL, "FAILED", 1), (None, signal.SIGINT, "KILLED", 130), (None, signal.SIGKILL, "KILLED", -9),
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("harm", "status", "code"),
-    sampled((("worker", "FAILED", 1), ("ctrl-c", "KILLED", 130), ("conductor", "KILLED", -9)), 2),
-)
-def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
-    run = UnderWay(
-        tmp_path, "strategy=multi_worker", "workers=2", "measure.steps=0", "train.epochs=500", "data=digits",
-        f"--config-dir={own.CONF}", "model=tiny", "launch.max_restarts=0", "train.check=off",
-    )  # fmt: skip
-    run.until_told("epoch")
-    run.until((run.runs[0] / "tracking.json").exists, 60)
-    number = signal.SIGINT if harm == "ctrl-c" else signal.SIGKILL
-    run.harm(number, 1 if harm == "worker" else None)
-    assert run.ended(90).code == code
-    assert not left_behind(tmp_path, patience=60)
+def test_however_a_run_ends_mlflow_knows(tmp_path):
+    harms = sampled(HARMS, 2)
+    with UnderWay(tmp_path) as run:
+        for count, (rank, number, _, code) in enumerate(harms, 1):
+            run.type(
+                "strategy=multi_worker", "workers=2", "measure.steps=0", "train.epochs=500", "data=digits",
+                f"--config-dir={own.CONF}", "model=tiny", "launch.max_restarts=0", "train.check=off", "resume=never",
+            )  # fmt: skip
+            run.until(lambda count=count: len(run.runs) == count and logged(run.runs[-1], "epoch"), 120)
+            run.until((run.runs[-1] / "tracking.json").exists, 60)
+            run.harm(number, rank)
+            assert run.ended(90).code == code
+            assert not left_behind(tmp_path, patience=60)
     # On a machine that is busy with other things, the tracker may have run out of time; the rest is sent later.
     subprocess.run([sys.executable, "-m", "pipeline", "sync"], cwd=tmp_path, check=True, capture_output=True)
-    _, (logged,) = tracked(tmp_path)
-    assert logged.info.status == status
-    assert logged.data.metrics["train/loss"] >= 0
+    _, runs = tracked(tmp_path)
+    assert [each.info.status for each in runs] == [status for _, _, status, _ in harms]
+    assert all(each.data.metrics["train/loss"] >= 0 for each in runs)
 
 
 @pytest.mark.slow
