@@ -1,9 +1,7 @@
 """`cluster=kubernetes`: plans printed without a cluster, and runs whose pods are what the manifests say."""
 
 import json
-import os
 import signal
-import time
 import zipfile
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, SUPPORT, finish, start
+from conftest import ROOT, SUPPORT
 from stand_in.cluster import StandIn
 from stand_in.network import missing
 from under_way import UnderWay
@@ -86,10 +84,8 @@ def weights(folder: Path) -> list[np.ndarray]:
 def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of_a_run_on_this_machine(
     cluster, tmp_path
 ):
-    here, began = tmp_path / "here", time.monotonic()
-    here.mkdir()
     # Meanwhile, since pods mostly wait.
-    on_this_machine = start(here, *TWO)
+    on_this_machine = UnderWay(tmp_path / "here", *TWO)
     # Slow enough to be harmed on the way: each call of ten steps waits a while.
     slow = "train.callbacks=[{_target_: own.Pausing, seconds: 0.3}]"
     run = UnderWay(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
@@ -114,9 +110,7 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     cluster.kubelet.kill(worker)
     ran = run.ended(240.0)
     assert ran.code == 0, ran.out + ran.err + cluster.describe()
-    alone = finish(on_this_machine, here, began, 240.0)
-    assert alone.code == 0, alone.err
-    (folder,), (kept,) = ran.run_folders, alone.run_folders
+    (folder,), (kept,) = ran.run_folders, on_this_machine.ended(240.0).ok().run_folders
     then, now = (json.loads((each / "result.json").read_text()) for each in (kept, folder))
     assert (now["loss"], now["val_loss"], now["metrics"]) == (then["loss"], then["val_loss"], then["metrics"])
     assert all(np.array_equal(*pair) for pair in zip(weights(kept), weights(folder), strict=True))
@@ -144,7 +138,6 @@ def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_
     run = UnderWay(tmp_path, *given, KUBECONFIG=str(cluster.kubeconfig))
     cluster.wait(lambda: run.step("checkpoint") >= 100 or run.process.poll() is not None, 180.0)
     assert len(cluster.running()) == 4, cluster.describe()
-    os.kill(run.process.pid, signal.SIGINT)
-    ran = run.ended(60.0)
-    assert ran.code == 130, ran.out + ran.err
+    run.harm(signal.SIGINT)
+    run.ended(60.0).failed(130)
     cluster.wait(lambda: not any(map(cluster.objects.all, ("jobs", "pods", "services", "secrets", "networkpolicies"))))

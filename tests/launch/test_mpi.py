@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Ran, environment, finish, left_behind, start
-from under_way import losses
+from conftest import Ran, environment, left_behind
+from under_way import UnderWay, losses
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents.dialling import Contact
@@ -33,10 +33,8 @@ def typed(folder: Path, processes: int, *arguments: str) -> Ran:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
 def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
-    (tmp_path / "here").mkdir()
     both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *SMALL)
-    alone = finish(start(tmp_path / "here", *both), tmp_path / "here", time.monotonic(), 240)
-    assert alone.code == 0, alone.err
+    alone = UnderWay(tmp_path / "here", *both).ended(240).ok()
     # In the first point two of the places have nothing to do.
     ran = typed(tmp_path / "there", 4, *both)
     assert ran.code == 0, ran.out + ran.err

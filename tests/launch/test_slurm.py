@@ -1,13 +1,11 @@
 """`cluster=slurm`, on a real Slurm of four pretend nodes."""
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import pretend_slurm
 import pytest
-from conftest import Ran, environment, finish, left_behind, once_in_mlflow, start
+from conftest import Ran, environment, left_behind, once_in_mlflow
 from pretend_slurm import Slurm
 from under_way import UnderWay, losses, until
 
@@ -120,10 +118,7 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
     assert len(typed.told("run")) == 3
     # A point that was under way when the command was killed had its job ended, and none is left now.
     assert not typed.slurm.jobs()
-    here = tmp_path / "here"
-    here.mkdir()
-    alone = finish(start(here, *sweep, "strategy=mirrored,multi_worker"), here, time.monotonic(), 240)
-    assert alone.code == 0, alone.err
+    alone = UnderWay(tmp_path / "here", *sweep, "strategy=mirrored,multi_worker").ended(240).ok()
     # Workers that race come to other losses each time.
     in_step = [result for result in ran.results if result["strategy"] != "parameter_server"]
     for one, other in zip(in_step, alone.results, strict=True):
@@ -142,10 +137,8 @@ def _finished(typed: Typed) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.waits
 def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_unharmed_run(typed, tmp_path):
-    here = tmp_path / "here"
-    here.mkdir()
     # Meanwhile, since the other mostly waits.
-    began, alone = time.monotonic(), start(here, *LONG)
+    alone = UnderWay(tmp_path / "here", *LONG)
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
     logged = [argument for argument in LONG if argument != "tracking=none"]
     typed.type("cluster=slurm", *logged, SLOW, "hardware.hosts=2", *limits)
@@ -163,19 +156,16 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     # What is left of its time is now its limit.
     typed.slurm.ask("scontrol", "update", f"JobId={typed.job()}", "TimeLimit=30")
     typed.saved()
-    worker = typed.told("started")[-1]["pid"]
-    os.kill(worker, signal.SIGKILL)
+    typed.harm(signal.SIGKILL, 1)
     typed.until(lambda: len(typed.told("restarted")) == 2)
     typed.saved()
     typed.slurm.node_down("n2")
     try:
         typed.until(lambda: len(typed.told("restarted")) == 3)
-        ran = typed.ended()
+        ran = typed.ended().ok()
     finally:
         typed.slurm.node_up("n2")
-    assert ran.code == 0, ran.out + ran.err
-    unharmed = finish(alone, here, began, 240)
-    assert unharmed.code == 0, unharmed.err
+    unharmed = alone.ended(240).ok()
     assert weights(typed.told("finished")) == weights(unharmed.events("finished"))
     texts = typed.restarted()
     assert "The run was asked to leave by SIGUSR2" in texts[0]
@@ -191,10 +181,8 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
 @pytest.mark.slow
 @pytest.mark.waits
 def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed(typed, slurm, tmp_path):
-    here = tmp_path / "here"
-    here.mkdir()
     short = (*TWO, "train.steps=60", "train.steps_per_call=1", "checkpoint.every_steps=10")
-    began, command = time.monotonic(), start(here, *short)
+    alone = UnderWay(tmp_path / "here", *short)
     inside = Typed(slurm, tmp_path / "inside")
     inside.submit(*short, SLOW)
     job = inside.job()
@@ -209,9 +197,7 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     assert "(n1, n2)" in said
     assert result["resumed"] == 1
     assert result["steps_repeated"] == 0
-    alone = finish(command, here, began, 240)
-    assert alone.code == 0, alone.err
-    assert losses(result) == losses(alone.result)
+    assert losses(result) == losses(alone.ended(240).ok().result)
     # A sweep in turn, all of whose points have that job.
     typed.type("cluster=slurm", "-m", "train.seed=0,1", *LONG, SLOW)
     typed.saved()
