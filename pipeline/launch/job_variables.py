@@ -139,8 +139,8 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
 def hosts_of(text: str) -> list[str]:
     """The hosts that a list names, in order. Raises `LaunchError` for what is no host list.
 
-    >>> hosts_of("n[1-3,7],m[08-10],login"), hosts_of("rack[1-2]n[1-2]-ib")
-    (['n1', 'n2', 'n3', 'n7', 'm08', 'm09', 'm10', 'login'], ['rack1n1-ib', 'rack1n2-ib', 'rack2n1-ib', 'rack2n2-ib'])
+    >>> hosts_of("n[1-3,7],m[08-10],login"), hosts_of("a-[1-2]-b[09-10],c")
+    (['n1', 'n2', 'n3', 'n7', 'm08', 'm09', 'm10', 'login'], ['a-1-b09', 'a-1-b10', 'a-2-b09', 'a-2-b10', 'c'])
     >>> hosts_of("")
     []
     """

@@ -160,8 +160,7 @@ def test_an_environment_that_makes_no_sense_is_refused_in_words(environ, words):
 
 
 def test_an_evaluator_that_the_cluster_does_not_name_says_that_it_has_nothing_to_do(asked, tmp_path):
-    told = asked("cluster=env", **said({"worker": ["a:1", "b:2"]}, "evaluator"))
-    assert told.code == 0, told.err
+    told = asked("cluster=env", **said({"worker": ["a:1", "b:2"]}, "evaluator")).ok()
     assert told.out == "evaluator 0 has nothing to do: validation runs where training does.\n"
     assert not list(tmp_path.iterdir())
 
