@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import own
+from conftest import SUPPORT
 
-LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits", "train.check=off")
+LONG = ("train.epochs=500", f"--config-dir={SUPPORT / 'conf'}", "model=tiny", "data=digits", "train.check=off")
 
 
 def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
