@@ -1,5 +1,6 @@
 """What the API server's answers become: pods in words, refusals in a sentence. The server is the tests' stand-in."""
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -57,25 +58,32 @@ def test_what_is_made_goes_with_its_jobset_or_job(cluster, kind):
     made.delete(top, "mine")
 
 
+@pytest.fixture
+def followed(cluster):
+    """Makes a run's objects; what asks how its pods are, to be waited for."""
+    with contextlib.ExitStack() as stack:
+
+        def follow(**options):
+            follower = stack.enter_context(contextlib.closing(Follower(make(**options)[0], PODS)))
+            return follower, lambda reached: cluster.wait(lambda: reached(follower), 20.0)
+
+        yield follow
+
+
 @pytest.mark.parametrize(
-    ("options", "node", "words"),
+    ("options", "images", "words"),
     [
-        ({}, {}, r"Expected mine-chief-0-0 to run, received its image registry.example/pipeline:1 cannot be "
-                 r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
-        ({"secrets": ("absent",)}, {"images": {IMAGE}}, 'CreateContainerConfigError: secret "absent" not found.*'
-                                                        "Try cluster.options.secrets that are there"),
+        ({}, set(), r"Expected mine-chief-0-0 to run, received its image registry.example/pipeline:1 cannot be "
+                    r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
+        ({"secrets": ("absent",)}, {IMAGE}, 'CreateContainerConfigError: secret "absent" not found.*'
+                                            "Try cluster.options.secrets that are there"),
     ],
 )  # fmt: skip
-def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, options, node, words):
-    for key, value in node.items():
-        setattr(cluster.kubelet.node, key, value)
-    made, _ = make(**options)
-    follower, hosts = Follower(made, PODS), PODS.hosts
-    try:
-        with pytest.raises(LaunchError, match=words):
-            cluster.wait(lambda: follower.check(hosts, hosts), 20.0)
-    finally:
-        follower.close()
+def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, followed, options, images, words):
+    cluster.kubelet.node.images = images
+    _, wait = followed(**options)
+    with pytest.raises(LaunchError, match=words):
+        wait(lambda follower: follower.check(PODS.hosts, PODS.hosts))
 
 
 @pytest.mark.parametrize(
@@ -87,17 +95,11 @@ def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, opt
         ({"node_selector": {"disk": "ssd"}}, "didn't match Pod's node affinity/selector"),
     ],
 )
-def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(cluster, options, words):
-    made, _ = make(**options)
-    follower, hosts = Follower(made, PODS), PODS.hosts
-    try:
-        said = cluster.wait(lambda: words in follower.waits_for(hosts) and follower.waits_for(hosts), 20.0)
-        assert said.startswith(
-            "mine-chief-0-0, mine-worker-0-0: no node takes it (Unschedulable: 0/1 nodes are available"
-        )
-        follower.check(hosts, hosts)
-    finally:
-        follower.close()
+def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(followed, options, words):
+    follower, wait = followed(**options)
+    said = wait(lambda follower: words in (why := follower.waits_for(PODS.hosts)) and why)
+    assert said.startswith("mine-chief-0-0, mine-worker-0-0: no node takes it (Unschedulable: 0/1 nodes are available")
+    follower.check(PODS.hosts, PODS.hosts)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -51,18 +50,10 @@ class Api:
                 """Nobody reads it."""
 
             def do_GET(self) -> None:
-                self._answer(api.get)
-
-            def do_POST(self) -> None:
-                self._answer(api.post)
-
-            def do_DELETE(self) -> None:
-                self._answer(api.delete)
-
-            def _answer(self, do: Callable[..., Any]) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(size)) if size else {}
                 try:
+                    do = {"GET": api.get, "POST": api.post, "DELETE": api.delete}[self.command]
                     answer, code = do(self, _Asked(self, body, api)), 201 if self.command == "POST" else 200
                 except Refusal as refused:
                     answer, code = _status(refused), refused.code
@@ -77,6 +68,8 @@ class Api:
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
+
+            do_POST = do_DELETE = do_GET
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
