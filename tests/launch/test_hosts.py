@@ -107,14 +107,16 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     pipeline, two, tmp_path
 ):
     two.limit(2, "50mbit", latency="1s")
-    wide = (
-        *SMALL, "workers=4", "strategy.devices_per_process=1", "model.build.hidden=[256,256]", "train.steps=240",
-        "tracking=none",
-    )  # fmt: skip
+    wide = (*SMALL, "workers=4", "strategy.devices_per_process=1", "model.build.hidden=[256,256]", "train.steps=240")
     # Added in the same order: inside hosts first.
     alone = unharmed(pipeline, *wide, "hardware=2x2cpu")
     # Of 340 kB, which take most of a step to send.
-    buckets = ("strategy.bucket_bytes=20000", "checkpoint.every_steps=20", "launch.heartbeat_timeout=8")
+    buckets = (
+        "tracking=none",
+        "strategy.bucket_bytes=20000",
+        "checkpoint.every_steps=20",
+        "launch.heartbeat_timeout=8",
+    )
     run = UnderWay(tmp_path, *wide, *two.options(), *buckets, "hardware.devices_per_host=2", "launch.max_restarts=3")
     # The one that adds to the other host's, and those that are handed their host's sums.
     harms = ((2, signal.SIGKILL), (1, signal.SIGKILL), (3, signal.SIGSTOP))
