@@ -7,7 +7,7 @@ import time
 
 import pytest
 from kubernetes import client
-from pods import planned
+from plans import pods as planned
 from stand_in.cluster import StandIn
 
 from pipeline.config.schema import ClusterConfig

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from plans import config
-from pods import planned
+from plans import pods as planned
 from stand_in.api import validate
 
 from pipeline.config.schema import ClusterConfig

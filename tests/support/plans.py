@@ -84,3 +84,11 @@ def cluster(cores: int = 8, gpus: int = 0, **keys: Any) -> Plan:
     """A plan whose hosts are machines of their own, each with so many cores and GPUs."""
     hosts = dataclasses.replace(machine(cores, gpus), hosts=8)
     return with_ports(make(config("multi_worker", cluster__name="others", **keys), hosts))
+
+
+def pods(strategy: str = "multi_worker", workers: int = 2, cores: int = 1, gpus: int = 0) -> Plan:
+    """A plan over pods of Kubernetes."""
+    hosts = 1 if strategy == "mirrored" else workers // (gpus or cores)
+    each = tuple(range(workers if strategy == "mirrored" else cores))
+    pod = Machine("pod", each, 4.0, "", ("GPU",) * gpus, hosts=hosts)
+    return make(config(strategy, "auto", workers, hardware__hosts=hosts), pod)
