@@ -74,9 +74,12 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
     # A scheduler takes the machine of one.
     until(lambda: first.step("checkpoint") >= 100)
     second.harm(signal.SIGTERM)
-    left, _ = tasks.ended(75)
+    left, other = tasks.ended(75)
     assert left.result["status"] == "PREEMPTED"
     assert "SIGTERM to worker 1" in left.result["error"]
+    # It has the logs of both, and the other leaves nothing.
+    assert (left.run_folders[0] / "point-1.log").exists()
+    assert not (other.folder / "outputs" / "runs").exists()
     tasks.type(*LONG)
     for task, other, reached in ((("worker", 1), first, 300), (("worker", 0), second, 600)):
         until(lambda reached=reached: first.step("checkpoint") >= reached)
@@ -87,9 +90,6 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
     assert losses(ran.result) == losses(alone.result)
     # The second command's restart, and twice going on with what the one before left.
     assert [ran.result[name] for name in ("restarts", "resumed", "workers")] == [1, 2, 2]
-    # It has the logs of both, and the other leaves nothing.
-    assert (ran.run_folders[0] / "point-1.log").exists()
-    assert not (other.folder / "outputs" / "runs").exists()
     assert "worker 1 at 127.0.0.1" in other.out
     assert "was lost" in other.out
     assert other.out.rstrip().endswith("has ended with 0.")
