@@ -39,7 +39,7 @@ def unharmed(pipeline: Callable[..., Ran], *arguments: str) -> Path:
 @pytest.mark.waits
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and_of_drivers(pipeline, two, tmp_path):
     alone = unharmed(pipeline, *LONG)
-    hosts = (*LONG, *two.options(), "cluster.base_port=23456")
+    hosts = (*LONG, *two.options())
     run = UnderWay(tmp_path, *hosts, "launch.heartbeat_timeout=15")
     run.until(lambda: run.step() >= 100)
     # Where the hosts reach it, and nowhere else.
@@ -55,14 +55,6 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     run.type("attach", folder.name)
     run.more(100)
     assert not run.restarted()
-    # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another,
-    # or keeps its ports.
-    run.kill()
-    before = len(two.left())
-    run.type(*hosts, "launch.heartbeat_timeout=15")
-    run.until(lambda: run.told("resumed"))
-    run.more(100)
-    assert len(two.left()) == before
     # Longer, and mended while the restart waits for the host.
     two.cut(2)
     run.until(run.restarted, 60)
@@ -80,13 +72,13 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     two.mend(2)
     # And where one host goes on without the other.
     run.type(*hosts, "launch.elastic=true", "launch.heartbeat_timeout=10")
-    run.until(lambda: len(run.told("resumed")) == 2)
+    run.until(lambda: run.told("resumed"))
     run.more(100)
     two.cut(2)
     ran = run.ended().ok()
     two.mend(2)
     result = json.loads((folder / "result.json").read_text())
-    assert (result["resumed"], result["workers_at_end"]) == (2, 1)
+    assert (result["resumed"], result["workers_at_end"]) == (1, 1)
     assert "training goes on with 1 worker" in run.restarted()[-1]
     (*_, alone_from) = [event["step"] for event in run.told("restored")]
     ours, theirs = ([*run_events.losses(each).items()][:alone_from] for each in (folder, alone))
@@ -98,7 +90,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     assert f"on 2 hosts ({a}, {b})" in ran.out
     assert all((folder / f"point-{rank}.log").exists() for rank in (0, 1))
     processes = json.loads((folder / "plan.json").read_text())["processes"]
-    assert [process["address"] for process in processes] == [f"{a}:23456", f"{b}:23457"]
+    assert [process["address"].rpartition(":")[0] for process in processes] == [a, b]
 
 
 @pytest.mark.slow
@@ -111,13 +103,11 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     # Added in the same order: inside hosts first.
     alone = unharmed(pipeline, *wide, "hardware=2x2cpu")
     # Of 340 kB, which take most of a step to send.
-    buckets = (
-        "tracking=none",
-        "strategy.bucket_bytes=20000",
-        "checkpoint.every_steps=20",
-        "launch.heartbeat_timeout=8",
-    )
-    run = UnderWay(tmp_path, *wide, *two.options(), *buckets, "hardware.devices_per_host=2", "launch.max_restarts=3")
+    hosts = (
+        *wide, *two.options(), "tracking=none", "strategy.bucket_bytes=20000", "checkpoint.every_steps=20",
+        "launch.heartbeat_timeout=8", "hardware.devices_per_host=2", "launch.max_restarts=3", "cluster.base_port=23456",
+    )  # fmt: skip
+    run = UnderWay(tmp_path, *hosts)
     # The one that adds to the other host's, and those that are handed their host's sums.
     harms = ((2, signal.SIGKILL), (1, signal.SIGKILL), (3, signal.SIGSTOP))
     for count, (rank, number) in enumerate(harms, 1):
@@ -125,6 +115,15 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
         run.harm(number, rank)
         run.until(lambda count=count: len(run.restarted()) == count, 60)
         assert f"worker {rank} on {two.addresses[rank // 2]}" in run.restarted()[-1]
+    # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another,
+    # or keeps its ports.
+    run.more(10)
+    before = len(two.left())
+    run.kill()
+    run.type(*hosts)
+    run.until(lambda: run.told("resumed"))
+    run.more(10)
+    assert len(two.left()) == before
     ran = run.ended().ok()
     assert "multi_worker by shared_memory" in ran.out
     result, one = (json.loads((each / "result.json").read_text()) for each in (*run.runs, alone))
