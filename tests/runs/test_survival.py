@@ -1,6 +1,5 @@
 """A run that is preempted, killed, harmed or resumed elsewhere ends with what it would have trained."""
 
-import functools
 import json
 import os
 import random
@@ -9,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def preempting(*after: int, number: str = "SIGTERM") -> str:
 def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of the run to which nothing happens, made once for all tests that compare with it."""
 
-    @functools.cache
+    @cache
     def ran(*arguments: str) -> Path:
         folder = tmp_path_factory.mktemp("sane")
         ended = finish(start(folder, *SMALL, *arguments), folder, time.monotonic(), 120).ok()
@@ -291,4 +291,4 @@ def test_whoever_is_harmed_at_whatever_moment_the_run_ends_with_the_same_weights
 
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, ...]]:
-    return unharmed_in(tmp_path_factory.mktemp("unharmed"))
+    return partial(unharmed_in, tmp_path_factory.mktemp("unharmed"))
