@@ -3,18 +3,16 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from weakref import WeakSet
 
 import keras
 import tensorflow as tf
 
-from pipeline.data.errors import DataError
 from pipeline.data.nested import Nested
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.worker import labels
 from pipeline.worker.collective import Pausable
-from pipeline.worker.data import conversion
-from pipeline.worker.data.reading import FitData
 from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow import agreement
@@ -22,18 +20,6 @@ from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import reduction
-
-
-def arrays(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
-    """The data, of which lists of numbers have become arrays; `name` is which part they are."""
-    with in_words():
-        return conversion.for_keras(x, y, sample_weight, name)
-
-
-def check_alike(strategy: tf.distribute.Strategy, where: ReplicaPlace, train: Passes, held_out: Passes | None) -> None:
-    """Refuses, on all processes, examples that differ in shape between them."""
-    with in_words():
-        agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
 
 
 def check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> None:
@@ -56,11 +42,9 @@ def warn_of_differences(
 
 @contextlib.contextmanager
 def in_words() -> Iterator[None]:
-    """Inside, what data or labels are refused for, before training or in the middle of a step, is a `UserError`."""
+    """Inside, what TensorFlow refuses labels for in the middle of a step is a `UserError`."""
     try:
         yield
-    except DataError as error:
-        raise UserError(str(error)) from error
     except tf.errors.InvalidArgumentError as error:
         if (reason := labels.wrong_in_step(error.message)) is None:
             raise
@@ -107,66 +91,48 @@ def check_model(model: object) -> None:
     """Refuses what is no compiled `keras.Model`, and one with steps of its own."""
     if not isinstance(model, keras.Model):
         raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
-    _check_step(model)
+    for name in filter(partial(reduction.is_own, model), ("train_step", "test_step")):
+        instead = "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured"
+        raise UserError(f"a model without a {name} of its own", f"{type(model).__name__}, which has one", instead)
     if not model.compiled or model.optimizer is None:
         raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
 
 
-def _check_step(model: keras.Model) -> None:
-    for name in ("train_step", "test_step"):
-        if reduction.is_own(model, name):
-            raise UserError(
-                f"a model without a {name} of its own",
-                f"{type(model).__name__}, which has one",
-                "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured",
-            )
-
-
 def check_compiled(model: keras.Model, where: ReplicaPlace) -> None:
     """Refuses a model that runs eagerly, or by XLA with several replicas."""
-    if model.run_eagerly:
-        raise UserError(
-            "a model whose steps may be compiled",
-            "run_eagerly=True",
-            "model.run_eagerly = False; to debug, model.fit without a strategy",
-        )
     # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
     asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
-    if model.jit_compile and asked_for:
-        raise UserError(
-            "a model that is not compiled with XLA, which fails with several replicas",
-            "jit_compile=True",
-            'jit_compile="auto"',
-        )
+    refuse(
+        (model.run_eagerly, "a model whose steps may be compiled", "run_eagerly=True",
+         "model.run_eagerly = False; to debug, model.fit without a strategy"),
+        (model.jit_compile and asked_for, "a model that is not compiled with XLA, which fails with several replicas",
+         "jit_compile=True", 'jit_compile="auto"'),
+    )  # fmt: skip
 
 
 def check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
     """Refuses variables that were made outside of the strategy."""
     foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
     if foreign:
-        raise UserError(
-            f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}",
-            f"{foreign[0].path}, made outside it",
-            "to make and compile the model inside `with strategy.scope():`",
-        )
+        under = f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}"
+        instead = "to make and compile the model inside `with strategy.scope():`"
+        raise UserError(under, f"{foreign[0].path}, made outside it", instead)
 
 
 def callbacks(
     structure: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks as a list; refuses what is none, and a call that would make each process save."""
-    inside = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
-    flat = [callback for callback in keras.tree.flatten(inside) if callback is not None]
-    wrong = [callback for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
-    if wrong:
-        raise UserError("Keras callbacks", type(wrong[0]).__name__, "a subclass of keras.callbacks.Callback")
-    if flat and where.processes > 1 and tf.distribute.has_strategy():
-        # To save a model makes variables, which there all processes must make together; callbacks run in the first.
-        raise UserError(
-            "fit with callbacks to be called outside strategy.scope()",
-            "a call inside it",
-            "to end the `with` block before fit",
-        )
+    own = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
+    flat = [callback for callback in keras.tree.flatten(own) if callback is not None]
+    wrong = [type(callback).__name__ for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
+    # To save a model makes variables, which there all processes must make together; callbacks run in the first.
+    inside = bool(flat) and where.processes > 1 and tf.distribute.has_strategy()
+    refuse(
+        (wrong, "Keras callbacks", next(iter(wrong), None), "a subclass of keras.callbacks.Callback"),
+        (inside, "fit with callbacks to be called outside strategy.scope()", "a call inside it",
+         "to end the `with` block before fit"),
+    )  # fmt: skip
     return flat
 
 
@@ -189,9 +155,8 @@ def check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments:
 
 def due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
     """Returns whether an epoch, by its number, is validated."""
-    if not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0:
-        raise UserError(
-            "validation_freq to be a number of epochs or a list of them", f"{validation_freq!r}", "validation_freq=1"
-        )
+    wrong = not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0
+    expected = "validation_freq to be a number of epochs or a list of them"
+    refuse((wrong, expected, f"{validation_freq!r}", "validation_freq=1"))
     frequency = validation_freq if isinstance(validation_freq, int) else list(validation_freq)
     return lambda epoch: bool(model._should_eval(epoch, frequency))

@@ -18,17 +18,18 @@ import functools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.analyze import measure
 from pipeline.data.nested import Nested
-from pipeline.errors import UserError
+from pipeline.errors import refuse
 from pipeline.private import array_slicing
-from pipeline.record.events import Event
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.collective import Collective, Pausable
+from pipeline.worker.data import conversion
 from pipeline.worker.data.reading import FitData
 from pipeline.worker.fit import checks, passes
 from pipeline.worker.fit.hooks import KerasHooks
@@ -93,7 +94,7 @@ def fit(
             "shuffle": shuffle is True, "number of validations": sum(map(due, range(initial_epoch, epochs))),
             "steps per call": per_call, **_counts(train, held_out),
         })  # fmt: skip
-        checks.check_alike(strategy, where, train, held_out)
+        agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
         earlier, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
         with (
@@ -102,15 +103,15 @@ def fit(
         ):
             if check and loop is not earlier and where.replicas > 1:
                 checks.warn_of_differences(loop, adding, where, train, note)
-            runs = functools.partial(loop.make_hooks, initial_epoch, verbose)
-            return _train(loop, epochs, hooks, runs, 1 if loop.step_by_step else per_call)
+            make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
+            return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
 
 
 def _split(
     x: FitData, y: FitData, sample_weight: FitData, part: float, held_out: FitData
 ) -> tuple[tuple[FitData, FitData, FitData], FitData]:
     """(training data, validation data): the last `part` of what is given where that is asked for, else `held_out`."""
-    parts = checks.arrays(x, y, sample_weight, "training")
+    parts = conversion.for_keras(x, y, sample_weight, "training")
     if not part or held_out is not None:
         return parts, held_out
     train, validation = array_slicing.train_validation_split(parts, validation_split=part)
@@ -130,26 +131,16 @@ def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, i
 def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoop]:
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        if gather:
-            raise UserError(
-                "gather=False under asynchronous workers, each of whose batches is a whole one",
-                "gather=True",
-                "gather=False",
-            )
+        whole = "gather=False under asynchronous workers, each of whose batches is a whole one"
+        refuse((gather, whole, "gather=True", "gather=False"))
         return AsyncKerasLoop
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise UserError(
-            "a strategy on CPUs or GPUs",
-            "TPUStrategy",
-            "python -m pipeline strategy=tpu, whose batches are of one size",
-        )
     name = type(strategy).__name__
-    if name == "CentralStorageStrategy":
-        raise UserError(
-            "a strategy that Keras 3 counts metrics right under",
-            f"TensorFlow's {name}",
-            'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right',
-        )
+    refuse(
+        (isinstance(strategy, tf.distribute.TPUStrategy), "a strategy on CPUs or GPUs", "TPUStrategy",
+         "python -m pipeline strategy=tpu, whose batches are of one size"),
+        (name == "CentralStorageStrategy", "a strategy that Keras 3 counts metrics right under", f"TensorFlow's {name}",
+         'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right'),
+    )  # fmt: skip
     return KerasLoop
 
 
@@ -182,21 +173,27 @@ def _train(
     loop: KerasLoop,
     epochs: int,
     callbacks: Sequence[keras.callbacks.Callback],
-    runs: Callable[..., KerasHooks],
+    make_hooks: Callable[..., KerasHooks],
     steps_per_call: int | None,
 ) -> keras.callbacks.History:
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
-    training, timed = Training(loop, epochs, None, callbacks, _emit_nothing, hooks=runs, must_be_finite=False), []
+
+    def hooks(*arguments: Any) -> KerasHooks:
+        loop.hooks = make_hooks(*arguments)
+        return loop.hooks
+
+    # The user reads the history, and no events.
+    training, timed = Training(loop, epochs, None, callbacks, lambda _: None, hooks=hooks, must_be_finite=False), []
     if steps_per_call is None:
         for _ in training.advance(1, 1):
             pass
         timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
     if timed:
         pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
-        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
+        steps_per_call = int(loop.hooks.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
     for _ in training.advance(None, steps_per_call or 1):
         pass
-    return loop.running.history()
+    return loop.hooks.history()
 
 
 def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], train: Passes) -> int | None:
@@ -246,8 +243,7 @@ def _held_out(
     """The passes over what is validated on; None where there is nothing."""
     if data is None:
         return None
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    x, y, sample_weight = checks.arrays(x, y, sample_weight, "validation")
+    x, y, sample_weight = conversion.for_keras(*keras.utils.unpack_x_y_sample_weight(data), "validation")
     if not isinstance(x, tf.data.Dataset):
         batch_size = batch_size or train_batch_size
         x, y, sample_weight = _first_steps((x, y, sample_weight), batch_size, steps)
@@ -280,7 +276,3 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitDa
     if where.processes == 1:
         return seed
     return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
-
-
-def _emit_nothing(event: Event) -> None:
-    """Takes the events of a training, whose history the user reads."""

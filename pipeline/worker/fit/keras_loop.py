@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
 from pipeline.errors import UserError
 from pipeline.private import pythonify_logs
 from pipeline.worker.collective import Collective
@@ -28,6 +27,9 @@ from pipeline.worker.tensorflow.scheduled import AsyncLoop, AsyncSteps
 
 class KerasLoop(Loop):
     """A loop whose epochs, validations and logs are those that Keras's `fit` would have on the same data."""
+
+    # Those of the training that it makes now.
+    hooks: KerasHooks
 
     def __init__(
         self,
@@ -50,7 +52,6 @@ class KerasLoop(Loop):
         self._validation_steps: int | None = None
         self._due: Callable[[int], bool] = bool
         self._seen, self._fed = 0, False
-        self.hooks: KerasHooks | None = None
 
     def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> bool:
         """True if the compiled functions are those of this model as it is compiled now. Tracing them takes longest."""
@@ -94,30 +95,6 @@ class KerasLoop(Loop):
     def steps_per_epoch(self) -> int:
         """Steps in an epoch; a very large number where only reading tells."""
         return self._steps or self._passes.steps or UNTIL_IT_ENDS
-
-    @property
-    def spec(self) -> Nested[keras.KerasTensor]:
-        """A batch of what it trains on, in shape and type."""
-        return self._passes.spec
-
-    def make_hooks(
-        self,
-        initial_epoch: int,
-        verbose: int | str,
-        callbacks: Sequence[keras.callbacks.Callback],
-        loop: Loop,
-        epochs: int,
-        steps: int,
-    ) -> KerasHooks:
-        """Makes the hooks of a training by this loop."""
-        self.hooks = KerasHooks(self.spec, initial_epoch, verbose, callbacks, loop, epochs, steps)
-        return self.hooks
-
-    @property
-    def running(self) -> KerasHooks:
-        """The hooks of the training that it makes now."""
-        assert self.hooks is not None, "training makes the hooks"
-        return self.hooks
 
     def begin_epoch(self, examples: int) -> int:
         """Begins an epoch and returns its steps: fewer than asked for where a pass over the data ends before."""
@@ -174,7 +151,7 @@ class KerasLoop(Loop):
         """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
         if not self.model.stop_training:
             self._passes.epoch_ends()
-        hooks, data = self.running, self._validated
+        hooks, data = self.hooks, self._validated
         if data is None or not self._due(hooks.epoch):
             return {}
         data.reset()
@@ -222,7 +199,7 @@ class KerasLoop(Loop):
         """Begins another pass. Raises `UserError`, on all processes, where it is no pass of one length for them."""
         batches = data.begin()
         if data.varies and not self.alone:
-            first = self.running.from_first(float(data.length or 0))
+            first = self.hooks.from_first(float(data.length or 0))
             if any(self.added([float(first != (data.length or 0))])):
                 raise UserError(
                     "a PyDataset of as many batches in every process",
