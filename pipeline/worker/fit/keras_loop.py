@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.private import pythonify_logs
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batches
@@ -77,7 +77,7 @@ class KerasLoop(Loop):
                 yield
         finally:
             self._training = None
-            for data in (train, *filter(None, [validation])):
+            for data in filter(None, (train, validation)):
                 data.close()
             # Not to hold the data for as long as the model lives.
             self.train_data = self.layout = self._passes = self._validated = None  # type: ignore[assignment]
@@ -118,17 +118,11 @@ class KerasLoop(Loop):
             result = super().call(count, wanted)
         except tf.errors.OutOfRangeError:
             if not self.alone:
-                raise TrainingError(
-                    "data for every step on all processes",
-                    f"data that ended after {self._seen}",
-                    "dataset.repeat() with steps_per_epoch",
-                ) from None
+                expected, received = "data for every step on all processes", f"data that ended after {self._seen}"
+                raise TrainingError(expected, received, "dataset.repeat() with steps_per_epoch") from None
             if not self._fed:
-                raise UserError(
-                    "examples",
-                    "data that ended before the first batch",
-                    "looking at what it is made of: a generator that was read before gives nothing more",
-                ) from None
+                instead = "looking at what it is made of: a generator that was read before gives nothing more"
+                raise UserError("examples", "data that ended before the first batch", instead) from None
             if self._steps is not None:
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
             self._training = None
@@ -200,12 +194,10 @@ class KerasLoop(Loop):
         batches = data.begin()
         if data.varies and not self.alone:
             first = self.hooks.from_first(float(data.length or 0))
-            if any(self.added([float(first != (data.length or 0))])):
-                raise UserError(
-                    "a PyDataset of as many batches in every process",
-                    f"{data.length or 'none'} here and {first:g} in the first",
-                    "a length that goes by the epoch alone",
-                )
+            differs = any(self.added([float(first != (data.length or 0))]))
+            received = f"{data.length or 'none'} here and {first:g} in the first"
+            expected = "a PyDataset of as many batches in every process"
+            refuse((differs, expected, received, "a length that goes by the epoch alone"))
         return batches
 
 

@@ -8,13 +8,13 @@ import abc
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.data import inspection, source
 from pipeline.worker.data.batches import Data
@@ -24,6 +24,7 @@ from pipeline.worker.layout import BatchLayout, ReplicaPlace
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
 UNTIL_IT_ENDS = sys.maxsize
+OF_A_LENGTH = "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100"
 
 
 def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
@@ -33,12 +34,9 @@ def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
     ReplicaPlace(first=0, local=1, replicas=1)
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        if strategy.num_replicas_in_sync > 1:
-            raise UserError(
-                "workers with one device each, since each of them makes steps of its own",
-                strategy.num_replicas_in_sync,
-                "more workers, each with one of the devices",
-            )
+        several = strategy.num_replicas_in_sync
+        expected = "workers with one device each, since each of them makes steps of its own"
+        refuse((several > 1, expected, several, "more workers, each with one of the devices"))
         return ReplicaPlace(0, 1, 1)
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(context.replica_id_in_sync_group)
@@ -69,7 +67,8 @@ class Passes(abc.ABC):
     spec: Nested[keras.KerasTensor]
     # Where they are arrays: of all examples.
     labels: Batch | None = None
-    _adapter: "_Adapter"
+    # Keras's, which is told of epochs.
+    _adapter: Any
 
     @property
     def one_by_one(self) -> bool:
@@ -111,8 +110,7 @@ class Passes(abc.ABC):
         if (readers := getattr(self._adapter, "enqueuer", None)) is not None:
             readers.stop()
 
-    @abc.abstractmethod
-    def skip(self) -> None:
+    def skip(self) -> None:  # noqa: B027 # Arrays have an order by the number of each pass.
         """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
 
 
@@ -129,26 +127,17 @@ def passes(
     class_weight: dict[int, float] | None = None,
 ) -> Passes:
     """The passes over whatever Keras's `fit` takes as data; `steps` make an epoch, or all. Raises `UserError`."""
-    if isinstance(x, tf.distribute.DistributedDataset | tf.distribute.DistributedIterator):
-        raise UserError(
-            "the tf.data.Dataset itself",
-            type(x).__name__,
-            "to pass what strategy.experimental_distribute_dataset was given, batched by the global batch",
-        )
-    batched = isinstance(x, tf.data.Dataset)
-    if batched and batch_size is not None:
-        raise UserError(
-            "no batch size for a data set, whose elements are global batches",
-            batch_size,
-            f"dataset.batch({batch_size}) and batch_size=None",
-        )
-    if isinstance(x, keras.utils.PyDataset) and shuffle and where.processes > 1:
-        raise UserError(
-            f"shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each "
-            "shuffle it in an order of their own",
-            f"shuffle={shuffle}",
-            "to shuffle in its on_epoch_end, from a seed",
-        )
+    kind, batched, py_dataset = type(x).__name__, isinstance(x, tf.data.Dataset), isinstance(x, keras.utils.PyDataset)
+    refuse(
+        (isinstance(x, tf.distribute.DistributedDataset | tf.distribute.DistributedIterator),
+         "the tf.data.Dataset itself", kind,
+         "to pass what strategy.experimental_distribute_dataset was given, batched by the global batch"),
+        (batched and batch_size is not None, "no batch size for a data set, whose elements are global batches",
+         batch_size, f"dataset.batch({batch_size}) and batch_size=None"),
+        (py_dataset and shuffle and where.processes > 1, f"shuffle=False for a {kind} on {where.processes} processes, "
+         "which would each shuffle it in an order of their own", f"shuffle={shuffle}",
+         "to shuffle in its on_epoch_end, from a seed"),
+    )  # fmt: skip
     # A data set is shuffled by its maker, and Keras warns of every other use of its default.
     adapter = get_data_adapter(
         x, y, sample_weight, batch_size, steps, shuffle=False if batched else shuffle, class_weight=class_weight
@@ -156,25 +145,16 @@ def passes(
     if isinstance(adapter, ArrayDataAdapter):
         return _Arrays(adapter, where, shuffle, seed)
     steps_known = adapter.num_batches
-    if steps_known == 0:
-        raise UserError(
-            "batches",
-            f"a {type(x).__name__} of none",
-            "looking at what it is made of: drop_remainder=True leaves out all of fewer examples than one batch",
-        )
+    instead = "looking at what it is made of: drop_remainder=True leaves out all of fewer examples than one batch"
+    refuse((steps_known == 0, "batches", f"a {kind} of none", instead))
     data = adapter.get_tf_dataset()
-    endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (
-        isinstance(x, keras.utils.PyDataset) and not steps_known
-    )
-    if steps is None and endless:
-        raise UserError("a number of steps for data without end", "None", "steps_per_epoch=100")
-    if steps_known is None and steps is None and where.processes > 1:
-        raise UserError(
-            f"data whose number of batches is known beforehand for {where.processes} processes, which must "
-            "end together",
-            f"{type(x).__name__} of unknown length",
-            "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
-        )
+    endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (py_dataset and not steps_known)
+    together = f"{where.processes} processes, which must end together"
+    refuse(
+        (steps is None and endless, "a number of steps for data without end", "None", "steps_per_epoch=100"),
+        (steps_known is None and steps is None and where.processes > 1,
+         f"data whose number of batches is known beforehand for {together}", f"{kind} of unknown length", OF_A_LENGTH),
+    )  # fmt: skip
     return _Batches(adapter, data, steps_known, endless, where)
 
 
@@ -182,12 +162,8 @@ class _Arrays(Passes):
     """Arrays, of which each step gathers its examples by their numbers."""
 
     def __init__(self, adapter: ArrayDataAdapter, where: ReplicaPlace, shuffle: bool | str, seed: int) -> None:
-        if shuffle not in (True, False):
-            raise UserError(
-                "shuffle to be True or False",
-                f"{shuffle!r}",
-                "shuffle=False: the order of the examples within a batch changes no gradient",
-            )
+        instead = "shuffle=False: the order of the examples within a batch changes no gradient"
+        refuse((shuffle not in (True, False), "shuffle to be True or False", f"{shuffle!r}", instead))
         part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
         part = keras.tree.lists_to_tuples(part)
         wrong = [leaf for leaf in keras.tree.flatten(part) if not _is_dense(leaf)]
@@ -197,8 +173,7 @@ class _Arrays(Passes):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
         self._adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
         self.examples = adapter._num_samples
-        if not self.examples:
-            raise UserError("examples", "arrays of none", "looking at the shapes of x and y")
+        refuse((not self.examples, "examples", "arrays of none", "looking at the shapes of x and y"))
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
         self._layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self.always_fed = self._layout.always_fed
@@ -217,26 +192,12 @@ class _Arrays(Passes):
     def source(self, workers: int) -> Source:
         return source.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
 
-    def skip(self) -> None:
-        """Nothing: each pass has its order by its number."""
-
-
-class _Adapter(Protocol):
-    """Keras's adapters, as far as they are called around an epoch."""
-
-    @property
-    def num_batches(self) -> int | None: ...
-
-    def on_epoch_begin(self) -> None: ...
-
-    def on_epoch_end(self) -> None: ...
-
 
 class _Batches(Passes):
     """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
 
     def __init__(
-        self, adapter: _Adapter, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
+        self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
@@ -258,23 +219,17 @@ class _Batches(Passes):
         return iter(self._shares)
 
     def source(self, workers: int) -> Source:
-        if self.one_by_one or (self.steps is not None and self.steps < workers):
-            raise UserError(
-                f"data of a known number of batches, {workers} or more for as many workers",
-                "an unknown number" if self.one_by_one else self.steps,
-                "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
-            )
+        few = self.one_by_one or (self.steps is not None and self.steps < workers)
+        expected = f"data of a known number of batches, {workers} or more for as many workers"
+        refuse((few, expected, "an unknown number" if self.one_by_one else self.steps, OF_A_LENGTH))
         graph, spec = source.graph(self._data), self._data.element_spec
 
         def made() -> tf.data.Dataset:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
             batches = source.from_graph(graph, spec)
             # Each worker reads its own share of the batches, round and round.
-            return (
-                batches.shard(workers, tf.cast(worker, tf.int64)).repeat().prefetch(2)
-                if workers > 1
-                else batches.repeat()
-            )
+            own = batches.shard(workers, tf.cast(worker, tf.int64))
+            return own.repeat().prefetch(2) if workers > 1 else batches.repeat()
 
         return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
 
@@ -350,12 +305,8 @@ def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data
 def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
     specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
     wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
-    if wrong:
-        raise UserError(
-            "batches of dense tensors whose rank is known",
-            wrong[0],
-            "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map",
-        )
+    instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
+    refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
     return specs
 
 
