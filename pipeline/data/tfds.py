@@ -90,23 +90,18 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
             instead = "data.build.download=true, or data.build.data_dir=FOLDER"
             raise DataError(f"{expected} {where}", "none there", instead) from error
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise DataError(
-            f"Expected {path or name} to be a data set of TensorFlow Datasets that can be had, received: "
-            f"{reason.rstrip('.')}. "
-            f"Try data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared."
-        ) from error
+        expected = f"Expected {path or name} to be a data set of TensorFlow Datasets that can be had, received: "
+        instead = "data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared"
+        raise DataError(f"{expected}{reason.rstrip('.')}. Try {instead}.") from error
 
 
 def _validation(builder: Builder) -> str:
     """The split that validates where none is named."""
     validation = next((split for split in VALIDATION if split in builder.info.splits), None)
     if validation is None:
-        raise DataError(
-            f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}",
-            ", ".join(builder.info.splits),
-            "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\", or "
-            "data.build.validation_split=null",
-        )
+        expected, received = f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}", builder.info.splits
+        parts = "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\""
+        raise DataError(expected, ", ".join(received), f"{parts}, or data.build.validation_split=null")
     return validation
 
 
@@ -152,17 +147,12 @@ def _part(
 
 def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
     """The features that are x and y."""
-    chosen = info.supervised_keys if keys is None else keys
-    if (
-        chosen is None
-        or len(chosen) != 2
-        or not all(isinstance(name, str) and name in info.features for name in chosen)
-    ):
-        raise DataError(
-            f"data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))})",
-            "none, and it names none itself" if chosen is None else list(chosen),
-            f"'data.build.keys=[{_likely(info)}]'",
-        )
+    chosen = (info.supervised_keys if keys is None else keys) or ()
+    right = len(chosen) == 2 and all(isinstance(name, str) and name in info.features for name in chosen)
+    if not right:
+        expected = f"data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))})"
+        received = list(chosen) or "none, and it names none itself"
+        raise DataError(expected, received, f"'data.build.keys=[{_likely(info)}]'")
     return chosen[0], chosen[1]
 
 

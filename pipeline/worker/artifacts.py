@@ -137,10 +137,9 @@ def save(model: keras.Model, folder: Path, emit: Emit) -> str:
             )
             return name
     except OSError as error:
-        raise TrainingError(
-            f"Expected to be able to write the trained model to {folder}, received: {error.strerror or error}. Try "
-            f"more space: the same command then goes on from the last checkpoint."
-        ) from error
+        expected = f"Expected to be able to write the trained model to {folder}, received: {error.strerror or error}."
+        instead = "Try more space: the same command then goes on from the last checkpoint."
+        raise TrainingError(f"{expected} {instead}") from error
 
 
 def _written(write: Callable[[Path], object], folder: Path, name: str) -> str:

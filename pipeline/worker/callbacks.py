@@ -15,6 +15,7 @@ from functools import partial
 import keras
 import numpy as np
 
+from pipeline.errors import refuse
 from pipeline.private_keras import keras_variables
 from pipeline.worker.loop import TrainingLoop
 from pipeline.worker.model_error import TrainingError
@@ -77,11 +78,8 @@ class ModelCopy:
         return answer
 
     def _refuse(self, name: str, *arguments: object, **named: object) -> None:
-        raise TrainingError(
-            "callbacks to leave training to the run",
-            f"a call of model.{name} in one",
-            "a training of its own, or model.evaluate and model.predict, which are answered",
-        )
+        instead = "a training of its own, or model.evaluate and model.predict, which are answered"
+        raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
 
     def _up_to_date(self) -> keras.Model:
         if self._copy is None:
@@ -113,20 +111,15 @@ TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 def check(callbacks: Sequence[object]) -> None:
     """Refuses what a run cannot call, or does itself. Raises `TrainingError`."""
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise TrainingError(
-                "no BackupAndRestore among train.callbacks, since a run writes checkpoints of its own and "
-                "goes on from the last one",
-                "one",
-                "checkpoint.every_epochs=1 in its place",
-            )
-        if type(callback).__module__.partition(".")[0] == "horovod":
-            raise TrainingError(
-                "no callback of Horovod's among train.callbacks, which all processes would have to call, and "
-                "whose work a run does itself",
-                type(callback).__name__,
-                "leaving it out",
-            )
+        refuse(
+            (isinstance(callback, keras.callbacks.BackupAndRestore), "no BackupAndRestore among train.callbacks, since "
+             "a run writes checkpoints of its own and goes on from the last one", "one",
+             "checkpoint.every_epochs=1 in its place"),
+            (type(callback).__module__.partition(".")[0] == "horovod", "no callback of Horovod's among "
+             "train.callbacks, which all processes would have to call, and whose work a run does itself",
+             type(callback).__name__, "leaving it out"),
+            error=TrainingError,
+        )  # fmt: skip
         if not isinstance(callback, keras.callbacks.Callback):
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(callback).__name__}.")
 
@@ -206,12 +199,9 @@ class Callbacks:
         other = {name: value for name, value in now.items() if value is not before[name]}
         for name, value in other.items():
             if not isinstance(value, PLAIN) and not self._is_traced:
-                raise TrainingError(
-                    "callbacks to change variables and numbers that are there when training begins, of which "
-                    "all processes learn",
-                    f"{name.rpartition('/')[2]}, which one has made a {type(value).__name__}",
-                    "making it in model.build",
-                )
+                expected = "callbacks to change variables and numbers that are there when training begins"
+                received = f"{name.rpartition('/')[2]}, which one has made a {type(value).__name__}"
+                raise TrainingError(f"{expected}, of which all processes learn", received, "making it in model.build")
         return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
 
     def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.config.shipped import check_offer, load_offer
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
 
@@ -108,11 +108,8 @@ def check_collective(name: str) -> None:
         interpreter = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
         then = typed if interpreter.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
-        raise UserError(
-            "Horovod, built for this TensorFlow, for strategy.collective=horovod",
-            "a Python without it",
-            f"{then}, or {INSTEAD}",
-        )
+        expected = "Horovod, built for this TensorFlow, for strategy.collective=horovod"
+        raise UserError(expected, "a Python without it", f"{then}, or {INSTEAD}")
 
 
 def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
@@ -126,18 +123,12 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     except Exception as error:
         if name in COLLECTIVES:
             raise
-        raise UserError(
-            f"strategy.collective={name} to work", f"{type(error).__name__}: {error}", f"{INSTEAD}"
-        ) from error
+        raise UserError(f"strategy.collective={name} to work", f"{type(error).__name__}: {error}", INSTEAD) from error
     for part in ("replicas", "sum", "sent_bytes"):
-        if not hasattr(collective, part):
-            raise UserError(f"strategy.collective={name} to have {part}", "one without", f"{INSTEAD}")
-    if collective.replicas != plan.workers:
-        raise UserError(
-            f"strategy.collective={name} to add over all {plan.workers} replicas",
-            f"one that adds over {collective.replicas}",
-            f"{INSTEAD}",
-        )
+        refuse((not hasattr(collective, part), f"strategy.collective={name} to have {part}", "one without", INSTEAD))
+    expected = f"strategy.collective={name} to add over all {plan.workers} replicas"
+    received = f"one that adds over {collective.replicas}"
+    refuse((collective.replicas != plan.workers, expected, received, INSTEAD))
     return collective
 
 

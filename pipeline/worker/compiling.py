@@ -22,34 +22,27 @@ def check_made(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise ModelError(f"Expected the model's function to return a keras.Model, received {type(model).__name__}.")
     if model.compiled and model.run_eagerly:
-        raise ModelError(
-            "a model whose steps may be compiled",
-            "run_eagerly=True from model.build",
-            "run_eagerly=False; to debug, model.fit without this program",
-        )
+        instead = "run_eagerly=False; to debug, model.fit without this program"
+        raise ModelError("a model whose steps may be compiled", "run_eagerly=True from model.build", instead)
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses Horovod's wrapper of an optimizer, under which Keras 3 trains each replica by itself, in silence."""
     for one in rates.within(optimizer):
         if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
-            raise ModelError(
-                "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3",
-                f"{type(one).__name__} in it",
-                "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod",
-            )
+            expected = "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3"
+            instead = "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod"
+            raise ModelError(expected, f"{type(one).__name__} in it", instead)
 
 
 def check_batches(model: keras.Model) -> None:
     """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
     for tensor in keras.tree.flatten(getattr(model, "inputs", None) or ()):
         if tensor.shape[0] is not None:
-            raise ModelError(
-                "a model that takes batches of any size, since each replica has a part of a batch and the "
-                "last one may be short",
-                f"one that takes {tensor.shape[0]} alone (input {tensor.name})",
-                "keras.Input(shape) without a batch size, and stateful=False in recurrent layers",
-            )
+            why = "since each replica has a part of a batch and the last one may be short"
+            received = f"one that takes {tensor.shape[0]} alone (input {tensor.name})"
+            instead = "keras.Input(shape) without a batch size, and stateful=False in recurrent layers"
+            raise ModelError(f"a model that takes batches of any size, {why}", received, instead)
 
 
 def compile_chosen(

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import keras
 import numpy as np
 
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, refuse
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 
@@ -80,11 +80,8 @@ def check(model: keras.Model, batch: Batch) -> None:
     _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if y is None:
         if model._compile_loss is not None and not _has_own(model):
-            raise DataError(
-                "labels for the model's loss",
-                "data of x alone",
-                "(x, y), or a model that is compiled without a loss and has add_loss",
-            )
+            instead = "(x, y), or a model that is compiled without a loss and has add_loss"
+            raise DataError("labels for the model's loss", "data of x alone", instead)
         return
     for output in _known(model, batch):
         labels = output.labels(y)
@@ -196,29 +193,23 @@ def _said(output: Output, values: np.ndarray, wrong: np.ndarray, name: str) -> s
 def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
     """Refuses one-hot labels under a loss that takes class numbers, and the other way round."""
     rank = len(output.shape)
-    if output.kind == "elementwise":
-        if not _are_compared(shape, output.shape):
-            raise DataError(
-                f"labels of the shape of {output.name}, whose loss compares them element by element",
-                f"{_of_an_example(shape)} for outputs of {_of_an_example(output.shape)}",
-                "an output of that shape, or for class numbers the loss sparse_categorical_crossentropy",
-            )
-        return
-    last = shape[-1] if len(shape) else None
+    last, name, kind, classes = shape[-1] if len(shape) else None, output.name, output.kind, output.classes
     numbers = len(shape) == rank - 1 or (len(shape) == rank and last == 1)
-    one_hot = len(shape) == rank and last == output.classes
-    if output.sparse and one_hot and not numbers:
-        raise DataError(
-            f"class numbers as the labels of {output.name}, whose loss is sparse categorical cross-entropy",
-            f"labels of {output.classes} numbers each, as one-hot ones are",
-            "the loss categorical_crossentropy, or y.argmax(-1)",
-        )
-    if not output.sparse and numbers and output.classes > 1:
-        raise DataError(
-            f"one-hot labels of {output.name}, whose loss is categorical cross-entropy over {output.classes} outputs",
-            "a number each, as class numbers are",
-            f"the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {output.classes})",
-        )
+    one_hot = len(shape) == rank and last == classes
+    refuse(
+        (kind == "elementwise" and not _are_compared(shape, output.shape),
+         f"labels of the shape of {name}, whose loss compares them element by element",
+         f"{_of_an_example(shape)} for outputs of {_of_an_example(output.shape)}",
+         "an output of that shape, or for class numbers the loss sparse_categorical_crossentropy"),
+        (kind == "sparse" and one_hot and not numbers,
+         f"class numbers as the labels of {name}, whose loss is sparse categorical cross-entropy",
+         f"labels of {classes} numbers each, as one-hot ones are",
+         "the loss categorical_crossentropy, or y.argmax(-1)"),
+        (kind == "one-hot" and numbers and classes > 1,
+         f"one-hot labels of {name}, whose loss is categorical cross-entropy over {classes} outputs",
+         "a number each, as class numbers are",
+         f"the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {classes})"),
+    )  # fmt: skip
 
 
 def _are_compared(labels: Sequence[int | None], outputs: Sequence[int | None]) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 import keras
 import numpy as np
 
+from pipeline.errors import refuse
 from pipeline.record import commands, events
 from pipeline.record.findings import Check
 from pipeline.worker.checkpoint import OnAll, State
@@ -106,12 +107,11 @@ class WeightComparison:
         self._last = step
         of_all = self._gather(self._digests())
         for rank, digests in enumerate(of_all):
-            if any(digest != of_all[0][0] for digest in digests):
-                raise TrainingError(
-                    f"the same weights on all replicas after step {step}",
-                    f"others on rank {rank} than on rank 0, with strategy.collective={self._collective}",
-                    "strategy.collective=tensorflow, or train.check=strict",
-                )
+            differ = any(digest != of_all[0][0] for digest in digests)
+            expected = f"the same weights on all replicas after step {step}"
+            received = f"others on rank {rank} than on rank 0, with strategy.collective={self._collective}"
+            instead = "strategy.collective=tensorflow, or train.check=strict"
+            refuse((differ, expected, received, instead), error=TrainingError)
 
     def after(self, step: int) -> None:
         """Compares where so many steps have been made since the last time."""

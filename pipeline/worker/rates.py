@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from pipeline.errors import refuse
 from pipeline.worker.model_error import ModelError
 
 # Those that update no weight themselves, and whose own learning rate is none.
@@ -17,7 +18,8 @@ def within(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Opti
     >>> [one.name for one in within(scaled)]
     ['inner', 'outer']
     """
-    held = [one for one in keras.tree.flatten(list(vars(optimizer).values())) if _is_optimizer(one)]
+    attributes = keras.tree.flatten(list(vars(optimizer).values()))
+    held = [one for one in attributes if isinstance(one, keras.optimizers.Optimizer)]
     inner_ones = {id(one): one for inner in held for one in within(inner)}
     return (*inner_ones.values(), optimizer)
 
@@ -30,12 +32,9 @@ def updating(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Op
 def set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
     """Gives an optimizer a fixed rate, also in place of a schedule. Raises `ModelError` for several optimizers."""
     optimizers = updating(optimizer)
-    if len(optimizers) != 1:
-        raise ModelError(
-            "a model with one optimizer for train.learning_rate",
-            f"{type(optimizer).__name__}, whose optimizers have learning rates of their own",
-            "these rates as arguments of model.build",
-        )
+    received = f"{type(optimizer).__name__}, whose optimizers have learning rates of their own"
+    expected, instead = "a model with one optimizer for train.learning_rate", "these rates as arguments of model.build"
+    refuse((len(optimizers) != 1, expected, received, instead), error=ModelError)
     (one,) = optimizers
     if isinstance(one._learning_rate, keras.Variable):
         one._learning_rate.assign(learning_rate)
@@ -77,7 +76,3 @@ def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
     for one in updating(optimizer):
         if isinstance(one._learning_rate, _Scaled):
             one._learning_rate = one._learning_rate.schedule
-
-
-def _is_optimizer(value: object) -> bool:
-    return isinstance(value, keras.optimizers.Optimizer)

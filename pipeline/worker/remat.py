@@ -21,12 +21,10 @@ def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCal
     blocks = [block for block in _blocks(model) if stateful or not _changes(block)]
     if len(blocks) < 2:
         without = "" if stateful else " without batch statistics"
-        raise ModelError(
-            f"a model of several blocks, layers made of layers{without}, for train.remat=true, which keeps "
-            "what goes into a block and computes the rest again",
-            f"{model.name} with {len(blocks)}: it would keep as much as without",
-            "train.remat=false, or a smaller train.replica_batch",
-        )
+        why = "which keeps what goes into a block and computes the rest again"
+        expected = f"a model of several blocks, layers made of layers{without}, for train.remat=true, {why}"
+        received = f"{model.name} with {len(blocks)}: it would keep as much as without"
+        raise ModelError(expected, received, "train.remat=false, or a smaller train.replica_batch")
     for block in blocks:
         # Past Keras's own setter: what is saved of a layer does not know of it.
         vars(block)["call"] = forgetful(block, block.call)
@@ -35,11 +33,8 @@ def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCal
 
 
 def _refuse_loss(block: str, loss: Any) -> None:
-    raise ModelError(
-        "blocks that add no loss as they are called for train.remat=true, which calls them again",
-        f"{block}, which does",
-        "train.remat=false",
-    )
+    expected = "blocks that add no loss as they are called for train.remat=true, which calls them again"
+    raise ModelError(expected, f"{block}, which does", "train.remat=false")
 
 
 def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
@@ -48,12 +43,10 @@ def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
         if isinstance(inner, keras.Model):
             yield from _blocks(inner)
         # A recurrent layer is a loop, whose steps are not to be forgotten as one.
-        elif not isinstance(inner, keras.layers.RNN | keras.layers.Bidirectional) and _is_made_of_layers(inner):
+        elif not isinstance(inner, keras.layers.RNN | keras.layers.Bidirectional) and any(
+            part.trainable_variables for part in inner._flatten_layers(include_self=False)
+        ):
             yield inner
-
-
-def _is_made_of_layers(layer: keras.layers.Layer) -> bool:
-    return any(inner.trainable_variables for inner in layer._flatten_layers(include_self=False))
 
 
 def _changes(layer: keras.layers.Layer) -> bool:

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.errors import refuse
 from pipeline.data.examples import Examples
 from pipeline.private import cache_op, shuffle_op
 from pipeline.worker.data import reading as reads
@@ -97,10 +98,8 @@ def count(part: Part) -> int:
     if not isinstance(part, tf.data.Dataset):
         return len(tf.nest.flatten(part)[0])
     cardinality = int(part.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "Expected a data set of single examples that ends, received one without end. Try dataset.take(examples)."
-        )
+    without_end = cardinality == tf.data.INFINITE_CARDINALITY
+    refuse((without_end, "a data set of single examples that ends", "one without end", "dataset.take(examples)"))
     return cardinality if cardinality >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
 
 
