@@ -1,7 +1,7 @@
 """A checkpoint holds all that decides how training goes on, is whole or not there, and is verified when it is read."""
 
-import contextlib
 import functools
+import hashlib
 import json
 import os
 import random
@@ -47,17 +47,11 @@ class Told:
         return [event for event in self.events if event["event"] == kind]
 
 
-def network(optimizer: Any = "adam") -> keras.Model:
-    """Of all that has a state: dropout, moving averages, an optimizer with slots, metrics."""
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(8),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.4),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    ), optimizer
+def network() -> keras.Model:
+    """Of all that has a state: dropout, moving averages."""
+    layers = keras.layers
+    inner = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.4)]
+    return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, activation="softmax")])
 
 
 def examples(kind: str = "arrays") -> Any:
@@ -95,23 +89,16 @@ def training(
     if labels:
         part = (part[0] * labels, part[1])
     model, outputs = build.model(
-        lambda: network()[0], strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
+        network, strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
         metrics(), rate_scale,
     )  # fmt: skip
     layout = BatchLayout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
-    loop = Loop(
-        model,
-        strategy,
-        Data(part, layout, shuffle=True, seed=1),
-        Data(part, layout, shuffle=False, seed=1),
-        outputs,
-        position=position,
-    )
+    train, held_out = (Data(part, layout, shuffle, seed=1) for shuffle in (True, False))
+    loop = Loop(model, strategy, train, held_out, outputs, position=position)
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
-    checkpointing = Checkpointing(
-        checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None}, share
-    )
+    about = {"data": {}, "learning_rate": None}
+    checkpointing = Checkpointing(checkpointer, state, leave, 1e4, rate_scale, about, share)
     return model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointing=checkpointing)
 
 
@@ -132,6 +119,15 @@ def ran(made: tuple[keras.Model, Training], per_call: int = 2) -> tuple[keras.Mo
     for _ in made[1].advance(None, per_call):
         pass
     return made
+
+
+def left(folder: Path, told: Told, leave: Callable[[], bool], per_call: int = 2, **options: Any) -> State:
+    """What a training that is asked to leave, and does, is to go on from."""
+    with pytest.raises(Preempted):
+        ran(training(folder, told, leave=leave, **options), per_call)
+    state = Checkpointer(Checkpoints(folder=str(folder)), told).last()
+    assert state is not None
+    return state
 
 
 def losses(told: Told) -> dict[int, float]:
@@ -206,32 +202,19 @@ CASES = {
     "averaged weights": {"optimizer": lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)},
     "steps, not epochs": {"epochs": None, "steps": 13},
     "what losses, metrics and callbacks hold": {
-        "callbacks": lambda: [Raising()],
-        "loss": Remembering,
-        "metrics": lambda: [Above()],
+        "callbacks": lambda: [Raising()], "loss": Remembering, "metrics": lambda: [Above()],
     },
-}
+}  # fmt: skip
+SAMPLED = (
+    ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8), ("averaged weights", 6),
+    ("a schedule and momentum", 8), ("callbacks that remember", 8),
+)  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "after"),
-    [
-        ("adam", 4),
-        ("adam", 5),
-        ("what losses, metrics and callbacks hold", 8),
-        *sampled(
-            (
-                ("a data set", 7),
-                ("steps, not epochs", 12),
-                ("a loss scale", 8),
-                ("averaged weights", 6),
-                ("a schedule and momentum", 8),
-                ("callbacks that remember", 8),
-            ),
-            3,
-        ),
-    ],
+    [("adam", 4), ("adam", 5), ("what losses, metrics and callbacks hold", 8), *sampled(SAMPLED, 3)],
 )
 def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     """Five steps make an epoch, the last of them a smaller one: it leaves in, at the end of, and after one."""
@@ -239,11 +222,7 @@ def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     whole = Told()
     unharmed, over = ran(training(tmp_path / "none", whole, **options))
     told = Told()
-    model, first = training(tmp_path / "c", told, **options, leave=lambda: max(losses(told), default=0) >= after)
-    with pytest.raises(Preempted):
-        ran((model, first), per_call=1)
-    state = Checkpointer(Checkpoints(folder=str(tmp_path / "c")), told).last()
-    assert state is not None
+    state = left(tmp_path / "c", told, lambda: max(losses(told), default=0) >= after, 1, **options)
     assert state.values["step"] == after
     resumed, rest = ran(training(tmp_path / "c", told, state, **options), per_call=3)
     assert losses(told) == losses(whole)
@@ -265,9 +244,7 @@ def test_who_leaves_in_a_validation_goes_on_as_if_it_had_not_begun(tmp_path):
         asked.append(True)
         return len(asked) > 4
 
-    with pytest.raises(Preempted):
-        ran(training(tmp_path, told, leave=leave))
-    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    state = left(tmp_path, told, leave)
     assert (state.values["step"], state.values["epoch"], state.values["in_epoch"]) == (5, 0, 5)
     ran(training(tmp_path, told, state))
     assert losses(told) == losses(whole)
@@ -374,12 +351,15 @@ def small(step: int, epoch: int = 0, **values: Any) -> State:
     return State({"step": step, "epoch": epoch, "best": None, **values}, arrays)
 
 
-def checkpointer(folder: Path, told: Told, **kept: Any) -> Checkpointer:
+def checkpointer(folder: Path | str, told: Told, **kept: Any) -> Checkpointer:
     return Checkpointer(Checkpoints(folder=str(folder), **kept), told)
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "nonsense", "cut manifest"])
-def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path, harm):
+@pytest.mark.parametrize(("harm", "words"), [
+    ("cut", "it was cut short or changed"), ("flipped", "it was cut short or changed"), ("gone", "No such file"),
+    ("nonsense", ""), ("cut manifest", ""), ("pickled", "allow_pickle=False"),
+])  # fmt: skip
+def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before_and_nothing_unpickled(tmp_path, harm, words):
     told = Told()
     made = checkpointer(tmp_path, told, keep=3)
     assert all(made.write(small(step), wait=True) for step in (1, 2))
@@ -394,6 +374,10 @@ def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path
         archive.unlink()
     elif harm == "nonsense":
         manifest.write_text("[]")
+    elif harm == "pickled":
+        np.savez(archive, **{"trained/00000": np.array([{"a": 1}], dtype=object)})
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sha256": digest}))
     else:
         manifest.write_text(manifest.read_text()[:20])
     found = made.last()
@@ -402,6 +386,7 @@ def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path
     np.testing.assert_array_equal(found.group("trained")[0], np.ones((3, 2), np.float32))
     (warning,) = told.of("warning")
     assert "step-0000000002-000000 was passed over for the one before" in warning["text"]
+    assert words in warning["text"]
 
 
 def test_what_is_cut_short_while_it_is_written_is_not_there(tmp_path):
@@ -440,22 +425,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path)
         checkpointer(tmp_path / "file" / "c", Told()).check()
 
 
-def test_nothing_in_a_checkpoint_is_unpickled(tmp_path):
-    told = Told()
-    made = checkpointer(tmp_path, told)
-    made.write(small(1), wait=True)
-    made.write(small(2), wait=True)
-    import hashlib
-
-    manifest = tmp_path / "step-0000000002-000000.json"
-    values = json.loads(manifest.read_text())
-    archive = tmp_path / values["archive"]
-    np.savez(archive, **{"trained/00000": np.array([{"a": 1}], dtype=object)})
-    manifest.write_text(json.dumps(values | {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}))
-    assert made.last().values["step"] == 1
-    assert "allow_pickle=False" in told.of("warning")[0]["text"]
-
-
 def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
     narrow = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
     made = checkpointer(tmp_path, Told())
@@ -471,7 +440,7 @@ def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
 def test_a_checkpoint_in_memory_of_tensorflow_is_written_and_read_as_on_a_disk(tmp_path):
     """TensorFlow's own file systems take the place of gs:// and s3:// here."""
     folder = f"ram://{tmp_path}/checkpoints"
-    made = Checkpointer(Checkpoints(folder=folder, keep=1), Told())
+    made = checkpointer(folder, Told(), keep=1)
     made.check()
     assert made.write(small(1), wait=True)
     assert made.write(small(2), wait=True)
@@ -526,9 +495,7 @@ def test_a_loss_that_explodes_ends_training_by_its_step(tmp_path):
 
 def test_a_rolled_back_rate_is_half_of_the_one_that_was_saved(tmp_path):
     told = Told()
-    with pytest.raises(Preempted):
-        ran(training(tmp_path, told, leave=lambda: bool(told.of("steps"))))
-    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    state = left(tmp_path, told, lambda: bool(told.of("steps")))
     model, half = training(tmp_path, told, state, rate_scale=0.5)
     ran((model, half))
     assert float(model.optimizer.learning_rate) == pytest.approx(0.0005)
@@ -556,9 +523,7 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
 
     ran(training(tmp_path / "none", Told(), callbacks=callbacks))
     told = Told()
-    with contextlib.suppress(Preempted):
-        ran(training(tmp_path, told, callbacks=callbacks, leave=lambda: len(told.of("steps")) == 3))
-    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    state = left(tmp_path, told, lambda: len(told.of("steps")) == 3, callbacks=callbacks)
     random.seed(99)
     ran(training(tmp_path, told, state, callbacks=callbacks))
     assert mine[2].drawn == mine[0].drawn
@@ -566,10 +531,7 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
 
 def test_a_checkpoint_of_an_earlier_version_is_gone_on_with_though_it_holds_no_variables_of_losses(tmp_path):
     told, options = Told(), CASES["what losses, metrics and callbacks hold"]
-    with pytest.raises(Preempted):
-        ran(training(tmp_path, told, **options, epochs=1, leave=lambda: max(losses(told), default=0) >= 2))
-    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
-    assert state is not None
+    state = left(tmp_path, told, lambda: max(losses(told), default=0) >= 2, **options, epochs=1)
     assert [name for name in state.arrays if "held/" in name] == [
         "callback/0.held/00000", "held/00000", "held/00001", "held/00002",
     ]  # fmt: skip
@@ -580,8 +542,6 @@ def test_a_checkpoint_of_an_earlier_version_is_gone_on_with_though_it_holds_no_v
 
 def test_a_model_that_has_changed_is_refused(tmp_path):
     told = Told()
-    with pytest.raises(Preempted):
-        ran(training(tmp_path, told, leave=lambda: True))
-    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    state = left(tmp_path, told, lambda: True)
     with pytest.raises(TrainingError, match="Expected a checkpoint of this model"):
         ran(training(tmp_path, told, state, optimizer=lambda: keras.optimizers.SGD()))
