@@ -14,7 +14,7 @@ import shards
 import tensorflow as tf
 from batch_layouts import stream
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
-from run_events import wait_for
+from run_events import logged, wait_for
 
 from pipeline import data as sources
 from pipeline.data.errors import DataError
@@ -39,9 +39,8 @@ def prepared(folder: Path, *arguments: str, data: str = "data") -> tuple[str, ..
 
 def seen(folder: Path) -> list[list[float]]:
     """What the metric counted, added and squared in each epoch: of training, and of validation."""
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     # One that was ended after its last checkpoint is told again by who goes on.
-    epochs = {event["epoch"]: event for event in told if event["event"] == "epoch"}
+    epochs = {event["epoch"]: event for event in logged(folder, "epoch")}
     return [[each[group][f"labels_{place}"] for place in range(3)]
             for each in epochs.values() for group in ("metrics", "val_metrics")]  # fmt: skip
 

@@ -1,12 +1,11 @@
 """Examples are weighed by their class as Keras's `fit` weighs them, whatever kind of data they are in."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import QUICK, Ran
+from run_events import logged
 
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf
@@ -95,10 +94,9 @@ def test_every_strategy_trains_the_same_with_them(pipeline):
         "train.epochs=2", "train.global_batch=30", "train.class_weight={0: 3.0, 4: 0.5}",
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    losses = {}
-    for folder in ran.run_folders:
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        losses[folder.name.split("_", 1)[1]] = [event["loss"] for event in events if event["event"] == "epoch"]
+    losses = {
+        folder.name.split("_", 1)[1]: [event["loss"] for event in logged(folder, "epoch")] for folder in ran.run_folders
+    }
     one = losses["one_device"]
     assert one[0] != one[1]
     assert losses["mirrored"] == pytest.approx(one, rel=1e-5)

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 from conftest import QUICK, Ran, sampled
+from run_events import logged
 
 import pipeline as package
 from pipeline.errors import UserError
@@ -64,9 +64,8 @@ def ended(ran: Ran) -> list[tuple[str | None, list[float]]]:
     folders = sorted(ran.run_folders, key=lambda folder: int(folder.name.split("_")[0]))
     found = []
     for folder in folders:
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        losses = [event["loss"] for event in events if event["event"] == "epoch" and event["rank"] == 0]
-        found.append((events[-1]["error"], losses))
+        losses = [event["loss"] for event in logged(folder, "epoch") if event["rank"] == 0]
+        found.append((logged(folder)[-1]["error"], losses))
     return found
 
 
@@ -242,15 +241,9 @@ def test_callbacks_are_answered_by_a_copy_on_the_first_process(pipeline, tmp_pat
     if layout != "parameter_server":
         plain = pipeline(*common, "resume=never")
         assert plain.code == 0, plain.err
-        trained = [finished(run) for run in ran.run_folders]
+        trained = [sorted(event["weights"] for event in logged(run, "finished")) for run in ran.run_folders]
         assert len(trained) == 2
         assert trained[0] == trained[1]
-
-
-def finished(folder: Path) -> list[Any]:
-    """A hash of the trained weights of each replica of each process."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return sorted(event["weights"] for event in events if event["event"] == "finished")
 
 
 @pytest.mark.slow

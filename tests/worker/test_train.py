@@ -1,22 +1,14 @@
 """Input laid over workers, callbacks decided once, and what else a person's own model may bring."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
-from conftest import QUICK, Ran, sampled
+from conftest import QUICK, sampled
+from run_events import logged, weights
 
 OWN = ("model.build._target_=own.normalised", "data.build._target_=own.numbered")
 TWO = ("strategy=multi_worker", "workers=2")
-KINDS = ("steps", "epoch", "measured", "finished")
-
-
-def epochs(ran: Ran, folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event for event in lines if event["event"] == "epoch" and event["rank"] == 0]
+LEARNT = (("steps", "losses"), ("epoch", "val_loss"), ("finished", "weights"))
 
 
 @pytest.mark.slow
@@ -24,52 +16,30 @@ def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     kinds = sampled(("own.serial_arrays", "own.serial_set", "own.serial_shard", "own.serial_shard_set"), 2)
     ran = pipeline(
-        "-m",
-        *QUICK,
-        f"strategy={strategy}",
-        "workers=3",
-        "model.build._target_=own.counting",
-        f"data.build._target_={','.join(kinds)}",
-        "train.global_batch=12",
-        "train.epochs=2",
-        "train.check=off",
+        "-m", *QUICK, f"strategy={strategy}", "workers=3", "model.build._target_=own.counting",
+        f"data.build._target_={','.join(kinds)}", "train.global_batch=12", "train.epochs=2", "train.check=off",
         "train.steps_per_call=2",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     serial = np.arange(50)
     once = {"labels_0": 50.0, "labels_1": float(serial.sum()), "labels_2": float((serial**2).sum())}
     assert len(ran.run_folders) == 2
     for folder in ran.run_folders:
-        for epoch in epochs(ran, folder):
-            assert epoch["metrics"] == once, folder
-            assert epoch["val_metrics"] == once, folder
+        for epoch in logged(folder, "epoch"):
+            assert epoch["metrics"] == epoch["val_metrics"] == once, folder
 
 
 @pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO])
 def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_path, layout):
     notes, meddled = tmp_path / "notes.txt", tmp_path / "meddled.txt"
     ran = pipeline(
-        *QUICK,
-        *layout,
-        *OWN,
-        "train.epochs=4",
-        "train.replica_batch=32",
-        "train.steps_per_call=3",
+        *QUICK, *layout, *OWN, "train.epochs=4", "train.replica_batch=32", "train.steps_per_call=3",
         f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}, {{_target_: own.Meddling, path: {meddled}}}]",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
+    batches = ["batch_end 2 ['accuracy', 'loss']", "batch_end 3 ['accuracy', 'loss']"]
+    ends = [f"epoch_end {epoch} ['accuracy', 'loss', 'val_accuracy', 'val_loss']" for epoch in (0, 1)]
     assert notes.read_text().splitlines() == [
-        "train_begin 4",
-        "epoch_begin 0",
-        "batch_end 2 ['accuracy', 'loss']",
-        "batch_end 3 ['accuracy', 'loss']",
-        "epoch_end 0 ['accuracy', 'loss', 'val_accuracy', 'val_loss']",
-        "epoch_begin 1",
-        "batch_end 2 ['accuracy', 'loss']",
-        "batch_end 3 ['accuracy', 'loss']",
-        "epoch_end 1 ['accuracy', 'loss', 'val_accuracy', 'val_loss']",
-        "train_end ",
-    ]
+        "train_begin 4", "epoch_begin 0", *batches, ends[0], "epoch_begin 1", *batches, ends[1], "train_end ",
+    ]  # fmt: skip
     assert len(meddled.read_text().splitlines()) == 2
     assert ran.result["epochs"] == 2
     # The callback halved the learning rate after the first epoch and zeroed the weights after the second.
@@ -78,42 +48,24 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
     (folder,) = ran.run_folders
     saved = keras.saving.load_model(folder / "model.keras")
     assert all((np.asarray(weight) == 0).all() for weight in saved.get_weights())
-    digests = {digest for event in ran.events("finished") for digest in event["weights"]}
-    assert len(digests) == 1
+    assert len(weights(folder)) == 1
 
 
 @pytest.mark.slow
 def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
     (layout,) = sampled((("strategy=mirrored", "workers=2"), TWO), 1)
     notes = tmp_path / "notes.txt"
+    # Nothing measured; measured in the first steps; measured for longer than training lasts.
     ran = pipeline(
-        "-m",
-        *QUICK,
-        *layout,
-        *OWN,
-        # Nothing measured; measured in the first steps; measured for longer than training lasts.
-        "measure.steps=0,2,40",
-        "measure.repeats=2",
-        "train.epochs=2",
-        "train.replica_batch=16",
-        "train.steps_per_call=3",
-        "+model.build.optimizer=averaged",
-        "train.check=off",
+        "-m", *QUICK, *layout, *OWN, "measure.steps=0,2,40", "measure.repeats=2", "train.epochs=2",
+        "train.replica_batch=16", "train.steps_per_call=3", "+model.build.optimizer=averaged", "train.check=off",
         f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}]",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     learnt, timed = [], []
     for folder in ran.run_folders:
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        chief = {
-            kind: [event for event in events if event["event"] == kind and event.get("rank") == 0] for kind in KINDS
-        }
-        learnt.append(
-            [event["losses"] for event in chief["steps"]]
-            + [event["val_loss"] for event in chief["epoch"]]
-            + [event["weights"] for event in chief["finished"]]
-        )
-        timed.append([event["steps"] for event in chief["measured"]])
+        chief = [event for event in logged(folder) if event.get("rank") == 0]
+        learnt.append([(event[of], kind) for kind, of in LEARNT for event in chief if event["event"] == kind])
+        timed.append([event["steps"] for event in chief if event["event"] == "measured"])
     assert learnt[0] == learnt[1] == learnt[2]
     assert timed[0] == []
     assert len(timed[1]) == len(timed[2]) == 2
@@ -145,25 +97,21 @@ def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
         "save_weights_only: true, save_freq: 2}",
         "{_target_: own.halving}",
     ]
-    ran = pipeline(*QUICK, *TWO, *OWN, "train.epochs=5", f"train.callbacks=[{', '.join(callbacks)}]", timeout=300)
-    assert ran.code == 0, ran.err
+    ran = pipeline(*QUICK, *TWO, *OWN, "train.epochs=5", f"train.callbacks=[{', '.join(callbacks)}]", timeout=300).ok()
     assert ran.result["epochs"] == 2
     assert (tmp_path / "log.csv").read_text().count("\n") == 3
     assert list((tmp_path / "board").rglob("events.out.tfevents*"))
     assert (tmp_path / "best.keras").exists()
     assert (tmp_path / "step.weights.h5").exists()
-    digests = {digest for event in ran.events("finished") for digest in event["weights"]}
-    assert len(digests) == 1
+    assert len(weights(ran.run_folders[0])) == 1
     ended = {name: ran.result[name] for name in ("planned_epochs", "stopped_by", "restored_epoch")}
     assert ended == {"planned_epochs": 5, "stopped_by": "EarlyStopping", "restored_epoch": 1}
     assert sum("EarlyStopping" in note for note in ran.result["notes"]) == 2
 
 
 def test_a_learning_rate_from_the_config_replaces_a_schedule(pipeline):
-    ran = pipeline(
-        *QUICK, *OWN, "+model.build.optimizer=scheduled", "train.learning_rate=0.125", "train.steps=3", "workers=1"
-    )
-    assert ran.code == 0, ran.err
+    given = ("+model.build.optimizer=scheduled", "train.learning_rate=0.125", "train.steps=3", "workers=1")
+    ran = pipeline(*QUICK, *OWN, *given).ok()
     assert {event["learning_rate"] for event in ran.events("steps")} == {0.125}
 
 
@@ -173,28 +121,19 @@ def test_an_optimizer_that_the_config_makes_is_made_under_the_strategy_it_trains
         "-m", *QUICK, *OWN, "strategy=mirrored,central_storage,multi_worker", "workers=1,2", "train.steps=4",
         "train.optimizer={_target_: keras.optimizers.Adam, learning_rate: 0.01, gradient_accumulation_steps: 2}",
         "train.global_batch=16", "data.shuffle=false", "train.learning_rate=0.02",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert [run["loss"] for run in ran.results] == pytest.approx([ran.results[0]["loss"]] * 6, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_mixed_precision_trains_on_several_replicas(pipeline):
     (precision,) = sampled(("mixed_bfloat16", "mixed_float16"), 1)
+    # Convolutions of half width take a CPU long.
     ran = pipeline(
-        "-m",
-        *QUICK,
-        "strategy=mirrored,central_storage,multi_worker",
-        "workers=2",
-        f"train.precision={precision}",
-        "data=digits",
-        # Convolutions of half width take a CPU long.
-        "model.build.filters=[4,8]",
-        "model.build.dense_units=32",
-        "train.learning_rate=0.01",
+        "-m", *QUICK, "strategy=mirrored,central_storage,multi_worker", "workers=2", f"train.precision={precision}",
+        "data=digits", "model.build.filters=[4,8]", "model.build.dense_units=32", "train.learning_rate=0.01",
         "train.epochs=5",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert len(ran.results) == 3
     for result in ran.results:
         assert result["val_metrics"]["accuracy"] > 0.5
@@ -206,8 +145,7 @@ def test_a_rehearsal_lays_out_two_hosts_with_four_devices_and_says_so(pipeline):
     ran = pipeline(
         *QUICK, "strategy=multi_worker", "hardware=2x4gpu", "hardware.rehearse=true", *OWN, "train.steps=4",
         "train.replica_batch=8",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     result = ran.result
     assert (result["processes"], result["replicas"], result["rehearsal"]) == (2, 8, True)
     assert result["oversubscribed"] is True
