@@ -243,7 +243,8 @@ def _held_out(
     """The passes over what is validated on; None where there is nothing."""
     if data is None:
         return None
-    x, y, sample_weight = conversion.for_keras(*keras.utils.unpack_x_y_sample_weight(data), name="validation")
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = conversion.for_keras(x, y, sample_weight, "validation")
     if not isinstance(x, tf.data.Dataset):
         batch_size = batch_size or train_batch_size
         x, y, sample_weight = _first_steps((x, y, sample_weight), batch_size, steps)
