@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import dialect, folders, manifest, numpy_files
+from pipeline.data import dialect, folders, manifest, saved_arrays
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
 from pipeline.data.split import check_split
 
@@ -73,7 +73,7 @@ def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
         return manifest.load(path, lambda file: Path(file).read_text()).examples(manifest.TRAIN)
     if target == "pipeline.data.numpy":
         split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
-        return numpy_files.training_examples(path, **split)
+        return saved_arrays.training_examples(path, **split)
     return None
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from pipeline.data import DataError, csv, images, numpy, pictures, tfds
 from pipeline.data.examples import Broken, Examples
-from pipeline.data.numpy_files import training_examples
 from pipeline.data.records import frames
+from pipeline.data.saved_arrays import training_examples
 
 Array = np.ndarray[Any, Any]
 
