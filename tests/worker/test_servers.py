@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.worker.tensorflow import messages, servers
+from pipeline.worker.tensorflow import servers
 
 
 def sent(known: Sequence[tf.TensorShape], *arrays: tf.Tensor) -> list[tf.Tensor]:
     """The arrays, as they arrive where no more of their shapes is known than this."""
     arrays = [tf.ensure_shape(array, shape) for array, shape in zip(arrays, known, strict=True)]
-    message = messages.joined(arrays)
-    if messages.LARGE > 1000 and known[0].rank is not None:
+    message = servers.joined(arrays)
+    if servers.LARGE > 1000 and known[0].rank is not None:
         assert len(message) == 1
-    return messages.split(message, arrays)
+    return servers.split(message, arrays)
 
 
 @pytest.mark.parametrize("large", [1, 64, 1 << 20])
 @pytest.mark.parametrize("known", ["all", "without rows", "nothing"])
 def test_arrays_of_all_kinds_arrive_as_they_were_sent(large, known, monkeypatch):
-    monkeypatch.setattr(messages, "LARGE", large)
+    monkeypatch.setattr(servers, "LARGE", large)
     arrays = [
         tf.constant([[1.5, -2.0, np.nan]]), tf.constant(7, tf.int64), tf.zeros([0, 4], tf.float16), tf.range(5),
         tf.cast(tf.range(3), tf.bfloat16), tf.constant([255], tf.uint8), tf.random.normal([40, 30]), tf.zeros([2, 0]),

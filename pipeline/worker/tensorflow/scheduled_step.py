@@ -13,14 +13,12 @@ from pipeline.data.nested import Nested
 from pipeline.private import in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches
-from pipeline.worker.rates import updating
 from pipeline.worker.tensorflow import servers
-from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.loss_scaling.updates import overwritten_without_branch
-from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller
+from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller, updating
 
 # To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
 # many of its steps are made before. Each takes a trace of its own.
@@ -78,12 +76,7 @@ def scheduled_steps(
         values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray,
     ) -> tuple[Carried, ...]:  # fmt: skip
         own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(losses.without_keras_scaling())
-            stack.enter_context(_added_in_place())
-            for optimizer in updating(model.optimizer):
-                stack.enter_context(overwritten_without_branch(optimizer))
-                stack.enter_context(traced_briefly(optimizer))
+        with losses.without_keras_scaling(), _added_in_place(), updating(model.optimizer):
             with tf.device(updates.device):
                 before = updates.read_value()
             loss, state, gradients = strategy.run(replica_step, args=(own_batch, state, before))
@@ -144,8 +137,7 @@ def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> V
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def _added_in_place() -> Iterator[None]:
+def _added_in_place() -> contextlib.AbstractContextManager[None]:
     """Inside, Keras adds to a variable where it is held, so that nothing is lost that other workers add meanwhile."""
     usual = keras_variables.Variable.assign_add
 
@@ -154,11 +146,7 @@ def _added_in_place() -> Iterator[None]:
             return usual(self, value)
         return self._value.assign_add(tf.cast(value, self._value.dtype))
 
-    try:
-        keras_variables.Variable.assign_add = assign_add
-        yield
-    finally:
-        keras_variables.Variable.assign_add = usual
+    return patched(keras_variables.Variable, {"assign_add": assign_add})
 
 
 def _sum(first: Addend | None, second: Addend | None) -> Addend | None:
