@@ -13,7 +13,7 @@ import pipeline
 from pipeline import strategies
 from pipeline.worker.compiling import compile_chosen
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow.loss_scaling import updates
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -282,7 +282,7 @@ def test_adam_is_traced_in_fewer_operations_and_trains_the_same_to_the_last_bit(
 ):
     strategy = mirrored if replicas > 1 else tf.distribute.get_strategy()
     brief = trained(strategy, make, policy)
-    monkeypatch.setattr(step, "traced_briefly", contextlib.nullcontext)
+    monkeypatch.setattr(updates, "traced_briefly", contextlib.nullcontext)
     as_keras_does = trained(strategy, make, policy)
     assert brief[0] == as_keras_does[0]
     for weight, other in zip(brief[1], as_keras_does[1], strict=True):
@@ -300,7 +300,7 @@ def test_adam_takes_less_than_half_of_the_operations_that_keras_has_it_take():
         return len(traced.graph.get_operations())
 
     usual = operations()
-    with step.updating(optimizer):
+    with updates.updating(optimizer):
         assert operations() < 0.6 * usual
     assert operations() == usual
 
@@ -318,6 +318,6 @@ def test_rows_of_an_embedding_are_updated_as_keras_updates_them(monkeypatch):
         return [np.array(weight) for weight in model.get_weights()]
 
     brief = learnt()
-    monkeypatch.setattr(step, "traced_briefly", contextlib.nullcontext)
+    monkeypatch.setattr(updates, "traced_briefly", contextlib.nullcontext)
     for weight, other in zip(brief, learnt(), strict=True):
         np.testing.assert_array_equal(weight, other)

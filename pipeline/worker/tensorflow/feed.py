@@ -16,6 +16,7 @@ import tensorflow as tf
 from pipeline.plan.host import AHEAD
 from pipeline.private import CollectiveReplicaLauncher, is_op_determinism_enabled
 from pipeline.worker.data.reading import Batch, Batches, Step
+from pipeline.worker.tensorflow.patched import patched
 
 
 def feeds_ahead(devices: Sequence[str]) -> bool:
@@ -57,12 +58,8 @@ def without_host(strategy: tf.distribute.Strategy) -> Iterator[None]:
         with key.graph.as_default(), tf.device(launcher._device):
             return tf.identity(key)
 
-    CollectiveReplicaLauncher._next_instance_key = on_device
-    try:
-        with tf.device(_devices(strategy)[0]):
-            yield
-    finally:
-        CollectiveReplicaLauncher._next_instance_key = usual
+    with patched(CollectiveReplicaLauncher, {"_next_instance_key": on_device}), tf.device(_devices(strategy)[0]):
+        yield
 
 
 def next_step(strategy: tf.distribute.Strategy, batches: Batches) -> Step:

@@ -17,8 +17,9 @@ from pipeline.worker.tensorflow import servers
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
+from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.patched import patched
-from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller, updating
+from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller
 
 # To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
 # many of its steps are made before. Each takes a trace of its own.

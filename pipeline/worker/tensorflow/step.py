@@ -19,12 +19,12 @@ from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.tensorflow import feed
-from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
-from pipeline.worker.tensorflow.loss_scaling.updates import accumulated_among_replicas, overwritten_without_branch
+from pipeline.worker.tensorflow.loss_scaling.updates import updating
+from pipeline.worker.tensorflow.patched import patched
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -194,17 +194,6 @@ def marked(xla: set[str] | None) -> Iterator[None]:
             xla.add(operation.type)
 
 
-@contextlib.contextmanager
-def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Inside, steps that are traced have an optimizer update weights as it is to among replicas."""
-    with contextlib.ExitStack() as stack:
-        for one in rates.updating(optimizer):
-            stack.enter_context(accumulated_among_replicas(one))
-            stack.enter_context(overwritten_without_branch(one))
-            stack.enter_context(traced_briefly(one))
-        yield
-
-
 def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
     """The optimizers that train a built model."""
     custom = vars(model).get(CUSTOM_AS)
@@ -260,8 +249,7 @@ def many(
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def _drawn_apart(replicas: int) -> Iterator[None]:
+def _drawn_apart(replicas: int) -> contextlib.AbstractContextManager[None]:
     """Inside, each replica draws random numbers of its own, though all generators are in one state; the first as one
     device.
     """
@@ -273,12 +261,7 @@ def _drawn_apart(replicas: int) -> Iterator[None]:
         # The first half is the generator's own seed and stays as it is; the second counts its draws.
         return seed + tf.stack([number * SEED_STRIDE, tf.zeros_like(number)])
 
-    if replicas > 1:
-        SeedGenerator.next = drawn
-    try:
-        yield
-    finally:
-        SeedGenerator.next = usual
+    return patched(SeedGenerator, {"next": drawn} if replicas > 1 else {})
 
 
 def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:

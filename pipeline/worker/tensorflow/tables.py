@@ -5,8 +5,8 @@ By itself Keras fetches a whole table to look up a few of its rows, and fails wh
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import keras
 import numpy as np
@@ -14,14 +14,14 @@ import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.rates import updating
+from pipeline.worker.tensorflow.patched import patched
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
 _SHARD = re.compile(r"_shard_\d+_of_\d+")
 
 
-@contextmanager
-def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
+def on_servers(servers: int, min_shard_bytes: int | None) -> AbstractContextManager[None]:
     """Inside, embeddings are tables on `servers`, cut evenly by rows into shards of `min_shard_bytes` or more."""
     usual = keras.layers.Embedding.build
 
@@ -38,11 +38,7 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
             layer._shards = _cut(layer, count)
             layer.built = True
 
-    keras.layers.Embedding.build = build
-    try:
-        yield
-    finally:
-        keras.layers.Embedding.build = usual
+    return patched(keras.layers.Embedding, {"build": build})
 
 
 def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:

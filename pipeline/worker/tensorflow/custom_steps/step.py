@@ -37,6 +37,7 @@ from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
+from pipeline.worker.tensorflow.loss_scaling.updates import updating
 
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
 FOLLOWED = 1_000
@@ -179,7 +180,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in applied:
-            stack.enter_context(steps.updating(optimizer))
+            stack.enter_context(updating(optimizer))
         stack.enter_context(watched())
         yield
 

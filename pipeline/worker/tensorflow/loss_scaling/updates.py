@@ -1,32 +1,50 @@
-"""Lets optimizers that act every so many steps do so where replicas share a process.
+"""Lets optimizers that act every so many steps do so where replicas share a process, and traces Adam in less time.
 
 Keras accumulates gradients, and overwrites weights with their moving averages, inside a condition, in which such
-replicas cannot meet to change a variable.
+replicas cannot meet to change a variable. Its Adam corrects the learning rate for the step anew for each variable of
+each replica, and takes each operation through layers that serve other backends: of the time that a deep model takes to
+trace, that is nearly a half. The half of its operations that are traced here compute the same to the last bit.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from pipeline.private import maybe_merge_call, strategy_supports_no_merge_call
+from pipeline.worker import rates
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.patched import patched
 
+# Scalars to update variables with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon.
+Scalars: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+# By graph, device, type and learning rate, with the graph and the rate, kept so that their identities stay theirs.
+KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, object, Scalars]]
+
 
 @contextlib.contextmanager
-def accumulated_among_replicas(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, steps that are traced have an optimizer update weights as it is to among replicas."""
+    with contextlib.ExitStack() as stack:
+        for one in rates.updating(optimizer):
+            stack.enter_context(_accumulated_among_replicas(one))
+            stack.enter_context(_overwritten_without_branch(one))
+            stack.enter_context(traced_briefly(one))
+        yield
+
+
+def _accumulated_among_replicas(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Inside, steps that are traced have `optimizer` update after as many steps as it says.
 
     The condition is around all replicas, since it is the same for each.
     """
-    if not optimizer.gradient_accumulation_steps:
-        yield
-        return
-    with patched(optimizer, {"_backend_apply_gradients": partial(_apply_accumulated, optimizer)}):
-        yield
+    accumulates = optimizer.gradient_accumulation_steps
+    return patched(
+        optimizer, {"_backend_apply_gradients": partial(_apply_accumulated, optimizer)} if accumulates else {}
+    )
 
 
 def _apply_accumulated(
@@ -61,17 +79,12 @@ def _apply_accumulated(
         optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
 
 
-@contextlib.contextmanager
-def overwritten_without_branch(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def _overwritten_without_branch(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Inside, steps that are traced overwrite the weights that `optimizer` updates as often as it says."""
     frequency = optimizer.ema_overwrite_frequency if optimizer.use_ema else None
-    if not frequency:
-        yield
-        return
     apply = partial(_apply_and_overwrite, optimizer, frequency, optimizer._backend_apply_gradients)
     # All replicas are traced inside, so none sees another's change.
-    with patched(optimizer, {"_backend_apply_gradients": apply, "ema_overwrite_frequency": None}):
-        yield
+    return patched(optimizer, {"_backend_apply_gradients": apply, "ema_overwrite_frequency": None} if frequency else {})
 
 
 def _apply_and_overwrite(
@@ -96,3 +109,45 @@ def _overwrite(
 
     for variable, average in pairs:
         strategy.extended.update(variable, chosen, args=(average, due), group=False)
+
+
+def traced_briefly(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """Inside, steps that are traced update dense variables so where the optimizer is an Adam or AdamW of Keras's."""
+    is_adam = type(optimizer).update_step is keras.optimizers.Adam.update_step and not optimizer.amsgrad
+    return patched(optimizer, {"update_step": partial(_update, optimizer, {})} if is_adam else {})
+
+
+def _update(
+    optimizer: keras.optimizers.Optimizer,
+    known: KnownScalars,
+    gradient: Addend,
+    variable: tf.Variable,
+    learning_rate: tf.Tensor,
+) -> None:
+    """Keras's `Adam.update_step`, operation by operation, on the device of the scope."""
+    if not isinstance(gradient, tf.Tensor):
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+        return
+    ops, graph, dtype = tf.raw_ops, tf.compat.v1.get_default_graph(), variable.dtype
+    where = (id(graph), variable.device, dtype, id(learning_rate))
+    if where not in known:
+        known[where] = (graph, learning_rate, _scalars(optimizer, dtype, learning_rate))
+    rate, rest_1, rest_2, epsilon = known[where][-1]
+    if gradient.dtype != dtype:
+        gradient = tf.cast(gradient, dtype)
+    place = optimizer._get_variable_index(variable)
+    mean, square = optimizer._momentums[place].value, optimizer._velocities[place].value
+    mean.assign_add(ops.Mul(x=ops.Sub(x=gradient, y=tf.convert_to_tensor(mean)), y=rest_1))
+    change = ops.Sub(x=ops.Square(x=gradient), y=tf.convert_to_tensor(square))
+    square.assign_add(ops.Mul(x=change, y=rest_2))
+    root = ops.AddV2(x=ops.Sqrt(x=tf.convert_to_tensor(square)), y=epsilon)
+    variable.assign_sub(ops.RealDiv(x=ops.Mul(x=tf.convert_to_tensor(mean), y=rate), y=root))
+
+
+def _scalars(optimizer: keras.optimizers.Optimizer, dtype: tf.DType, learning_rate: tf.Tensor) -> Scalars:
+    ops = keras.ops
+    step = ops.cast(optimizer.iterations + 1, dtype)
+    power_1, power_2 = (ops.power(ops.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2))
+    rest_1, rest_2 = (tf.constant(1 - beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    rate = ops.cast(learning_rate, dtype) * ops.sqrt(1 - power_2) / (1 - power_1)
+    return rate, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype)
