@@ -11,8 +11,7 @@ from pipeline.strategies import multi_worker
 from pipeline.worker.shared_memory import join
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.hierarchical import SharedMemoryCollective
-from pipeline.worker.tensorflow.host_ring import HostRing
+from pipeline.worker.tensorflow.hierarchical import HostRing, SharedMemoryCollective
 
 TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
 

@@ -12,8 +12,7 @@ from tensorflow.python.ops import op_selector
 from pipeline.worker.loop import WeightComparison
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow.collective import in_buckets, over
-from pipeline.worker.tensorflow.hierarchical import Memory, SharedMemoryCollective
-from pipeline.worker.tensorflow.host_ring import HostRing
+from pipeline.worker.tensorflow.hierarchical import HostRing, Memory, SharedMemoryCollective
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

@@ -21,18 +21,12 @@ MOST_BYTES = 2_000
 Agree = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
 
 
-# Kept for each strategy, of which a process has few, so that it is traced once.
-@functools.cache
 def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
     """A function that every process calls with tensors of equal shapes, and that returns the first replica's."""
-
-    def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
-        first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-        return [tf.where(first, value, tf.zeros_like(value)) for value in values]
-
-    return _summed(strategy, collective, chosen)
+    return lambda values: from_one(strategy, collective)([tf.constant(0), *values])
 
 
+# Kept for each strategy, of which a process has few, so that it is traced once.
 @functools.cache
 def from_one(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
     """As `from_first`, of the replica whose number comes before the tensors."""

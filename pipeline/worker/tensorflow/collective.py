@@ -9,10 +9,10 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
@@ -140,15 +140,46 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
     """
     if any(isinstance(array, tf.IndexedSlices) for array in arrays):
         return _joined_rows(context, arrays)
+    again = partial(_added, context)
+    return with_sums_as_gradients(lambda local: reduced(context, list(local)), again, arrays)
+
+
+def with_sums_as_gradients(
+    add: Callable[[Sequence[tf.Tensor]], list[Addend]],
+    add_gradients: Callable[[Sequence[Addend]], list[Addend]],
+    arrays: Sequence[tf.Tensor],
+) -> list[Addend]:
+    """The sums of arrays, as whose gradients the sums of the gradients flow back."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def total(*local: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
-        summed = reduced(context, list(local))
-        return summed, lambda *gradients: _added(context, list(gradients))
+    def total(*local: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
+        return add(local), lambda *gradients: add_gradients(gradients)
 
     with of_no_variables():
         added: list[Addend] = total(*arrays)
         return added
+
+
+def by_type(arrays: Sequence[tf.Tensor], places: Iterable[int]) -> dict[tuple[int, ...], tf.Tensor]:
+    """One vector for each type that the arrays in these places have, by the places of its parts."""
+    alike = dict[tf.DType, list[int]]()
+    for place in places:
+        alike.setdefault(arrays[place].dtype, []).append(place)
+    return {
+        tuple(of_type): tf.concat([tf.reshape(arrays[place], [-1]) for place in of_type], 0)
+        for of_type in alike.values()
+    }
+
+
+def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...], tf.Tensor]]) -> dict[int, tf.Tensor]:
+    """What was made of vectors `by_type`, in parts of the shapes of the arrays in these places, by place."""
+    parts = dict[int, tf.Tensor]()
+    for places, vector in vectors:
+        parts |= zip(places, tf.split(vector, [tf.size(arrays[place]) for place in places]), strict=True)
+    return {
+        place: tf.ensure_shape(tf.reshape(part, tf.shape(arrays[place])), arrays[place].shape)
+        for place, part in parts.items()
+    }
 
 
 class _Thread(threading.local):
@@ -164,8 +195,7 @@ _thread = _Thread()
 def of_no_variables() -> Iterator[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
     before = _thread.of_no_variables
-    if not isinstance(custom_gradients._get_dependent_variables, _Search):
-        custom_gradients._get_dependent_variables = _Search(custom_gradients._get_dependent_variables)
+    _search_by_thread()
     _thread.of_no_variables = True
     try:
         yield
@@ -173,14 +203,15 @@ def of_no_variables() -> Iterator[None]:
         _thread.of_no_variables = before
 
 
-@dataclass(frozen=True)
-class _Search:
-    """TensorFlow's search for the variables that lie between two lists of operations."""
+@cache
+def _search_by_thread() -> None:
+    """Has TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
+    usual = custom_gradients._get_dependent_variables
 
-    kept: Callable[..., list[tf.Variable]]
+    def search(input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
+        return [] if _thread.of_no_variables else usual(input_ops, output_ops)  # type: ignore[no-any-return]
 
-    def __call__(self, input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
-        return [] if _thread.of_no_variables else self.kept(input_ops, output_ops)
+    custom_gradients._get_dependent_variables = search
 
 
 # Bytes of a replica's rows in a piece, the largest first: few pieces for many rows, and little padding for few.

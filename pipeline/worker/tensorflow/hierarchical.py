@@ -11,11 +11,24 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
+from pipeline.private import cross_device_utils
 from pipeline.worker.collective import Collective
 from pipeline.worker.shared_memory import LOOKS_SECONDS, Memory, join
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import Addend, TensorFlowCollective, in_buckets, of_no_variables, over
-from pipeline.worker.tensorflow.host_ring import HostRing
+from pipeline.worker.tensorflow.collective import (
+    Addend,
+    TensorFlowCollective,
+    by_type,
+    in_buckets,
+    in_pieces,
+    over,
+    parted,
+    with_sums_as_gradients,
+)
+
+# The first key of the ring of hosts, whose keys are its own: other groups of devices, which all processes have, are
+# counted alike in each of them. It is more than a strategy has groups.
+FIRST_KEY = 1 << 20
 
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
@@ -37,6 +50,36 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
     is_first = number == first and len(of_hosts) > 1
     ring = HostRing(strategy, of_hosts.index(process.host), len(of_hosts)) if is_first else None
     return SharedMemoryCollective(plan.workers, local, memory, len(of_hosts), ring, plan.bucket_bytes)
+
+
+class HostRing:
+    """TensorFlow's ring over one process of each of so many hosts, of which this process's is number `host`."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, host: int, hosts: int) -> None:
+        device = strategy.extended.worker_devices[0]
+        kinds = tf.distribute.experimental.CommunicationImplementation
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kinds.RING)
+        keys = cross_device_utils.CollectiveKeys(FIRST_KEY)
+        group = keys.get_group_key([device])
+        # It draws another key for each call of a graph, which TensorFlow can tell from an earlier one.
+        self._launcher = cross_device_utils.CollectiveReplicaLauncher(group, hosts, keys, device, options)
+        self._host, self._hosts = host, hosts
+
+    def sum(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over hosts of arrays of equal shapes."""
+        return [self._launcher.all_reduce(array) for array in arrays]
+
+    def gather(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """For each array those of all hosts, one after another, along the first axis."""
+        lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
+        # [host, array]
+        (counts,) = self.sum([tf.one_hot(self._host, self._hosts, dtype=tf.int64)[:, None] * lengths])
+        of_all = []
+        for place, array in enumerate(arrays):
+            of_array = counts[:, place]
+            (rows,) = in_pieces(self.sum, self._hosts, [self._host], [array], tf.reduce_max(of_array))
+            of_all.append(tf.concat([rows[host, : of_array[host]] for host in range(self._hosts)], 0))
+        return of_all
 
 
 class SharedMemoryCollective:
@@ -70,13 +113,7 @@ class SharedMemoryCollective:
         return 2 * (self._local - 1) * size // self._local + (2 * (processes - 1) * size + between) // on_host
 
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def total(*local: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            return self._joined(self._added, local), lambda *gradients: self._total(gradients)
-
-        with of_no_variables():
-            added: list[tf.Tensor] = total(*arrays)
-            return added
+        return with_sums_as_gradients(lambda local: self._joined(self._added, local), self._total, arrays)
 
     def _rows(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         """The rows of the first replica, of the second, and so on, as one device has them for the global batch."""
@@ -104,19 +141,10 @@ class SharedMemoryCollective:
         """The sums. Those of one type are packed by TensorFlow, to which an array costs less than to Python."""
         with tf.device("CPU:0"):
             local = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
-            places, messages = list[list[int]](), list[list[tf.Tensor]]()
-            for bucket in in_buckets(dict(enumerate(local)), self._bucket_bytes):
-                types = dict.fromkeys(local[place].dtype for place in bucket)
-                alike = [[place for place in bucket if local[place].dtype == dtype] for dtype in types]
-                messages.append([tf.concat([tf.reshape(local[place], [-1]) for place in of], 0) for of in alike])
-                places += alike
-            summed = dict[int, tf.Tensor]()
-            for of_type, total in zip(places, self._call(self._memory.sum, HostRing.sum, messages), strict=True):
-                parts = tf.split(total, [tf.size(local[place]) for place in of_type])
-                summed |= zip(of_type, parts, strict=True)
-            return [
-                tf.ensure_shape(tf.reshape(summed[place], tf.shape(one)), one.shape) for place, one in enumerate(local)
-            ]
+            messages = [by_type(local, bucket) for bucket in in_buckets(dict(enumerate(local)), self._bucket_bytes)]
+            sums = self._call(self._memory.sum, HostRing.sum, [list(message.values()) for message in messages])
+            summed = parted(local, zip(itertools.chain(*messages), sums, strict=True))
+            return [summed[place] for place in range(len(local))]
 
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):

@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -25,7 +25,7 @@ import tensorflow as tf
 from pipeline.plan.plan import Plan, Process
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import Addend, of_no_variables, over
+from pipeline.worker.tensorflow.collective import Addend, by_type, over, parted, with_sums_as_gradients
 
 # What Horovod does not add travels as what it does, which holds every value of it.
 WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.uint32: tf.int64}
@@ -69,14 +69,7 @@ class HorovodCollective:
         """The sums, and as their gradients the sums of the gradients."""
         if any(isinstance(array, tf.IndexedSlices) for array in arrays):
             return self._in_turn(arrays)
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def total(*local: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
-            return self._in_turn(local), lambda *gradients: self.sum(gradients)
-
-        with of_no_variables():
-            added: list[Addend] = total(*arrays)
-            return added
+        return with_sums_as_gradients(self._in_turn, self.sum, arrays)
 
     def sent_bytes(self, size: int) -> int:
         """2 (n - 1) / n of the bytes, as in each ring (Patarasuk & Yuan, 2009)."""
@@ -100,13 +93,8 @@ class HorovodCollective:
         and on CPUs more slowly.
         """
         summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
-        dense = [place for place in range(len(arrays)) if place not in summed]
-        for dtype in dict.fromkeys(arrays[place].dtype for place in dense):
-            places = [place for place in dense if arrays[place].dtype == dtype]
-            piece = self._added(tf.concat([tf.reshape(arrays[place], [-1]) for place in places], 0))
-            parts = tf.split(piece, [tf.size(arrays[place]) for place in places])
-            shaped = [tf.reshape(part, tf.shape(arrays[at])) for at, part in zip(places, parts, strict=True)]
-            summed |= {at: tf.ensure_shape(one, arrays[at].shape) for at, one in zip(places, shaped, strict=True)}
+        pieces = by_type(arrays, [place for place in range(len(arrays)) if place not in summed])
+        summed |= parted(arrays, [(places, self._added(piece)) for places, piece in pieces.items()])
         return [summed[place] for place in range(len(arrays))]
 
     def _added(self, array: tf.Tensor) -> tf.Tensor:
