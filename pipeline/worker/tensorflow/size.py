@@ -2,9 +2,8 @@
 
 import itertools
 import math
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -94,8 +93,7 @@ def fullest(graph: tf.Graph) -> list[Bytes]:
     from the operation that makes it to the last that reads it, whatever other names it has; variables do not count.
     Raises `ModelError` where a size cannot be told, as with what a loop inside the model keeps.
     """
-    following = _Following(graph)
-    return envelope(following.moments())
+    return envelope(_moments(graph))
 
 
 def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
@@ -125,64 +123,42 @@ def _cross(one: Bytes, other: Bytes) -> float:
     return (one[0] - other[0]) / (other[1] - one[1])
 
 
-@dataclass
-class _Held:
-    """A tensor: its bytes, and how many are still to read it."""
-
-    bytes: Bytes
-    readers: int = 0
-
-
-class _Following:
-    def __init__(self, graph: tf.Graph) -> None:
-        self._operations = graph.get_operations()
-        self._held: dict[Ref, _Held] = {}
-        self._source: dict[Ref, Ref] = {}
-        for operation in self._operations:
-            for place, tensor in enumerate(operation.outputs):
-                self._add(operation, place, tensor)
-        for tensor in itertools.chain.from_iterable(operation.inputs for operation in self._operations):
-            self._held[self._source[tensor.ref()]].readers += 1
-        for tensor in graph.outputs:
-            self._held[self._source[tensor.ref()]].readers += 1
-
-    def _add(self, operation: tf.Operation, place: int, tensor: tf.Tensor) -> None:
-        if operation.type in ALIASES:
-            source = operation.inputs[place if operation.type == "IdentityN" else 0]
-            self._source[tensor.ref()] = self._source[source.ref()]
-            return
-        self._source[tensor.ref()] = tensor.ref()
-        self._held[tensor.ref()] = _Held(_bytes(operation, tensor))
-
-    def moments(self) -> Iterable[Bytes]:
-        """Yields what is held after each operation, the first that can be run being the next."""
-        waits, after = {}, defaultdict[tf.Operation, list[tf.Operation]](list)
-        for operation in self._operations:
-            before = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
-            waits[operation] = len(before)
-            for one in before:
-                after[one].append(operation)
-        ready = deque(operation for operation in self._operations if not waits[operation])
-        now = (0, 0)
-        while ready:
-            operation = ready.popleft()
-            results = [tensor.ref() for tensor in operation.outputs if self._source[tensor.ref()] == tensor.ref()]
-            let_go = [self._let_go(tensor) for tensor in operation.inputs]
-            if operation.type in IN_PLACE:
-                now, let_go = _sum(now, let_go, -1), []
-            now = _sum(now, [self._held[ref].bytes for ref in results])
-            yield now
-            unread = [self._held[ref].bytes for ref in results if not self._held[ref].readers]
-            now = _sum(now, [*let_go, *unread], -1)
-            for one in after[operation]:
-                waits[one] -= 1
-                if not waits[one]:
-                    ready.append(one)
-
-    def _let_go(self, tensor: tf.Tensor) -> Bytes:
-        held = self._held[self._source[tensor.ref()]]
-        held.readers -= 1
-        return (0, 0) if held.readers else held.bytes
+def _moments(graph: tf.Graph) -> Iterator[Bytes]:
+    """Yields what is held after each operation, the first that can be run being the next."""
+    operations = graph.get_operations()
+    # The tensor in whose memory each one is, and the bytes of such.
+    source, sizes = dict[Ref, Ref](), dict[Ref, Bytes]()
+    for operation in operations:
+        for place, tensor in enumerate(operation.outputs):
+            if operation.type in ALIASES:
+                aliased = operation.inputs[place if operation.type == "IdentityN" else 0]
+                source[tensor.ref()] = source[aliased.ref()]
+            else:
+                source[tensor.ref()], sizes[tensor.ref()] = tensor.ref(), _bytes(operation, tensor)
+    inputs = {operation: [source[tensor.ref()] for tensor in operation.inputs] for operation in operations}
+    # How many are still to read a tensor.
+    readers = Counter([*itertools.chain(*inputs.values()), *(source[tensor.ref()] for tensor in graph.outputs)])
+    waits, after = {}, defaultdict[tf.Operation, list[tf.Operation]](list)
+    for operation in operations:
+        before = {tensor.op for tensor in operation.inputs} | set(operation.control_inputs)
+        waits[operation] = len(before)
+        for one in before:
+            after[one].append(operation)
+    ready, now = deque(operation for operation in operations if not waits[operation]), (0, 0)
+    while ready:
+        operation = ready.popleft()
+        readers.subtract(inputs[operation])
+        let_go = [sizes[ref] for ref in set(inputs[operation]) if not readers[ref]]
+        if operation.type in IN_PLACE:
+            now, let_go = _sum(now, let_go, -1), []
+        results = [tensor.ref() for tensor in operation.outputs if source[tensor.ref()] == tensor.ref()]
+        now = _sum(now, [sizes[ref] for ref in results])
+        yield now
+        now = _sum(now, [*let_go, *(sizes[ref] for ref in results if not readers[ref])], -1)
+        for one in after[operation]:
+            waits[one] -= 1
+            if not waits[one]:
+                ready.append(one)
 
 
 def _sum(now: Bytes, others: Iterable[Bytes], sign: int = 1) -> Bytes:
