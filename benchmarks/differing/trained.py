@@ -66,7 +66,7 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
         _part(case, defined["data"](examples, seed), asked.order if seed == 1 else None)
         for seed, examples in ((1, case.examples), (2, case.validation_examples))
     ]
-    model, outputs = build.model(defined["model"], strategy, batches.spec(parts[0]))
+    model = build.model(defined["model"], strategy, batches.spec(parts[0]))
     if asked.order is not None:
         # Also of models that take no numbers: what is rounding alone, as a gradient of 0, an optimizer may make large.
         model.set_weights([_in_last_digit(asked.order, weight) for weight in model.get_weights()])
@@ -77,7 +77,7 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
         for part, examples in zip(parts, (case.examples, case.validation_examples), strict=True)
     )
     loop = Loop(
-        model, strategy, train, validation if case.validation_examples else None, outputs, chief=rank == 0,
+        model, strategy, train, validation if case.validation_examples else None, chief=rank == 0,
         alone=local == replicas,
     )  # fmt: skip
     told: list[Event] = []

@@ -301,9 +301,9 @@ def assert_shipped(choices: list[tuple[str, str, str]]) -> None:
 def of(model: keras.Model, part: object) -> Size:
     """The size of a model built on data under no strategy."""
     strategy = tf.distribute.get_strategy()
-    made, outputs = build.model(lambda: model, strategy, batches.spec(part))
+    made = build.model(lambda: model, strategy, batches.spec(part))
     layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(batches.count(part),))
-    loop = Loop(made, strategy, Data(part, layout, True, 0), None, outputs)
+    loop = Loop(made, strategy, Data(part, layout, True, 0), None)
     return of_model.of(loop)
 
 
@@ -371,9 +371,9 @@ def test_tables_that_are_called_twice_or_cannot_be_cut_are_known():
 def test_reading_the_graph_of_a_step_that_has_run_compiles_nothing():
     part = (np.zeros((64, 8, 8, 1), "float32"), np.zeros(64, "int32"))
     strategy = tf.distribute.get_strategy()
-    model, outputs = build.model(lambda: own.tiny((8, 8, 1), 10), strategy, batches.spec(part))
+    model = build.model(lambda: own.tiny((8, 8, 1), 10), strategy, batches.spec(part))
     layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(64,))
-    loop = Loop(model, strategy, Data(part, layout, True, 0), None, outputs)
+    loop = Loop(model, strategy, Data(part, layout, True, 0), None)
     loop.call(2)
     loop.graph()
     assert loop._train.experimental_get_tracing_count() == 1

@@ -39,10 +39,10 @@ def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> tuple[l
         made.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
         return made
 
-    model, _ = build.model(make, strategy, (tf.constant(x[:1]), tf.constant(y[:1])))
+    model = build.model(make, strategy, (tf.constant(x[:1]), tf.constant(y[:1])))
     batches = tuple((x[place : place + 1], y[place : place + 1]) for place in range(REPLICAS))
     data = tf.data.Dataset.from_tensors((np.float32(REPLICAS), batches)).repeat()
-    steps = step.training_steps(model, strategy, over(strategy), 32, always_fed=True)
+    steps = step.training_steps(model, step.Replicas(strategy, over(strategy), always_fed=True))
     losses, _, _ = steps(iter(data), tf.constant(2))
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()

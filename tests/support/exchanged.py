@@ -54,7 +54,7 @@ def loop_of(backend, build, arrays, classes):
         from pipeline.worker.tensorflow.loop import Loop
 
         strategy, given = tf.distribute.get_strategy(), {"input_shape": arrays[0].shape[1:], "num_classes": classes}
-        model, _ = building.model(lambda: targets.call(build, "model.build", **given), strategy, batches.spec(arrays))
+        model = building.model(lambda: targets.call(build, "model.build", **given), strategy, batches.spec(arrays))
         return Loop(model, strategy, Data(arrays, layout, True, 5))
     import jax
     import numpy as np

@@ -55,9 +55,9 @@ def loop_of(replicas, position=BEGINNING):
     strategy = kind(devices) if replicas else strategies.default()
     rng = np.random.default_rng(2)
     arrays = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 3, EXAMPLES, "int32")
-    model, outputs = build.model(made, strategy, batches.spec(arrays))
+    model = build.model(made, strategy, batches.spec(arrays))
     data = Data(arrays, BatchLayout(BATCH, replicas or 1, 0, replicas or 1, (EXAMPLES,)), True, 3)
-    return Loop(model, strategy, data, data, outputs, position=position)
+    return Loop(model, strategy, data, data, position=position)
 
 
 def trained(loop, calls=CALLS):

@@ -63,7 +63,7 @@ def trained(make, strategy, batches):
         model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
         return model
 
-    model, _ = build.model(compiled, strategy, (tf.constant(x), tf.constant(y)))
+    model = build.model(compiled, strategy, (tf.constant(x), tf.constant(y)))
 
     def shares():
         for inputs, labels in batches:
@@ -72,9 +72,10 @@ def trained(make, strategy, batches):
 
     one = (tf.TensorSpec([None, *x.shape[1:]], x.dtype), tf.TensorSpec([None, *y.shape[1:]], y.dtype))
     data = tf.data.Dataset.from_generator(shares, output_signature=(tf.TensorSpec([]), (one,) * replicas))
-    steps = step.training_steps(model, strategy, over(strategy), 32)
+    replicas = step.Replicas(strategy, over(strategy))
+    steps = step.training_steps(model, replicas)
     losses, _, _ = steps(iter(data), tf.constant(len(batches)))
-    validate = step.validation_steps(model, strategy, over(strategy))
+    validate = step.validation_steps(model, replicas)
     validated, _, _ = validate(iter(data), tf.constant(len(batches)))
     results = {name: float(value) for name, value in model.get_metrics_result().items()}
     state = [

@@ -151,12 +151,12 @@ def trained(name, replicas, parts, folder, pieces=None):
     devices = [[f"CPU:{replica * parts + part}" for part in range(parts)] for replica in range(replicas)]
     strategy = model_parallel(tuple(names[0] for names in devices))
     with place.in_host_memory():
-        model, outputs = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
+        model = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
     placement = place.place(model, strategy, devices) if parts > 1 else None
     if (pieces or 1) > 1:
         micro_batches.use(model, batches.spec(arrays), pieces)
     data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
-    loop = (Loop if custom_step.of(model) is None else CustomLoop)(model, strategy, data, data, outputs)
+    loop = (Loop if custom_step.of(model) is None else CustomLoop)(model, strategy, data, data)
     found = {}
     if placement is not None:
         rows = listing.listed(model, placement, loop.graph())

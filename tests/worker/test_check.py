@@ -39,13 +39,11 @@ def loop_over(
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     collective = Pausable(over(strategy))
-    model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
+    model = build.model(make, strategy, rows(part, 0, 2), collective=collective)
     examples = len(tf.nest.flatten(part)[0])
     layout = BatchLayout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
     made = Loop if custom_step.of(model) is None else CustomLoop
-    return made(
-        model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective, gather=gather
-    ), collective
+    return made(model, strategy, Data(part, layout, False, 0), collective=collective, gather=gather), collective
 
 
 def checked(

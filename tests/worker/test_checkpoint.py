@@ -88,14 +88,14 @@ def training(
     part = examples(data)
     if labels:
         part = (part[0] * labels, part[1])
-    model, outputs = build.model(
+    model = build.model(
         network, strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
         metrics(), rate_scale,
     )  # fmt: skip
     layout = BatchLayout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
     train, held_out = (Data(part, layout, shuffle, seed=1) for shuffle in (True, False))
-    loop = Loop(model, strategy, train, held_out, outputs, position=position)
+    loop = Loop(model, strategy, train, held_out, position=position)
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
     about = {"data": {}, "learning_rate": None}
     checkpointing = Checkpointing(checkpointer, state, leave, 1e4, rate_scale, about, share)

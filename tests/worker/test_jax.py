@@ -125,7 +125,7 @@ def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came
 def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, key):
     arrays = on_jax.examples(name)
     strategy = tf.distribute.get_strategy()
-    model, _ = build.model(lambda: on_jax.made(name), strategy, batches.spec(arrays))
+    model = build.model(lambda: on_jax.made(name), strategy, batches.spec(arrays))
     layout = BatchLayout(on_jax.BATCH, 1, 0, 1, (len(arrays[1]),))
     losses = Loop(model, strategy, Data(arrays, layout, True, 5)).call(sum(on_jax.CALLS)).losses[:, 0]
     key = key if key.endswith("one") else f"{key} one"

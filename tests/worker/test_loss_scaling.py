@@ -365,7 +365,7 @@ def test_chance_does_not_hide_how_a_loss_scales(mirrored):
         return model
 
     told: list[str] = []
-    model, _ = build.model(make, mirrored, (tf.zeros((2, 6)),), note=told.append)
+    model = build.model(make, mirrored, (tf.zeros((2, 6)),), note=told.append)
     assert losses.rules_of(model).added == dict.fromkeys((True, False), (Reduction.SUM, Reduction.MEAN))
     assert told == []
     # One number for the batch, whose mean over batches is no sum over examples.

@@ -25,7 +25,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
     """(the model, what each epoch came to, losses of all steps); the last batch of 40 leaves a replica without any."""
     keras.utils.set_random_seed(0)
     train, held_out = own.points(labelled=labelled)
-    model, outputs = build.model(make, strategy, batches.spec(train))
+    model = build.model(make, strategy, batches.spec(train))
     replicas = strategy.num_replicas_in_sync
 
     def data(part: Any, shuffle: bool) -> Data:
@@ -33,7 +33,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
 
     known = custom_step.of(model)
     assert known is not None
-    loop = CustomLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None, outputs)
+    loop = CustomLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None)
     epochs, losses = [], []
     for _ in range(EPOCHS):
         loop.reset_metrics()
@@ -84,7 +84,7 @@ def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(m
         return model
 
     spec = batches.spec(own.points()[0])
-    assert isinstance(build.model(student, mirrored, spec)[0].optimizer, keras.optimizers.Adagrad)
+    assert isinstance(build.model(student, mirrored, spec).optimizer, keras.optimizers.Adagrad)
     with pytest.raises(build.ModelError, match=r"Student, whose compile is its own.*received train\.optimizer\."):
         build.model(student, mirrored, spec, "sgd")
     with pytest.raises(build.ModelError, match="received one that is not compiled"):

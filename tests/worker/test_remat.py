@@ -40,11 +40,11 @@ def loop_over(strategy, forgets, dropout, make=None):
     keras.utils.set_random_seed(0)
     part, replicas = tokens(), strategy.num_replicas_in_sync
     sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 4, "width": 32, "heads": 2, "dropout": dropout}
-    made, outputs = build.model(make or (lambda: transformer(**sizes)), strategy, batches.spec(part))
+    made = build.model(make or (lambda: transformer(**sizes)), strategy, batches.spec(part))
     if forgets:
         remat.forget(made)
     layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
-    return Loop(made, strategy, Data(part, layout, True, 5), None, outputs)
+    return Loop(made, strategy, Data(part, layout, True, 5), None)
 
 
 @pytest.mark.slow

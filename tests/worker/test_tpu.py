@@ -245,7 +245,7 @@ SAMPLE = (tf.zeros((2, 8, 8, 1)), tf.zeros((2,), tf.int32))
 
 
 def checked(make: Callable[[], keras.Model], sample: Any = SAMPLE) -> None:
-    model = build.model(make, tf.distribute.get_strategy(), sample)[0]
+    model = build.model(make, tf.distribute.get_strategy(), sample)
     static.check_model(model, sample, replica_batch=4, gradient_bits=32)
 
 
@@ -327,11 +327,11 @@ def test_validation_in_static_batches_is_exact_also_for_metrics_without_weights(
     for fixed in (False, True):
         keras.utils.set_random_seed(1)
         strategy = tf.distribute.get_strategy()
-        model, outputs = build.model(lambda: own.counting((1,)), strategy, spec(train))
+        model = build.model(lambda: own.counting((1,)), strategy, spec(train))
         plain = BatchLayout(16, 1, 0, 1, (50,))
         parts = static_parts(validation, plain) if fixed else [(validation, plain)]
         held_out = [Data(part, layout, False, 1) for part, layout in parts]
-        loop = Loop(model, strategy, Data(train, plain, False, 1), held_out[0], outputs, rest=(*held_out, None)[1])
+        loop = Loop(model, strategy, Data(train, plain, False, 1), held_out[0], rest=(*held_out, None)[1])
         results.append(loop.evaluate(4, lambda *_, **__: None))
     assert results[1] == pytest.approx(results[0], rel=1e-5)
     assert results[1]["labels_0"] == 50

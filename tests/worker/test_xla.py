@@ -77,12 +77,12 @@ def loop_over(name, make, part=IMAGES, accumulated=None, **settings):
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=accumulated)
-    made, outputs = build.model(make, strategy, batches.spec(part), optimizer=optimizer, **settings)
+    made = build.model(make, strategy, batches.spec(part), optimizer=optimizer, **settings)
     layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
     from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
 
     kind = custom_loop.CustomLoop if isinstance(made, OwnStep) else Loop
-    return kind(made, strategy, Data(part, layout, True, 5), None, outputs)
+    return kind(made, strategy, Data(part, layout, True, 5), None)
 
 
 def trained(loop, steps=7):

@@ -157,14 +157,14 @@ def _lent(
     note: Callable[[str], object],
 ) -> Iterator[KerasLoop]:
     """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
-    with checks.in_words(), build.lent(model, strategy, train.spec, adding, note, gather) as outputs:
+    with checks.in_words(), build.lent(model, strategy, train.spec, adding, note, gather):
         checks.check_labels(model, train, held_out)
         checks.check_made_under(strategy, model.metrics_variables)
         loop = vars(model).get(KEPT_AS)
         if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
             # Past Keras's own setter, which looks for weights in everything.
             loop = vars(model)[KEPT_AS] = loop_class(
-                model, strategy, train, outputs, where.chief, where.processes == 1, gather, adding
+                model, strategy, train, where.chief, where.processes == 1, gather, adding
             )
         yield loop
 

@@ -36,14 +36,12 @@ class KerasLoop(Loop):
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         train: Passes,
-        outputs: Sequence[str],
         chief: bool,
         alone: bool,
         gather: bool = False,
         collective: Collective[Addend] | None = None,
     ) -> None:
-        parts = (model, strategy, train, None, outputs)
-        super().__init__(*parts, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
+        super().__init__(model, strategy, train, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
         self._validate = self._validation_function(None)
         self._made_for = _parts(model, strategy, train, gather)
         self._passes: Passes = train

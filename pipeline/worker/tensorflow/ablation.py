@@ -133,8 +133,8 @@ class Ablation:
         devices = self._loop.strategy.extended.worker_devices
         for number, device, batch in zip(self._replicas, devices, batches, strict=True):
             under = tf.distribute.OneDeviceStrategy(device)
-            fed, static = layout.always_fed, layout.last != "short"
-            self._copies[number] = _Copy(self._make(under), under, batch, fed, static, self._loop.xla)
+            together = step.Replicas(under, ALONE, always_fed=layout.always_fed, static=layout.last != "short")
+            self._copies[number] = _Copy(self._make(under), together, batch, self._loop.xla)
             self._copies[number].train(1)
 
     def _share(self, number: int) -> tuple[int, ...]:
@@ -146,16 +146,8 @@ class Ablation:
 class _Copy:
     """A copy of the model that trains on a device by itself, on one batch."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        under: tf.distribute.Strategy,
-        batch: Batch,
-        always_fed: bool,
-        static: bool,
-        xla: set[str] | None,
-    ) -> None:
-        self._steps = custom_step.training_steps(model, under, ALONE, 32, always_fed, static, xla=xla)
+    def __init__(self, model: keras.Model, together: step.Replicas, batch: Batch, xla: set[str] | None) -> None:
+        self._steps = custom_step.training_steps(model, together, xla)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.

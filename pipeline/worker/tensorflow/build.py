@@ -44,8 +44,8 @@ def model(
     gather: bool = False,
     batch_statistics: str = "global",
     arrays: bool = True,
-) -> tuple[keras.Model, list[str]]:
-    """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
+) -> keras.Model:
+    """Returns the model that `make` returns, ready to train under `strategy`.
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
@@ -68,14 +68,14 @@ def model(
         if built.optimizer is not None:
             _check_optimizer(built.optimizer, strategy)
         joined = collective or over(strategy)
-        outputs = ready(built, strategy, batch, joined, note, gather, batch_statistics, arrays)
+        ready(built, strategy, batch, joined, note, gather, batch_statistics, arrays)
         if optimizer is not None or learning_rate is not None:
             _check_applied(built)
         for applied in step.optimizers(built):
             if rate_scale != 1.0:
                 rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
-        return built, outputs
+        return built
 
 
 def _check_distribution() -> None:
@@ -131,10 +131,8 @@ def ready(
     gather: bool = False,
     batch_statistics: str = "global",
     arrays: bool = True,
-) -> list[str]:
-    """Builds a compiled model in the strategy's scope and makes it exact; returns its losses' names. Notes what is not
-    exact.
-    """
+) -> None:
+    """Builds a compiled model in the strategy's scope and makes it exact; notes what is not exact."""
     own = custom_step.has_own(model)
     if own:
         custom_build.build(model, batch, arrays)
@@ -149,15 +147,15 @@ def ready(
         everywhere = statistics.replicas == strategy.num_replicas_in_sync
         normalization.synchronize(model, collective if everywhere else statistics, everywhere)
     if own:
-        return _ready_own(model, strategy, batch, note, gather)
-    outputs = losses.make_exact(model, collective)
+        _ready_own(model, strategy, batch, note, gather)
+        return
+    losses.make_exact(model, collective)
     if strategy.num_replicas_in_sync > 1:
         for text in probing.find(model, batch, gather):
             note(text)
         metrics.count_on_global_batch(model, batch)
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
         _check_metrics(model, batch)
-    return outputs
 
 
 def _build_compiled(model: keras.Model, batch: Batch) -> None:
@@ -188,12 +186,8 @@ def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
 
 
 def _ready_own(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    batch: Batch,
-    note: Callable[[str], object],
-    gather: bool,
-) -> list[str]:
+    model: keras.Model, strategy: tf.distribute.Strategy, batch: Batch, note: Callable[[str], object], gather: bool
+) -> None:
     """The same for a model with steps of its own, whose losses are weighed where they are."""
     losses.apart(model)
     if gather:
@@ -204,7 +198,6 @@ def _ready_own(
         # It may have none.
         if reduction.is_own(model, "call"):
             metrics.count_on_global_batch(model, batch)
-    return []
 
 
 def _check_metrics(model: keras.Model, batch: Batch) -> None:
@@ -224,7 +217,7 @@ def lent(
     collective: Collective[Addend],
     note: Callable[[str], object] = str,
     gather: bool = False,
-) -> Iterator[list[str]]:
+) -> Iterator[None]:
     """Inside, a user's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     before: list[tuple[object, str, object]] = []
     try:
@@ -239,9 +232,9 @@ def lent(
             before += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(model)]
             if model._compile_loss is not None:
                 before.append((model._compile_loss, "_flat_losses", model._compile_loss._flat_losses))
-            outputs = ready(model, strategy, batch, collective, note, gather)
+            ready(model, strategy, batch, collective, note, gather)
         step.all_reduce_once(model.optimizer)
-        yield outputs
+        yield
     finally:
         for owner, name, value in before:
             # Past Keras's own setter, which would track the value a second time.

@@ -103,7 +103,8 @@ class TensorFlowEngine:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = self._data.known_classes(self._strategy, self._collective, sample, self.notes)
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
-        model, outputs = self._build_under_strategy(sample, shape, classes)
+        self._make = partial(self._model, sample=sample, shape=shape, classes=classes)
+        model = self._build_under_strategy(self._make, sample)
         reading = Reading(
             plan.data.shuffle_window, plan.data.parallel_reads, plan.data.prefetch,
             self._data.check_labels(model, sample, classes), plan.data_servers,
@@ -115,7 +116,7 @@ class TensorFlowEngine:
         ]
         everywhere = partial(on_all, strategy=self._strategy, collective=self._collective)
         position = resume(data.layout, digest_of(data.part), everywhere)
-        self._loop = self._loop_over(model, outputs, data, held_out, position)
+        self._loop = self._loop_over(model, data, held_out, position)
         settled = xla.Settled()
         if plan.training.xla is not None and not plan.strategy.static_batches and self._process.role != BUILDER:
             settled = xla.settle(self._loop, self._data.anew()[0], plan.training.xla)
@@ -140,18 +141,14 @@ class TensorFlowEngine:
             seconds_compiling=settled.seconds,
         )
 
-    def _build_under_strategy(self, sample: Batch, shape: Shape, classes: int | None) -> tuple[keras.Model, list[str]]:
-        """The model, where its variables are to be, and the names of its outputs."""
+    def _build_under_strategy(
+        self, make: Callable[[tf.distribute.Strategy], keras.Model], sample: Batch
+    ) -> keras.Model:
+        """The model that `make` makes, where its variables are to be."""
         plan = self._plan
-
-        def make(under: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
-            return self._model(under, sample, shape, classes)
-
-        self._make = lambda under: make(under)[0]
         if plan.strategy.static_batches and plan.hardware.rehearsal:
-            static.check_model(
-                make(tf.distribute.get_strategy())[0], sample, plan.training.replica_batch, plan.training.gradient_bits
-            )
+            default = tf.distribute.get_strategy()
+            static.check_model(make(default), sample, plan.training.replica_batch, plan.training.gradient_bits)
             self.notes.keep(static.passed(plan.training.replica_batch))
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
@@ -160,35 +157,30 @@ class TensorFlowEngine:
             return make(self._strategy)
         with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
             built = make(self._strategy)
-        for text in tables.check(built[0], plan.strategy.min_shard_bytes):
+        for text in tables.check(built, plan.strategy.min_shard_bytes):
             self._emit(Warned(text))
         return built
 
-    def _loop_over(
-        self, model: keras.Model, outputs: list[str], data: Data, held_out: list[Data], position: Position
-    ) -> Loop:
+    def _loop_over(self, model: keras.Model, data: Data, held_out: list[Data], position: Position) -> Loop:
         """Returns the loop that trains the model, from a position in the data."""
         plan, strategy, bits = self._plan, self._strategy, self._plan.training.gradient_bits
         first, rest = (*held_out, None, None)[:2]
-        chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         if plan.strategy.asynchronous:
             shares = self._data.read_by_workers(data.part)
-            return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
+            return ScheduledLoop(model, strategy, data, shares, plan.workers, first, bits, position)
         loop = Loop
         if (own := custom_step.of(model)) is not None:
             loop = custom_loop.CustomLoop
             if first is not None and own.test is None:
                 first, rest = None, None
                 self.notes.add(custom_loop.not_validated(model, own, plan.checkpoint.best))
+        chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         return loop(
-            model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective,
-            plan.training.gather,
-        )  # fmt: skip
+            model, strategy, data, first, bits, chief, alone, rest, position, self._collective, plan.training.gather
+        )
 
-    def _model(
-        self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None
-    ) -> tuple[keras.Model, list[str]]:
-        """The plan's model, compiled under a strategy, and the names of its outputs."""
+    def _model(self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None) -> keras.Model:
+        """The plan's model, compiled under a strategy."""
         plan = self._plan
         shared = plan.strategy.devices_per_replica > 1 and under is self._strategy
         # Inside the scope, which optimizers and metrics are made in that the plan names.
@@ -210,12 +202,12 @@ class TensorFlowEngine:
             )
         if shared:
             layout: Any = plan.strategy.build.get("layout")
-            place.place(built[0], under, devices_by_replica(plan, self._process), layout)
+            place.place(built, under, devices_by_replica(plan, self._process), layout)
             count: Any = plan.strategy.build.get("micro_batches", 1)
             if count > 1:
-                micro_batches.use(built[0], sample, count)
+                micro_batches.use(built, sample, count)
         if plan.training.remat:
-            remat.forget(built[0])
+            remat.forget(built)
         return built
 
     def check(self) -> Check:

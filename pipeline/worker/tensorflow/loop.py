@@ -1,6 +1,7 @@
 """A model, its strategy and its data, joined by compiled functions: some steps of training, or one validation."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -42,7 +43,6 @@ class Loop(TrainingLoop):
         strategy: tf.distribute.Strategy,
         train: Data,
         validation: Data | None = None,
-        outputs: Sequence[str] = (),
         gradient_bits: int = 32,
         chief: bool = True,
         alone: bool = True,
@@ -51,7 +51,7 @@ class Loop(TrainingLoop):
         collective: Collective[Addend] | None = None,
         gather: bool = False,
     ) -> None:
-        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
+        """`alone` says that this is the only process, `chief` the first.
 
         `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
         Replicas add up by the `collective`, or TensorFlow's own. With `gather` losses are computed on the whole
@@ -59,23 +59,16 @@ class Loop(TrainingLoop):
         """
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.validation_data = train, validation
-        self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._position, self._gradient_bits = position, gradient_bits
+        self.outputs, self.chief, self.alone, self._position = steps.losses_by_output(model), chief, alone, position
         # A single replica has the global batch.
         self.gather = gather and self.collective.replicas > 1
         self.layout = layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
-        self._compile = partial(
-            self._training_steps,
-            model,
-            strategy,
-            self.collective,
-            gradient_bits,
-            fed,
-            layout.last != "short",
-            self.gather,
+        self.replicas = steps.Replicas(
+            strategy, self.collective, gradient_bits, fed, layout.last != "short", False, self.gather,
             layout.global_batch,
-        )
+        )  # fmt: skip
+        self._compile = partial(self._training_steps, model, self.replicas)
         self._train = self._compile()
         self._optimizers = tuple(one for outer in steps.optimizers(model) for one in rates.updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
@@ -170,7 +163,10 @@ class Loop(TrainingLoop):
 
     def facts(self) -> Facts:
         """Returns the bytes that a replica sends in a step for its gradients, with all rows of embeddings."""
-        size = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables) * self._gradient_bits
+        size = (
+            sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables)
+            * self.replicas.gradient_bits
+        )
         return {"sent_bytes": self.collective.sent_bytes(size // 8)}
 
     def metrics_state(self) -> list[np.ndarray]:
@@ -205,11 +201,15 @@ class Loop(TrainingLoop):
         metrics.reset(self.model, self.chief)
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
-        one = self.strategy.num_replicas_in_sync == 1
-        fed, padded, largest = (one, False, None)
-        if layout is not None:
+        return steps.validation_steps(self.model, self._validating_replicas(layout))
+
+    def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
+        """The replicas as they validate data in such a layout; None where that is not known beforehand."""
+        if layout is None:
+            fed, padded, largest = self.strategy.num_replicas_in_sync == 1, False, None
+        else:
             fed, padded, largest = layout.always_fed, layout.last == "padded", layout.global_batch
-        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self.gather, largest)
+        return dataclasses.replace(self.replicas, always_fed=fed, static=False, padded=padded, largest=largest)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

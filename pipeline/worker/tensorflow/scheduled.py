@@ -294,12 +294,11 @@ class ScheduledLoop(AsyncLoop):
         shards: Sequence[Part],
         workers: int,
         validation: Data | None = None,
-        outputs: Sequence[str] = (),
         gradient_bits: int = 32,
         position: Position = BEGINNING,
     ) -> None:
         """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
-        super().__init__(model, strategy, train, validation, outputs)
+        super().__init__(model, strategy, train, validation)
         batches = source(train, shards, workers, position)
         self.async_steps = AsyncSteps(model, strategy, batches, workers, 1 + len(self.outputs), gradient_bits)
         self.concurrent_steps, self.gradient_bits = workers, gradient_bits

@@ -7,6 +7,7 @@ of the optimizer means what it means on one device.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -53,69 +54,80 @@ Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
 Validate: TypeAlias = Callable[..., tuple[tf.Tensor, ...]]
 
 
-def training_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    gradient_bits: int,
-    always_fed: bool = False,
-    static: bool = False,
-    gather: bool = False,
-    largest: int | None = None,
-    xla: set[str] | None = None,
-) -> Steps:
+@dataclass(frozen=True)
+class Replicas:
+    """How the replicas of a strategy make steps together, which add up by the `collective`.
+
+    With `gradient_bits` 16, gradients travel as bfloat16. `always_fed` promises that no replica is ever without
+    examples, which saves what keeps such a one from counting. `static` promises batches of one shape, and keeps a
+    step's own operations at shapes that are known. `padded`: each replica has one example, and those of the last
+    replicas may only pad the global batch. With `gather` losses are computed on the whole global batch, of `largest`
+    examples; see `GlobalBatch`.
+    """
+
+    strategy: tf.distribute.Strategy
+    collective: Collective[Addend]
+    gradient_bits: int = 32
+    always_fed: bool = False
+    static: bool = False
+    padded: bool = False
+    gather: bool = False
+    largest: int | None = None
+
+    def share(self, batch: Batch, examples: tf.Tensor) -> tf.Tensor:
+        """The share (0 to 1) of the global batch's examples that count which this replica's batch holds."""
+        return share_of_one(examples) if self.padded else share_of(batch, examples)
+
+    def fed(self, batch: Batch) -> Batch:
+        """A replica's batch, of which at least one example is there."""
+        return batch if self.always_fed else never_empty(batch)
+
+    def whole(self, batch: Batch, share: tf.Tensor) -> GlobalBatch:
+        """The global batch of which a replica has this one."""
+        fed = self.always_fed and not self.padded
+        return GlobalBatch(self.collective, batch, share, fed, self.static, self.largest)
+
+
+def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
-    The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
-    travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
-    a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
-    known. With `gather` losses are computed on the whole global batch, of `largest` examples; see `GlobalBatch`.
-    With `xla` it is `marked` for XLA.
+    The loss of each step is that of the global batch, the same on every replica. With `xla` it is `marked` for XLA.
     """
-    step = training_step(model, collective, gradient_bits, always_fed, static, gather, largest, xla)
-    return many(strategy, followed(model, step), partial(updating, model.optimizer))
+    step = training_step(model, replicas, xla)
+    return many(replicas.strategy, followed(model, step), partial(updating, model.optimizer))
 
 
-def training_step(
-    model: keras.Model,
-    collective: Collective[Addend],
-    gradient_bits: int,
-    always_fed: bool,
-    static: bool,
-    gather: bool = False,
-    largest: int | None = None,
-    xla: set[str] | None = None,
-) -> ReplicaStep:
+def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
-    call = caller(model)
+    call, collective = caller(model), replicas.collective
     apart, shared = _counted_apart(model)
     moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         # A callback may have changed what is trained, before the step is traced.
-        share, variables = share_of(batch, examples), model.trainable_variables
+        share, variables = replicas.share(batch, examples), model.trainable_variables
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, always_fed, static, largest)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
+        whole = replicas.whole(batch, share)
         has_examples = whole.present
         with of_step(whole), _undone_unless(has_examples, apart):
             with marked(xla):
                 with tf.GradientTape() as tape:
                     y_pred = call(x, training=True)
                     values = losses.weighted(
-                        model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
+                        model, x, y, y_pred, weights, share, training=True, whole=whole if replicas.gather else None
                     )
                     scaled = model.optimizer.scale_loss(values[0])
                 gradients = tape.gradient(scaled, variables)
-            if static:
+            if replicas.static:
                 # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
                 gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
             # Nothing from a replica without examples may reach the sum: what it divides by is 0.
             if has_examples is not None:
                 gradients = [gradient if gradient is None else where(has_examples, gradient) for gradient in gradients]
             changes = normalization.changes(moving, before, share)
-            summed, (values, *changes) = _sum(collective, gradients, [values, *changes], gradient_bits)
+            summed, (values, *changes) = _sum(collective, gradients, [values, *changes], replicas.gradient_bits)
             model.optimizer.apply(summed, variables)
             for variable, value, change in zip(moving, before, changes, strict=True):
                 variable.assign(value + change)
@@ -127,40 +139,26 @@ def training_step(
     return replica_step
 
 
-def validation_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    always_fed: bool = False,
-    padded: bool = False,
-    gather: bool = False,
-    largest: int | None = None,
-) -> Steps:
-    """A compiled function that evaluates `model` for a number of steps and updates its metrics.
-
-    `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
-    those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it, of
-    `largest` examples; see `GlobalBatch`.
-    """
+def validation_steps(model: keras.Model, replicas: Replicas) -> Steps:
+    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
     call = caller(model)
     apart, shared = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = share_of_one(examples) if padded else share_of(batch, examples)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = GlobalBatch(collective, batch, share, always_fed and not padded, most=largest)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
+        whole = replicas.whole(batch, share)
         has_examples = whole.present
         with of_step(whole), _undone_unless(has_examples, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(
-                model, x, y, y_pred, weights, share, training=False, whole=whole if gather else None
+                model, x, y, y_pred, weights, share, training=False, whole=whole if replicas.gather else None
             )
             if shared and has_examples is not None:
                 x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return collective.sum([values])[0]
+        return replicas.collective.sum([values])[0]
 
-    return many(strategy, followed(model, replica_step))
+    return many(replicas.strategy, followed(model, replica_step))
 
 
 def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
@@ -198,6 +196,13 @@ def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
     """The optimizers that train a built model."""
     custom = vars(model).get(CUSTOM_AS)
     return (model.optimizer,) if custom is None else custom.optimizers
+
+
+def losses_by_output(model: keras.Model) -> tuple[str, ...]:
+    """The names of a built model's losses for each output; none where it has one, as in Keras, or steps of its own."""
+    compiled = None if CUSTOM_AS in vars(model) else model._compile_loss
+    entries = (compiled and compiled._flat_losses) or ()
+    return tuple(f"{entry.name}_loss" for entry in entries) if len(entries) > 1 else ()
 
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:

@@ -86,11 +86,7 @@ class CustomLoop(Loop):
         return {name: result_of(*source) for name, source in returned.metrics.items()}
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
-        assert layout is not None, "a run knows its data"
-        padded = layout.last == "padded"
-        return custom_step.validation_steps(
-            self.model, self.strategy, self.collective, layout.always_fed, padded, layout.global_batch
-        )
+        return custom_step.validation_steps(self.model, self._validating_replicas(layout))
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes = super()._validate_some(validate, iterator, count)

@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
@@ -35,9 +34,10 @@ from pipeline.worker.tensorflow.custom_steps.watching import (
 )  # fmt: skip
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import normalization
-from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
+from pipeline.worker.tensorflow.loss_scaling.global_batch import of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
+from pipeline.worker.tensorflow.step import Replicas
 
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
 FOLLOWED = 1_000
@@ -105,74 +105,44 @@ def known(model: keras.Model) -> CustomSteps:
     return own
 
 
-def training_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    gradient_bits: int,
-    always_fed: bool = False,
-    static: bool = False,
-    gather: bool = False,
-    largest: int | None = None,
-    xla: set[str] | None = None,
-) -> steps.Steps:
+def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.Steps:
     """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
 
     A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
     """
     if of(model) is None:
-        return steps.training_steps(
-            model, strategy, collective, gradient_bits, always_fed, static, gather, largest, xla
-        )
-    step = training_step(model, collective, gradient_bits, always_fed, static, largest, xla)
-    return steps.many(strategy, steps.followed(model, step), partial(_traced, steps.optimizers(model)))
+        return steps.training_steps(model, replicas, xla)
+    step = steps.followed(model, training_step(model, replicas, xla))
+    return steps.many(replicas.strategy, step, partial(_traced, steps.optimizers(model)))
 
 
-def training_step(
-    model: keras.Model,
-    collective: Collective[Addend],
-    gradient_bits: int,
-    always_fed: bool,
-    static: bool,
-    most: int | None = None,
-    xla: set[str] | None = None,
-) -> steps.ReplicaStep:
+def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.ReplicaStep:
     """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
     own = known(model)
     for optimizer in own.optimizers:
         steps.all_reduce_once(optimizer)
-    moving = normalization.apart(model) if collective.replicas > 1 else []
+    moving = normalization.apart(model) if replicas.collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        whole = GlobalBatch(collective, batch, steps.share_of(batch, examples), always_fed, static, most)
-        fed = batch if always_fed else steps.never_empty(batch)
+        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
         with of_step(whole), steps.marked(xla):
-            replica = Replica(whole, fed, gradient_bits)
+            replica = Replica(whole, fed, replicas.gradient_bits)
             return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
 
     return replica_step
 
 
-def validation_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    always_fed: bool = False,
-    padded: bool = False,
-    most: int | None = None,
-) -> steps.Steps:
+def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
     """Returns a function that evaluates a model by its own `test_step`; see `step.validation_steps`."""
     own = known(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         assert own.test is not None, "what cannot be evaluated is not validated"
-        share = steps.share_of_one(examples) if padded else steps.share_of(batch, examples)
-        whole = GlobalBatch(collective, batch, share, always_fed and not padded, most=most)
-        fed = batch if always_fed else steps.never_empty(batch)
+        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
         with of_step(whole):
             return Replica(whole, fed).values_of(model.test_step, given(fed, own.arrays), own.test)
 
-    return steps.many(strategy, steps.followed(model, replica_step), watched)
+    return steps.many(replicas.strategy, steps.followed(model, replica_step), watched)
 
 
 @contextlib.contextmanager

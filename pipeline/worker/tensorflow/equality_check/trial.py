@@ -33,7 +33,7 @@ from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.state import copies
-from pipeline.worker.tensorflow.step import training_step
+from pipeline.worker.tensorflow.step import Replicas, training_step
 from pipeline.worker.variables import Variable
 
 # What is late for having had less than this of a core has not had its turn on it.
@@ -78,12 +78,12 @@ class Trials:
         self.own = own = custom_step.of(model)
         counting, beside = loop.counting(), list(loop.beside)
         if own is None:
-            self._step = training_step(model, collective, 32, False, False, loop.gather)
+            self._step = training_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
             held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
             # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
             self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
         else:
-            self._step = custom_step.training_step(model, collective, 32, False, False)
+            self._step = custom_step.training_step(model, Replicas(loop.strategy, collective))
             of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
             self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
         self._held = [variable for variable in held if isinstance(variable, keras.Variable)]

@@ -41,21 +41,16 @@ def without_keras_scaling() -> Iterator[None]:
         yield
 
 
-def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
-    """Wraps the compiled losses of a built model; returns the names of its losses per output.
-
-    There are none for a model with a single loss, as in Keras.
-    """
+def make_exact(model: keras.Model, collective: Collective[Addend]) -> None:
+    """Wraps the compiled losses of a built model."""
     apart(model)
     compiled = model._compile_loss
     if compiled is None or not compiled._flat_losses:
-        return []
+        return
     compiled._flat_losses = [
         entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
         for entry in compiled._flat_losses
     ]
-    many = len(compiled._flat_losses) > 1
-    return [f"{entry.name}_loss" for entry in compiled._flat_losses] if many else []
 
 
 def apart(model: keras.Model) -> None:
