@@ -142,8 +142,8 @@ def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
 
 def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(tmp_path):
     code = (
-        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import programs\n"
-        "programs.keep(Path(sys.argv[1])); print(jax.jit(lambda x: x * 3)(2.0))"
+        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import compiled\n"
+        "compiled.keep(Path(sys.argv[1])); print(jax.jit(lambda x: x * 3)(2.0))"
     )
 
     def compiled():
@@ -161,8 +161,8 @@ def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_a
 
 def test_programs_that_were_used_least_recently_go_where_they_take_too_much(tmp_path):
     code = (
-        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import programs\n"
-        "programs.MOST_BYTES = int(sys.argv[2]); programs.keep(Path(sys.argv[1]))\n"
+        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import compiled\n"
+        "compiled.MOST_BYTES = int(sys.argv[2]); compiled.keep(Path(sys.argv[1]))\n"
         "for factor in map(float, sys.argv[3:]): jax.jit(lambda x: x * factor)(2.0)"
     )
 

@@ -1,13 +1,24 @@
-"""Compiles a step: alone, and in a loop that leaves the host alone, for each shape of batch that comes.
+"""Compiles a step: alone, and in a loop that leaves the host alone, for each shape of batch that comes; keeps what XLA
+compiles in a folder.
 
 Such a loop is worth it on GPUs, and on CPUs for models without convolutions: inside a loop XLA's CPU compiler computes
 those on one thread, some fifty times slower, so that they take a call a step. On CPUs one loop makes any number of
 steps. On GPUs loops have some fixed sizes: the device would ask the host after each step whether another comes.
+
+A process that compiles the same takes it from the folder. Where that grows too large, what was used least recently
+goes. JAX has only the first process keep programs, though those of another are never the same, as they name its
+devices. And it writes a file in place, which a process that is killed meanwhile leaves broken for good.
 """
 
+import contextlib
+import os
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +27,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pipeline.plan.host import BLOCK_BYTES, LOOPS
+from pipeline.private_jax import LRUCache, compilation_cache, compiler
 from pipeline.worker.jax.devices import on_cpu
 from pipeline.worker.jax.reader import ReadBlock
 from pipeline.worker.jax.step import State, Step, everywhere
@@ -23,6 +35,9 @@ from pipeline.worker.jax.step import State, Step, everywhere
 # What batches take on a CPU that lie ready in one block; fewer than so many lie alone.
 CPU_BLOCK_BYTES, FEWEST = 16 << 20, 4
 CONVOLUTION = "conv_general_dilated"
+CPU = Path("/proc/cpuinfo")
+# What the folder holds at most; a large model's programs take some megabytes.
+MOST_BYTES = 1 << 30
 
 
 class CompiledSteps:
@@ -121,3 +136,49 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
                     yield from _equations(inner)
+
+
+def keep(folder: Path) -> None:
+    """Has programs be kept in a folder; called before the first is compiled."""
+    # A program for another processor may hold instructions that this one lacks.
+    with contextlib.suppress(OSError):
+        flags = re.search(r"^(flags|Features)\b.*", CPU.read_text(), re.MULTILINE)
+        folder /= sha256(flags[0].encode() if flags else b"").hexdigest()[:12]
+    LRUCache.get, LRUCache.put, compiler._cache_write = _get, _put, _write
+    jax.config.update("jax_compilation_cache_dir", str(folder.absolute()))
+
+
+def _get(cache: LRUCache, key: str) -> bytes | None:
+    """Returns a program, which counts as used now; None if it is missing."""
+    path = _path(cache, key)
+    try:
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _put(cache: LRUCache, key: str, value: bytes) -> None:
+    """Keeps a program, which is whole or missing, and removes those used least recently that are too many."""
+    path = _path(cache, key)
+    part = path.with_name(f"{key}.{secrets.token_hex(4)}")
+    part.write_bytes(value)
+    part.replace(path)
+    files = [(one.stat(), one) for one in path.parent.iterdir()]
+    total = 0
+    for status, one in sorted(files, key=lambda file: file[0].st_atime_ns, reverse=True):
+        total += status.st_size
+        if total > MOST_BYTES:
+            one.unlink(missing_ok=True)
+
+
+def _path(cache: LRUCache, key: str) -> Path:
+    return Path(cache.path) / f"{key}-cache"
+
+
+def _write(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: list[Any]) -> None:
+    """Keeps a program that has been compiled in so many seconds; one that calls Python functions ends with them."""
+    if not callbacks:
+        # What cannot be written, as on a full disk, costs the next start its time, and this run nothing.
+        with contextlib.suppress(OSError, jax.errors.JaxRuntimeError):
+            compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))

@@ -7,7 +7,6 @@ import random
 import socket
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 
 import jax
 import keras
@@ -18,7 +17,6 @@ from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.private_jax import _jax, distributed, xla_bridge
 from pipeline.private_keras import global_state
-from pipeline.worker.jax import programs
 from pipeline.worker.model_error import TrainingError
 
 # The axes of the mesh: over which a batch is cut, and over which large variables are.
@@ -26,8 +24,6 @@ BATCH, MODEL = "batch", "model"
 # XLA merges what is computed twice on a CPU, where it takes the barriers away that `jax.checkpoint` puts between, so
 # that nothing is forgotten, in silence. Its pass of that name is left out where blocks are to be computed again.
 KEEPS_BARRIERS = "--xla_disable_hlo_passes=cse_barrier_expander"
-# The folder of compiled programs under `output_dir`.
-PROGRAMS = "compiled"
 # Of the driver's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8
 
@@ -56,9 +52,6 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         _join(plan, process)
-    if process.role != BUILDER:
-        # What a step holds is asked of a program that is compiled, not of one that is read.
-        programs.keep(Path(plan.output_dir) / PROGRAMS)
     keras.config.set_dtype_policy(plan.training.precision)
     seed_all(plan.training.seed)
 

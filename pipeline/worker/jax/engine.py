@@ -18,7 +18,7 @@ from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.jax import bucket, build, ffi_sum, layouts, size
+from pipeline.worker.jax import bucket, build, compiled, ffi_sum, layouts, size
 from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
@@ -26,6 +26,8 @@ from pipeline.worker.loop import NO_COMPARISON, Resume, WeightComparison
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import on_all
 
+# The folder of compiled programs under `output_dir`.
+PROGRAMS = "compiled"
 UNCHECKED = "under backend=jax replicas make a step of the whole global batch together"
 # What Gloo and JAX's coordination say where another process is gone.
 _LOST = re.compile(r"Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|coordination service|[Cc]onnection (closed|reset|refused)")
@@ -47,6 +49,9 @@ class JaxEngine:
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns versions once every process has joined."""
         prepare_devices(self._plan, self._process)
+        if self._process.role != BUILDER:
+            # What a step holds is asked of a program that is compiled, not of one that is read.
+            compiled.keep(Path(self._plan.output_dir) / PROGRAMS)
         self._mesh = mesh_of(self._plan, self._process)
         if shares_memory_under_jax(self._plan):
             try:

@@ -6,9 +6,9 @@ beside jaxlib, which stays able to call functions of earlier versions.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_void_p
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,46 +27,25 @@ METADATA = 1
 INTERNAL, UNAVAILABLE = 13, 14
 
 
-class _Struct(Structure):
-    """The fields that all begin with."""
-
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("struct_size", c_size_t), ("extension", c_void_p))
-
-
-class _Version(_Struct):
-    _fields_ = (("major", c_int), ("minor", c_int))
+def _struct(name: str, *fields: tuple[str, Any], begins: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """A structure of these fields after the two that all begin with, or others."""
+    begins = begins or (("struct_size", c_size_t), ("extension", c_void_p))
+    return type(name, (Structure,), {"_fields_": [*begins, *fields]})
 
 
-class _Metadata(Structure):
-    _fields_ = (("struct_size", c_size_t), ("version", _Version))
-
-
-class _Extension(Structure):
-    _fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", POINTER(_Metadata)))
-
-
-class _Error(_Struct):
-    _fields_ = (("message", c_char_p), ("code", c_int))
-
-
-class _Api(_Struct):
-    _fields_ = (
-        ("version", _Version), ("internal", c_void_p), ("create_error", ctypes.CFUNCTYPE(c_void_p, POINTER(_Error))),
-    )  # fmt: skip
-
-
-class _Buffer(_Struct):
-    _fields_ = (("dtype", c_int), ("data", c_void_p), ("rank", c_int64), ("dims", POINTER(c_int64)))
-
-
-class _Buffers(_Struct):
-    _fields_ = (("size", c_int64), ("types", c_void_p), ("buffers", POINTER(POINTER(_Buffer))))
-
-
-class _Frame(_Struct):
-    _fields_ = (
-        ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int), ("arguments", _Buffers), ("results", _Buffers),
-    )  # fmt: skip
+SIZE = (("struct_size", c_size_t),)
+_Version = _struct("Version", ("major", c_int), ("minor", c_int))
+_Metadata = _struct("Metadata", ("version", _Version), begins=SIZE)
+_Extension = _struct("Extension", ("type", c_int), ("next", c_void_p), ("metadata", POINTER(_Metadata)), begins=SIZE)
+_Error = _struct("Error", ("message", c_char_p), ("code", c_int))
+_Create = ctypes.CFUNCTYPE(c_void_p, POINTER(_Error))
+_Api = _struct("Api", ("version", _Version), ("internal", c_void_p), ("create_error", _Create))
+_Buffer = _struct("Buffer", ("dtype", c_int), ("data", c_void_p), ("rank", c_int64), ("dims", POINTER(c_int64)))
+_Buffers = _struct("Buffers", ("size", c_int64), ("types", c_void_p), ("buffers", POINTER(POINTER(_Buffer))))
+_Frame = _struct(
+    "Frame", ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int), ("arguments", _Buffers),
+    ("results", _Buffers),
+)  # fmt: skip
 
 
 # What XLA calls lives as long as the process.
@@ -117,7 +96,7 @@ def adding(memory: Memory) -> Add:
     return add
 
 
-def _vector(buffers: _Buffers) -> np.ndarray:
+def _vector(buffers: Any) -> np.ndarray:
     """The first of these, where it lies."""
     buffer = buffers.buffers[0].contents
     return np.frombuffer((ctypes.c_float * buffer.dims[0]).from_address(buffer.data), np.float32)
