@@ -1,8 +1,9 @@
 """State of a training that is no variable: random state and callbacks, as plain values and arrays; states as bytes."""
 
+import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -100,6 +101,18 @@ def _put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, 
     for key, value in values.items():
         if key != _MONITORS:
             setattr(callback, key, _rich(value, state.arrays))
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """A hash of arrays, one after the other: all of them at once would be the model's memory once more.
+
+    >>> digest([np.zeros(2), np.array(1)])
+    '85526ba79728a470'
+    """
+    hashed = hashlib.sha256()
+    for array in arrays:
+        hashed.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return hashed.hexdigest()[:16]
 
 
 def packed(state: State) -> tuple[bytes, bytes]:

@@ -3,7 +3,6 @@
 Every process reads everything; of each global batch a device is given its rows alone.
 """
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pipeline.worker.data import broken as looked
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import digest
 
 # (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
 Arrays: TypeAlias = tuple[Any, ...]
@@ -119,12 +119,7 @@ class ProcessData:
 
     def digest(self) -> str:
         """Names the training data, as TensorFlow's engine does."""
-        if self._digest is not None:
-            return self._digest
-        digest = hashlib.sha256()
-        for leaf in leaves(self.train):
-            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
-        return digest.hexdigest()[:16]
+        return self._digest or digest(leaves(self.train))
 
     def layout(self, counts: list[int]) -> BatchLayout:
         """Returns how steps take their examples from so many."""

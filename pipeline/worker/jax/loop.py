@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.loop import Call, TrainingLoop, flat
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.rates import updating
+from pipeline.worker.state import digest
 from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics
 
 # Bytes of a variable from which on what its copies have left is given back at once.
@@ -199,13 +199,7 @@ class JaxLoop(TrainingLoop):
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica that this process holds: all of them must agree."""
         rows = [row for row in self.mesh.devices if row[0].process_index == jax.process_index()]
-        digests = []
-        for row in rows:
-            digest, devices = hashlib.sha256(), set(row)
-            for variable in self.groups[0]:
-                digest.update(np.ascontiguousarray(whole(variable.value, devices)).tobytes())
-            digests.append(digest.hexdigest()[:16])
-        return digests
+        return [digest(whole(variable.value, set(row)) for variable in self.groups[0]) for row in rows]
 
     def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> CompiledSteps:
         step_of = partial(step_function, self.model, self.groups)

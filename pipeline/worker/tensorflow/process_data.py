@@ -25,6 +25,7 @@ from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import digest
 from pipeline.worker.tensorflow import agreement, static
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 
@@ -250,11 +251,7 @@ def digest_of(part: Part) -> str:
     """Names the data: a hash of the arrays, or of a data set's structure and size."""
     if isinstance(part, Examples) and part.digest is not None:
         return part.digest
-    digest = hashlib.sha256()
     part = part.raw if isinstance(part, Examples) else part
     if isinstance(part, tf.data.Dataset):
-        digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
-    else:
-        for leaf in tf.nest.flatten(part):
-            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
-    return digest.hexdigest()[:16]
+        return hashlib.sha256(repr((part.element_spec, int(part.cardinality()))).encode()).hexdigest()[:16]
+    return digest(tf.nest.flatten(part))

@@ -1,6 +1,5 @@
 """State of a training at a moment: taken from its variables, put back, hashed, and sent from one process to all."""
 
-import hashlib
 from collections.abc import Sequence
 
 import keras
@@ -10,6 +9,7 @@ import tensorflow as tf
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Collective
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import digest
 from pipeline.worker.state import on_all as state_on_all
 from pipeline.worker.tensorflow.agreement import from_one
 from pipeline.worker.tensorflow.collective import Addend
@@ -120,9 +120,5 @@ def _unfit(expected: str, received: str) -> TrainingError:
 
 def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:
     """A hash of weights for each replica that this process holds: all of them must agree."""
-    digests = [hashlib.sha256() for _ in copies(variables[0])] if variables else []
-    # One variable after the other: all of them at once would be the model's memory once more.
-    for variable in variables:
-        for digest, copy in zip(digests, copies(variable), strict=True):
-            digest.update(np.ascontiguousarray(copy).view(np.uint8).data)
-    return [digest.hexdigest()[:16] for digest in digests]
+    replicas = len(copies(variables[0])) if variables else 0
+    return [digest(copies(variable)[replica] for variable in variables) for replica in range(replicas)]

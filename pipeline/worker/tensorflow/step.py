@@ -145,6 +145,7 @@ def validation_steps(model: keras.Model, replicas: Replicas) -> Steps:
     apart, shared = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+        share = replicas.share(batch, examples)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
         whole = replicas.whole(batch, share)
         has_examples = whole.present

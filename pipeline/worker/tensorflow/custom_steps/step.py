@@ -34,7 +34,7 @@ from pipeline.worker.tensorflow.custom_steps.watching import (
 )  # fmt: skip
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import normalization
-from pipeline.worker.tensorflow.loss_scaling.global_batch import of_step
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.step import Replicas
