@@ -10,6 +10,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import on_jax
+
 BATCH = 12
 
 
@@ -76,63 +78,46 @@ def models():
 
     own = OwnModel([keras.Input((4, 4, 1)), layers.Flatten(), layers.Dense(5, activation="softmax")])
     own.compile("sgd", "sparse_categorical_crossentropy")
-    yield "dense", True, dense()
-    yield "functional", True, functional()
-    yield "several metrics", True, dense(metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
-    yield "no metrics", True, dense(metrics=[])
-    yield (
-        "convolutional",
-        True,
-        of(layers.Conv2D(3, 2, activation="relu"), layers.GlobalMaxPooling2D(), layers.Dense(5, activation="softmax")),
-    )
-    yield (
-        "embedded",
-        True,
-        of(layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(5, activation="softmax"), inputs=(6,)),
-    )
-    yield "regression", True, of(layers.Flatten(), layers.Dense(1), loss="mse", metrics=["mae"])
-    yield (
-        "binary",
-        True,
-        of(layers.Flatten(), layers.Dense(1), loss=losses.BinaryCrossentropy(from_logits=True), metrics=["mse"]),
-    )
-    yield "tokens", True, of(layers.Embedding(9, 4), layers.Dense(5, activation="softmax"), inputs=(6,))
-    yield "normalized", False, dense(layers.BatchNormalization())
-    yield "dropped", False, dense(layers.Dropout(0.5))
-    yield "noisy", False, dense(layers.GaussianNoise(0.1))
-    yield (
-        "masked",
-        False,
-        of(layers.Embedding(9, 4, mask_zero=True), layers.Dense(5, activation="softmax"), inputs=(6,)),
-    )
-    yield "layer of one's own", False, dense(Own())
-    yield "model of one's own", False, own
-    yield "activation of one's own", False, dense(layers.Dense(4, activation=centred))
-    yield "function as a layer", False, dense(layers.Lambda(centred))
-    yield "over the batch", False, sliced()
-    yield "softmax elsewhere", False, dense(layers.Softmax(axis=0))
-    yield "loss of one's own", False, of(layers.Flatten(), layers.Dense(5), loss=OwnLoss(), metrics=[])
-    yield "loss as a function", False, of(layers.Flatten(), layers.Dense(5), loss=spread, metrics=[])
-    yield "dice", False, of(layers.Flatten(), layers.Dense(1), loss="dice", metrics=[])
-    yield "sum", False, dense(loss=losses.SparseCategoricalCrossentropy(reduction="sum"))
-    yield "ignored", False, dense(loss=losses.SparseCategoricalCrossentropy(ignore_class=0))
-    yield (
-        "metric elsewhere",
-        False,
-        of(layers.Flatten(), layers.Dense(1), loss="mse", metrics=[keras.metrics.CosineSimilarity(axis=0)]),
-    )
-    yield "regularized", False, dense(layers.Dense(4, kernel_regularizer="l2"))
-    yield "activity", False, dense(layers.Dense(4, activity_regularizer="l2"))
-    yield (
-        "area",
-        False,
-        of(layers.Flatten(), layers.Dense(1, activation="sigmoid"), loss="binary_crossentropy", metrics=["auc"]),
-    )
-    yield "metric of one's own", False, dense(metrics=[OwnMetric()])
-    yield "metric as a function", False, dense(metrics=[spread])
-    yield "two outputs", False, two()
-    yield "no axis", False, of(layers.Dense(1), layers.Reshape(()), inputs=(1,), loss="mse", metrics=[])
-    yield "16 bits", False, of(layers.Flatten(), layers.Dense(5, activation="softmax", dtype="bfloat16"))
+    softmax = partial(layers.Dense, 5, activation="softmax")
+    flat = partial(lambda *stacked, **given: of(layers.Flatten(), *stacked, **given), metrics=())
+    single = partial(layers.Dense, 1)
+    yield from ((name, True, model) for name, model in (
+        ("dense", dense()),
+        ("functional", functional()),
+        ("several metrics", dense(metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])),
+        ("no metrics", dense(metrics=[])),
+        ("convolutional", of(layers.Conv2D(3, 2, activation="relu"), layers.GlobalMaxPooling2D(), softmax())),
+        ("embedded", of(layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), softmax(), inputs=(6,))),
+        ("regression", flat(single(), loss="mse", metrics=["mae"])),
+        ("binary", flat(single(), loss=losses.BinaryCrossentropy(from_logits=True), metrics=["mse"])),
+        ("tokens", of(layers.Embedding(9, 4), softmax(), inputs=(6,))),
+    ))  # fmt: skip
+    yield from ((name, False, model) for name, model in (
+        ("normalized", dense(layers.BatchNormalization())),
+        ("dropped", dense(layers.Dropout(0.5))),
+        ("noisy", dense(layers.GaussianNoise(0.1))),
+        ("masked", of(layers.Embedding(9, 4, mask_zero=True), softmax(), inputs=(6,))),
+        ("layer of one's own", dense(Own())),
+        ("model of one's own", own),
+        ("activation of one's own", dense(layers.Dense(4, activation=centred))),
+        ("function as a layer", dense(layers.Lambda(centred))),
+        ("over the batch", sliced()),
+        ("softmax elsewhere", dense(layers.Softmax(axis=0))),
+        ("loss of one's own", flat(layers.Dense(5), loss=OwnLoss())),
+        ("loss as a function", flat(layers.Dense(5), loss=spread)),
+        ("dice", flat(single(), loss="dice")),
+        ("sum", dense(loss=losses.SparseCategoricalCrossentropy(reduction="sum"))),
+        ("ignored", dense(loss=losses.SparseCategoricalCrossentropy(ignore_class=0))),
+        ("metric elsewhere", flat(single(), loss="mse", metrics=[keras.metrics.CosineSimilarity(axis=0)])),
+        ("regularized", dense(layers.Dense(4, kernel_regularizer="l2"))),
+        ("activity", dense(layers.Dense(4, activity_regularizer="l2"))),
+        ("area", flat(single(activation="sigmoid"), loss="binary_crossentropy", metrics=["auc"])),
+        ("metric of one's own", dense(metrics=[OwnMetric()])),
+        ("metric as a function", dense(metrics=[spread])),
+        ("two outputs", two()),
+        ("no axis", of(single(), layers.Reshape(()), inputs=(1,), loss="mse", metrics=[])),
+        ("16 bits", flat(softmax(dtype="bfloat16"), metrics=["accuracy"])),
+    ))  # fmt: skip
 
 
 def batch_of(model, count):
@@ -186,17 +171,9 @@ def main(out):
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    import numpy as np
-    from jax.sharding import Mesh
-
     from pipeline.worker.jax import bucket, step
-    from pipeline.worker.jax.devices import BATCH as OVER
-    from pipeline.worker.jax.devices import MODEL
 
-    devices = np.array(jax.devices())
-    mirrored, one, cut = (
-        Mesh(devices[: np.prod(shape)].reshape(shape), (OVER, MODEL)) for shape in ((2, 1), (1, 1), (1, 2))
-    )
+    mirrored, one, cut = map(on_jax.mesh_of, ((2, 1), (1, 1), (1, 2)))
     found = {}
     for name, expected, model in models():
         model._symbolic_build(data_batch=batch_of(model, 2))

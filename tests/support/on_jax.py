@@ -1,6 +1,7 @@
 """Trains models under JAX on meshes of this process's four devices, and writes what came.
 
-`python on_jax.py OUT`: a process of its own, since Keras takes one backend. Prints nothing.
+`python on_jax.py OUT [MESH...]`: a process of its own, since Keras takes one backend. Prints nothing. On MESHes that
+are named it trains one model with and without `train.remat` instead.
 """
 
 import json
@@ -13,6 +14,7 @@ from unittest import mock
 BATCH, CALLS = 16, (32, 18)
 MESHES = {
     "one": (1, 1),
+    "dropped": (1, 1),
     "stepped": (1, 1),
     "looped": (1, 1),
     "mirrored": (2, 1),
@@ -75,32 +77,47 @@ def convolutional(input_shape, num_classes, dropout=0.5):
     )
 
 
-def trained(name, shape, dropout, alike):
-    """What a model comes to after some steps on a mesh of that shape: losses, validation, bytes of a device, places."""
+def mesh_of(shape):
+    """A mesh of so many replicas of so many devices."""
     import jax
-    import keras
     import numpy as np
     from jax.sharding import Mesh
 
+    from pipeline.worker.jax.devices import BATCH as OVER
+    from pipeline.worker.jax.devices import MODEL
+
+    return Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), (OVER, MODEL))
+
+
+def loop_over(make, arrays, shape, validates=False, change=lambda model: None, alike=False):
+    """The loop over what `make` makes, which `change` is done to once it is built, on a mesh of that shape."""
+    import keras
+
     from pipeline.worker.jax import layouts
     from pipeline.worker.jax.data import DeviceData
-    from pipeline.worker.jax.devices import BATCH as OVER
-    from pipeline.worker.jax.devices import MODEL, seed_all
+    from pipeline.worker.jax.devices import seed_all
     from pipeline.worker.jax.loop import JaxLoop
     from pipeline.worker.layout import BatchLayout
 
     keras.utils.clear_session()
     seed_all(0)
-    replicas, parts = shape
-    mesh = Mesh(np.array(jax.devices()[: replicas * parts]).reshape(shape), (OVER, MODEL))
-    model, arrays = made(name, dropout), examples(name)
+    (replicas, parts), mesh, model = shape, mesh_of(shape), make()
     model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
     model.optimizer.build(model.trainable_variables)
+    change(model)
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = layouts.derived(model, parts) if parts > 1 else {}
+    train, validation = (DeviceData(arrays, layout, shuffle, 5) for shuffle in (True, False))
     placed = layouts.shardings(model, cut, mesh)
-    train, validation = DeviceData(arrays, layout, True, 5), DeviceData(arrays, layout, False, 5)
-    loop = JaxLoop(model, mesh, placed, train, validation, alike=alike)
+    return JaxLoop(model, mesh, placed, train, validation if validates else None, cut=cut, alike=alike)
+
+
+def trained(name, shape, dropout, alike):
+    """What a model comes to after some steps on a mesh of that shape: losses, validation, bytes of a device, places."""
+    import numpy as np
+
+    loop = loop_over(lambda: made(name, dropout), examples(name), shape, validates=True, alike=alike)
+    model = loop.model
     held = _held(model)
     losses = loop.call(CALLS[0]).losses[:, 0].tolist()
     found = {
@@ -109,7 +126,7 @@ def trained(name, shape, dropout, alike):
         "losses": losses + loop.call(CALLS[1]).losses[:, 0].tolist(),
         "room": loop._train.room,
         "held": loop.held_bytes(),
-        "cut": {path: list(axes) for path, axes in cut.items()},
+        "cut": {path: list(axes) for path, axes in loop.cut.items()},
         "places": {one.path: str(one.value.sharding.spec) for one in (*model.variables, *model.optimizer.variables)},
         "digests": loop.replica_digests(),
     }
@@ -120,7 +137,7 @@ def trained(name, shape, dropout, alike):
         found["same"] = all(np.array_equal(array, before[key]) for key, array in loop.state().arrays.items())
         found["validated"] = loop.evaluate(3, lambda event: None)
     if shape == MESHES["both"]:
-        found["refused"] = refused(layouts, model, mesh)
+        found["refused"] = refused(model, loop.mesh)
     return found
 
 
@@ -129,8 +146,10 @@ def _held(model):
     return [one.value.addressable_shards[0].data.unsafe_buffer_pointer() for one in model.optimizer.variables]
 
 
-def refused(layouts, model, mesh):
-    """What is said of written layouts that are wrong, and what a right one comes to."""
+def refused(model, mesh):
+    """What is said of written layouts that are wrong."""
+    from pipeline.worker.jax import layouts
+
     said = []
     for patterns in (
         {"kernel": [None, "model"]},
@@ -146,17 +165,13 @@ def refused(layouts, model, mesh):
 
 def read():
     """What becomes of data that cannot be read, and of a thread whose steps nobody wants any longer."""
-    import jax
     import numpy as np
-    from jax.sharding import Mesh
 
     from pipeline.worker.jax import reader as reading
     from pipeline.worker.jax.data import DeviceData
-    from pipeline.worker.jax.devices import BATCH as OVER
-    from pipeline.worker.jax.devices import MODEL
     from pipeline.worker.layout import BatchLayout
 
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (OVER, MODEL))
+    mesh = mesh_of((1, 1))
     found, whole, strided = {}, (np.arange(100.0), np.arange(100)), np.arange(200, dtype=np.float32)[::2] / 2
     for name, arrays, beside in (
         ("whole", whole, True),
@@ -182,16 +197,44 @@ def read():
     return found
 
 
-def main(out):
+def forgetting(name, forgets):
+    """(losses, bytes that a step takes beside its arguments, digests) of a transformer, whose blocks compute again."""
+    import numpy as np
+
+    from pipeline.models import transformer
+    from pipeline.worker.jax.build import forget
+
+    sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 3, "width": 32, "heads": 2}
+    tokens = np.random.default_rng(7).integers(0, 64, (64, 33), dtype=np.int32)
+    loop = loop_over(
+        lambda: transformer(dropout=0.3 * (name == "dropped"), **sizes), (tokens[:, :-1], tokens[:, 1:]),
+        MESHES[name], change=forget if forgets else lambda model: None,
+    )  # fmt: skip
+    losses = loop.call(4).losses[:, 0].tolist()
+    (compiled,) = loop._train._compiled.values()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return {"losses": losses, "temporary": temporary, "digests": loop.replica_digests()}
+
+
+def main(out, *meshes):
     """Trains all of them, and writes what came as JSON."""
     os.environ["KERAS_BACKEND"] = "jax"
-    # To make code faster takes longer than to run it so few times.
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    if not meshes:
+        # To make code faster takes longer than to run it so few times.
+        os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
+    if meshes:
+        found = {f"{name} {forgets}": forgetting(name, forgets) for name in meshes for forgets in (False, True)}
+    else:
+        found = {"trained": all_trained(), "read": read()}
+    Path(out).write_text(json.dumps(found))
 
+
+def all_trained():
+    """What each model comes to on each mesh."""
     from pipeline.worker.jax import compiled
 
     found = {}
@@ -205,10 +248,9 @@ def main(out):
         for mesh in meshes:
             # As on a GPU, where convolutions too are in a loop.
             with mock.patch.object(compiled, "on_cpu", lambda _, looped=mesh == "looped": not looped):
-                found[f"{name} {mesh}{' dropped' * bool(dropout)}"] = trained(
-                    name, MESHES[mesh], dropout, mesh == "stepped"
-                )
-    Path(out).write_text(json.dumps({"trained": found, "read": read()}))
+                key = f"{name} {mesh}{' dropped' * bool(dropout)}"
+                found[key] = trained(name, MESHES[mesh], dropout, mesh == "stepped")
+    return found
 
 
 if __name__ == "__main__":

@@ -347,12 +347,16 @@ class Classifier(keras.Model):
         self.count.update_state(1.0)
         return {"loss": loss, **{m.name: m.result() for m in (self.tracker, self.count, self.accuracy)}}
 
-    def at_once(self, x, y):
+    def descended(self, loss_of, weighed=lambda loss: loss, change=lambda gradients: gradients):
         with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
+            loss = loss_of()
+            larger = weighed(loss)
         variables = self.everything
-        self.apply_both(tape.gradient(loss, variables), variables)
+        self.apply_both(change(tape.gradient(larger, variables)), variables)
         return loss
+
+    def at_once(self, x, y):
+        return self.descended(lambda: self.loss_of(x, y))
 
     def persistent(self, x, y):
         with tf.GradientTape(persistent=True) as tape:
@@ -376,34 +380,20 @@ class Classifier(keras.Model):
         return self.update(x, y)
 
     def summed_loss(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")(y, self(x)) / 10
-        variables = self.everything
-        self.apply_both(tape.gradient(loss, variables), variables)
-        return loss
+        summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        return self.descended(lambda: summed(y, self(x)) / 10)
 
     def averaged_by_hand(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = ops.mean(self.per_example(y, self(x)))
-        variables = self.everything
-        self.apply_both(tape.gradient(loss, variables), variables)
-        return loss
+        return self.descended(lambda: ops.mean(self.per_example(y, self(x))))
 
     def summed_by_hand(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = ops.sum(self.per_example(y, self(x)))
-        self.apply_both(tape.gradient(loss, self.everything), self.everything)
-        return loss
+        return self.descended(lambda: ops.sum(self.per_example(y, self(x))))
 
     def clipped(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
-        variables = self.everything
-        gradients = [
-            tf.clip_by_norm(tf.convert_to_tensor(gradient), 0.1) for gradient in tape.gradient(loss, variables)
-        ]
-        self.apply_both(gradients, variables)
-        return loss
+        return self.descended(
+            lambda: self.loss_of(x, y),
+            change=lambda gradients: [tf.clip_by_norm(tf.convert_to_tensor(one), 0.1) for one in gradients],
+        )
 
     def by_jacobian(self, x, y):
         with tf.GradientTape() as tape:
@@ -439,10 +429,7 @@ class Classifier(keras.Model):
         return loss
 
     def by_results(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
-            weighed = loss * (2.0 - self.accuracy.result())
-        self.apply_both(tape.gradient(weighed, self.everything), self.everything)
+        loss = self.descended(lambda: self.loss_of(x, y), weighed=lambda loss: loss * (2.0 - self.accuracy.result()))
         # One update and its result in a call, and a number of two results.
         return self.tracker(loss) / (1.0 + self.count.result())
 

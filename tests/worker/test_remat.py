@@ -75,7 +75,7 @@ def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_
         out = tmp_path / "came.json"
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environ = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": f"{quick} {flags}"}
-        command = [sys.executable, str(SUPPORT / "forgetting.py"), str(out), *meshes]
+        command = [sys.executable, str(SUPPORT / "on_jax.py"), str(out), *meshes]
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         found[flags] = json.loads(out.read_text())
