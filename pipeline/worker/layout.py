@@ -32,6 +32,11 @@ class ReplicaPlace:
         return self.replicas // self.local
 
     @property
+    def number(self) -> int:
+        """The number of this process among them."""
+        return self.first // self.local
+
+    @property
     def chief(self) -> bool:
         """True in the first process."""
         return self.first == 0

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline.strategies import multi_worker
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.shared_memory import join
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import over
@@ -27,10 +29,8 @@ def main(devices, hosts, rank, *ports):
     own, count = over(strategy), len(ports)
     host, on_host = rank * hosts // count, count // hosts
 
-    def told(text):
-        return agreement.texts(strategy, own, text, rank, count, local)
-
-    memory = join(rank, range(host * on_host, (host + 1) * on_host), told, 1e-4)
+    tell_all = partial(agreement.texts, strategy, own, ReplicaPlace(rank * local, local, count * local))
+    memory = join(rank, range(host * on_host, (host + 1) * on_host), tell_all, 1e-4)
     ring = HostRing(strategy, host, hosts) if hosts > 1 and rank % on_host == 0 else None
     # Between hosts nearly each array is a bucket.
     collective = SharedMemoryCollective(count * local, local, memory, hosts, ring, bucket_bytes=20 if hosts > 1 else 0)

@@ -46,19 +46,14 @@ def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Adden
 
 
 def texts(
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    text: str,
-    number: int,
-    processes: int,
-    local: int,
+    strategy: tf.distribute.Strategy, collective: Collective[Addend], where: ReplicaPlace, text: str
 ) -> list[str]:
-    """Returns the texts of all processes, cut to `MOST_BYTES`; all call this together with `local` replicas each."""
-    codes = np.zeros((processes, MOST_BYTES))
+    """Returns the texts of all processes, cut to `MOST_BYTES`; all call this together."""
+    codes = np.zeros((where.processes, MOST_BYTES))
     encoded = text.encode()[:MOST_BYTES]
-    codes[number, : len(encoded)] = list(encoded)
+    codes[where.number, : len(encoded)] = list(encoded)
     (sums,) = over_replicas(strategy, collective)([tf.constant(codes)])
-    rows = (sums.numpy() / local).astype(np.uint8)
+    rows = (sums.numpy() / where.local).astype(np.uint8)
     return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
 
 
@@ -97,8 +92,7 @@ def agreed(
         return classes
     counts = "" if examples is None else " and ".join(f"{count:,}" for count in examples)
     facts = json.dumps([shapes(batch)[:MOST], shapes(held_out)[:MOST], counts, classes])
-    number = where.first // where.local
-    of_all = [json.loads(text) for text in texts(strategy, collective, facts, number, where.processes, where.local)]
+    of_all = [json.loads(text) for text in texts(strategy, collective, where, facts)]
     for place, expected in enumerate(EXPECTED):
         first = of_all[0][place]
         other = next((number for number, of_process in enumerate(of_all) if of_process[place] != first), None)

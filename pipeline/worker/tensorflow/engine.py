@@ -243,8 +243,7 @@ class TensorFlowEngine:
 
         def gather(digests: Sequence[str]) -> list[list[str]]:
             # By TensorFlow's own sums, whatever it is that adds gradients.
-            own, number = over(self._strategy), where.first // where.local
-            of_all = texts(self._strategy, own, " ".join(digests), number, where.processes, where.local)
+            of_all = texts(self._strategy, over(self._strategy), where, " ".join(digests))
             return [text.split() for text in of_all]
 
         every = plan.training.compare_weights_every

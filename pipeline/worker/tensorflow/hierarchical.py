@@ -6,6 +6,7 @@ what that comes to. Gradients leave in buckets, while backpropagation makes othe
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import cross_device_utils
 from pipeline.worker.collective import Collective
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.shared_memory import LOOKS_SECONDS, Memory, join
 from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import (
@@ -33,16 +35,15 @@ FIRST_KEY = 1 << 20
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
     """Returns what a plan's processes add by, all of which call it: TensorFlow where they cannot share memory."""
-    number, count, local = plan.leaders.index(process.rank), len(plan.leaders), len(process.replicas)
+    number, local = plan.leaders.index(process.rank), len(process.replicas)
     hosts = [plan.processes[rank].host for rank in plan.leaders]
-    first, own = hosts.index(process.host), over(strategy)
-
-    def told(text: str) -> list[str]:
-        return agreement.texts(strategy, own, text, number, count, local)
-
+    first = hosts.index(process.host)
+    tell_all = partial(
+        agreement.texts, strategy, over(strategy), ReplicaPlace(process.replicas[0], local, plan.workers)
+    )
     try:
         looks_seconds = 0 if plan.hardware.oversubscribed else LOOKS_SECONDS
-        memory = join(number, range(first, first + hosts.count(process.host)), told, looks_seconds)
+        memory = join(number, range(first, first + hosts.count(process.host)), tell_all, looks_seconds)
     except ConnectionRefusedError as error:
         note = f"TensorFlow adds, in place of shared memory: {error}."
         return TensorFlowCollective(plan.workers, note, plan.bucket_bytes)

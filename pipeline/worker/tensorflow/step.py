@@ -127,7 +127,7 @@ def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None =
             if has_examples is not None:
                 gradients = [gradient if gradient is None else where(has_examples, gradient) for gradient in gradients]
             changes = normalization.changes(moving, before, share)
-            summed, (values, *changes) = _sum(collective, gradients, [values, *changes], replicas.gradient_bits)
+            summed, (values, *changes) = sum_of(collective, gradients, [values, *changes], replicas.gradient_bits)
             model.optimizer.apply(summed, variables)
             for variable, value, change in zip(moving, before, changes, strict=True):
                 variable.assign(value + change)
@@ -290,23 +290,19 @@ def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tu
     return received, tf.cast(end - start, tf.float32)
 
 
-def _sum(
-    collective: Collective[Addend], gradients: Sequence[Addend | None], others: Sequence[tf.Tensor], gradient_bits: int
-) -> tuple[list[Addend | None], list[tf.Tensor]]:
-    """Gradients, and the other arrays as wide as they are, summed over replicas."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    sums = sum_of(collective, present, gradient_bits, others)
-    totals = iter(sums)
-    return [None if gradient is None else next(totals) for gradient in gradients], sums[len(present) :]
-
-
 def sum_of(
-    collective: Collective[Addend], gradients: Sequence[Addend], gradient_bits: int, others: Sequence[Addend] = ()
-) -> list[Addend]:
+    collective: Collective[Addend],
+    gradients: Sequence[Addend | None],
+    gradient_bits: int,
+    others: Sequence[tf.Tensor] = (),
+) -> tuple[list[Addend | None], list[tf.Tensor]]:
     """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
+    present = [gradient for gradient in gradients if gradient is not None]
     narrow = gradient_bits == 16 and collective.replicas > 1
-    sums = collective.sum([*(map(narrowed, gradients) if narrow else gradients), *others])
-    return [widened(total, addend.dtype) for total, addend in zip(sums, [*gradients, *others], strict=True)]
+    sums = collective.sum([*(map(narrowed, present) if narrow else present), *others])
+    wide = [widened(total, addend.dtype) for total, addend in zip(sums, [*present, *others], strict=True)]
+    totals = iter(wide)
+    return [None if gradient is None else next(totals) for gradient in gradients], wide[len(present) :]
 
 
 def narrowed(gradient: Addend) -> Addend:

@@ -266,7 +266,7 @@ class Replica(Watcher):
             gradients = [_times(gradient, self._share) for gradient in gradients]
             if not self._always_fed:
                 gradients = [steps.where(self._share > 0, gradient) for gradient in gradients]
-            gradients = steps.sum_of(self._collective, gradients, self._gradient_bits)
+            gradients, _ = steps.sum_of(self._collective, gradients, self._gradient_bits)
         # Kept, so that no other tensor is taken for one of them.
         self._summed += map(_values, gradients)
         return list(gradients)

@@ -150,7 +150,7 @@ class _Comparison:
         leaves = [leaf.numpy() for leaf in tf.nest.flatten(local)]
         state, parts = State({}, grouped("examples", leaves)), []
         for number in range(self._where.processes):
-            own = number == self._where.first // self._where.local
+            own = number == self._where.number
             sent = on_all(state if own else None, self._loop.strategy, self._collective, number * self._where.local)
             assert sent is not None, "each sends something"
             parts.append(sent.group("examples"))
@@ -175,11 +175,8 @@ class _Comparison:
 
     def _told(self, text: str) -> list[str]:
         """Returns the text of each process."""
-        where = self._where
-        if where.processes == 1:
-            return [text]
-        number = where.first // where.local
-        return texts(self._loop.strategy, self._collective, text, number, where.processes, where.local)
+        alone = self._where.processes == 1
+        return [text] if alone else texts(self._loop.strategy, self._collective, self._where, text)
 
 
 def _count(batch: Batch) -> int:
