@@ -6,6 +6,7 @@ are named it trains one model with and without `train.remat` instead.
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -75,6 +76,17 @@ def convolutional(input_shape, num_classes, dropout=0.5):
             layers.Dense(num_classes, activation="softmax"),
         ]
     )
+
+
+def came(out, *arguments, python=sys.executable, script="on_jax.py", **environ):
+    """What a script beside this one writes to a file, run by itself."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
+    command = [str(python), str(here / script), str(out), *arguments]
+    given = os.environ | {"PYTHONPATH": paths} | environ
+    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(Path(out).read_text())
 
 
 def mesh_of(shape):

@@ -1,12 +1,9 @@
 """Gradients that travel in one bucket under JAX, for models that train the same by it."""
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 
+import on_jax
 import pytest
-from conftest import SUPPORT
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
@@ -14,11 +11,7 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not ins
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What `support/bucketed.py` writes."""
-    out = tmp_path_factory.mktemp("bucket") / "found.json"
-    command = [sys.executable, str(SUPPORT / "bucketed.py"), str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(out.read_text())
+    return on_jax.came(tmp_path_factory.mktemp("bucket") / "found.json", script="bucketed.py")
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """JAX's engine where there is no TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
 
-import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +9,7 @@ import on_jax
 import pytest
 import shards
 import tensorflow as tf
-from conftest import ROOT, SUPPORT
+from conftest import SUPPORT
 
 from pipeline.data import tfrecord
 from pipeline.data.errors import DataError
@@ -29,12 +27,7 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not ins
 @pytest.fixture(scope="module")
 def wrote(tmp_path_factory, without_tensorflow):
     """What `support/on_jax.py` writes."""
-    out = tmp_path_factory.mktemp("jax") / "came.json"
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [str(without_tensorflow), str(SUPPORT / "on_jax.py"), str(out)]
-    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(out.read_text())
+    return on_jax.came(tmp_path_factory.mktemp("jax") / "came.json", python=without_tensorflow)
 
 
 @pytest.fixture(scope="module")
@@ -140,42 +133,39 @@ def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
     np.testing.assert_array_equal(order(examples, seed, epoch), expected)
 
 
-def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(tmp_path):
-    code = (
-        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import compiled\n"
-        "compiled.keep(Path(sys.argv[1])); print(jax.jit(lambda x: x * 3)(2.0))"
-    )
-
-    def compiled():
-        ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-        assert ran.stdout == "6.0\n"
-        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
-
-    programs = compiled()
-    assert programs
-    assert compiled() == programs
-    (path, (size, _)) = programs.popitem()
-    path.write_bytes(path.read_bytes()[: size // 2])
-    assert compiled()[path][0] == size
-
-
-def test_programs_that_were_used_least_recently_go_where_they_take_too_much(tmp_path):
+@pytest.fixture
+def compiled(tmp_path):
+    """Compiles programs that multiply by numbers, in a process that keeps so many bytes; returns what is then kept."""
     code = (
         "import sys, jax; from pathlib import Path; from pipeline.worker.jax import compiled\n"
         "compiled.MOST_BYTES = int(sys.argv[2]); compiled.keep(Path(sys.argv[1]))\n"
-        "for factor in map(float, sys.argv[3:]): jax.jit(lambda x: x * factor)(2.0)"
+        "for factor in map(float, sys.argv[3:]): print(jax.jit(lambda x: x * factor)(2.0))"
     )
 
-    def compiled(most, *factors):
-        subprocess.run([sys.executable, "-c", code, tmp_path, str(most), *factors], check=True)
-        return {path: path.stat().st_size for path in tmp_path.glob("*/*")}
+    def kept(factor, most=1 << 30):
+        command = [sys.executable, "-c", code, tmp_path, str(most), factor]
+        assert float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == 2 * float(factor)
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
 
-    (first,) = one = compiled(1 << 30, "3")
-    both = compiled(1 << 30, "4")
+    return kept
+
+
+def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(compiled):
+    programs = compiled("3")
+    assert programs
+    assert compiled("3") == programs
+    (path, (size, _)) = programs.popitem()
+    path.write_bytes(path.read_bytes()[: size // 2])
+    assert compiled("3")[path][0] == size
+
+
+def test_programs_that_were_used_least_recently_go_where_they_take_too_much(compiled):
+    (first,) = one = compiled("3")
+    both = compiled("4")
     assert len(both) == 2
     # The first one is used again.
-    assert compiled(1 << 30, "3") == both
-    left = compiled(int(2.5 * one[first]), "5")
+    assert compiled("3") == both
+    left = compiled("5", most=int(2.5 * one[first][0]))
     assert len(left) == 2
     assert first in left
     assert left.keys() - both

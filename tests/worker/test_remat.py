@@ -1,16 +1,12 @@
 """`train.remat`: blocks that are computed again train to the same losses in less memory, under both engines."""
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import keras
 import numpy as np
+import on_jax
 import pytest
 import tensorflow as tf
-from conftest import ROOT, SUPPORT
 
 from pipeline.models import cnn, transformer
 from pipeline.strategies import mirrored
@@ -72,13 +68,7 @@ def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     found = {}
     for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, ["one", "dropped", "mirrored", "model"])):
-        out = tmp_path / "came.json"
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environ = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": f"{quick} {flags}"}
-        command = [sys.executable, str(SUPPORT / "on_jax.py"), str(out), *meshes]
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        found[flags] = json.loads(out.read_text())
+        found[flags] = on_jax.came(tmp_path / "came.json", *meshes, XLA_FLAGS=f"{quick} {flags}")
     # What happens without: as much memory, and not a word.
     silent = found[""]
     assert silent["one True"]["temporary"] > 0.95 * silent["one False"]["temporary"]
