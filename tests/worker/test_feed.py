@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -64,36 +63,27 @@ def test_the_host_has_no_part_in_the_steps_of_a_call(came, replicas):
     assert any("IteratorGetNext" in name for name in came[replicas]["plain on host"])
 
 
-@dataclass
-class Case:
-    came: list[float]
-    ended: float
-    waits: list[float]
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("arrived", "ended", "waits"),
     [
-        Case([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
+        ([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
         # Each step takes 1, and each batch comes 2 after the one before.
-        Case([1, 3, 5, 7], 8, [1, 1, 1, 1]),
+        ([1, 3, 5, 7], 8, [1, 1, 1, 1]),
         # One batch of four is late; the others were there.
-        Case([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
+        ([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
         # The last came as the call ended: a step takes no time.
-        Case([0, 2], 2, [0, 2]),
-        Case([], 1, []),
+        ([0, 2], 2, [0, 2]),
+        ([], 1, []),
     ],
 )
-def test_waits_are_what_batches_came_late_by(case):
-    np.testing.assert_allclose(feed.waits(np.array(case.came), 0.0, case.ended), case.waits, atol=1e-9)
+def test_waits_are_what_batches_came_late_by(arrived, ended, waits):
+    np.testing.assert_allclose(feed.waits(np.array(arrived, float), 0.0, ended), waits, atol=1e-9)
 
 
 def test_only_devices_with_memory_of_their_own_are_fed_ahead():
     name = "/job:worker/replica:0/task:1/device:{}:0"
     assert feed.feeds_ahead([name.format("GPU")])
-    assert not feed.feeds_ahead([name.format("CPU")])
-    assert not feed.feeds_ahead([name.format("TPU")])
-    assert not feed.feeds_ahead([])
+    assert not any(feed.feeds_ahead(devices) for devices in ([], [name.format("CPU")], [name.format("TPU")]))
 
 
 @pytest.mark.slow
