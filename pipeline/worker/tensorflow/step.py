@@ -127,7 +127,7 @@ def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None =
             if has_examples is not None:
                 gradients = [gradient if gradient is None else where(has_examples, gradient) for gradient in gradients]
             changes = normalization.changes(moving, before, share)
-            summed, (values, *changes) = sum_of(collective, gradients, [values, *changes], replicas.gradient_bits)
+            summed, (values, *changes) = sum_of(collective, gradients, replicas.gradient_bits, [values, *changes])
             model.optimizer.apply(summed, variables)
             for variable, value, change in zip(moving, before, changes, strict=True):
                 variable.assign(value + change)

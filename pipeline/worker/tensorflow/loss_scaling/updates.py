@@ -82,9 +82,11 @@ def _apply_accumulated(
 def _overwritten_without_branch(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Inside, steps that are traced overwrite the weights that `optimizer` updates as often as it says."""
     frequency = optimizer.ema_overwrite_frequency if optimizer.use_ema else None
+    if not frequency:
+        return contextlib.nullcontext()
     apply = partial(_apply_and_overwrite, optimizer, frequency, optimizer._backend_apply_gradients)
     # All replicas are traced inside, so none sees another's change.
-    return patched(optimizer, {"_backend_apply_gradients": apply, "ema_overwrite_frequency": None} if frequency else {})
+    return patched(optimizer, {"_backend_apply_gradients": apply, "ema_overwrite_frequency": None})
 
 
 def _apply_and_overwrite(
