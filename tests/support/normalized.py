@@ -72,10 +72,10 @@ def trained(make, strategy, batches):
 
     one = (tf.TensorSpec([None, *x.shape[1:]], x.dtype), tf.TensorSpec([None, *y.shape[1:]], y.dtype))
     data = tf.data.Dataset.from_generator(shares, output_signature=(tf.TensorSpec([]), (one,) * replicas))
-    replicas = step.Replicas(strategy, over(strategy))
-    steps = step.training_steps(model, replicas)
+    together = step.Replicas(strategy, over(strategy))
+    steps = step.training_steps(model, together)
     losses, _, _ = steps(iter(data), tf.constant(len(batches)))
-    validate = step.validation_steps(model, replicas)
+    validate = step.validation_steps(model, together)
     validated, _, _ = validate(iter(data), tf.constant(len(batches)))
     results = {name: float(value) for name, value in model.get_metrics_result().items()}
     state = [
