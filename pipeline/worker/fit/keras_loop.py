@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
