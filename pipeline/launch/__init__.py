@@ -164,7 +164,7 @@ CLUSTERS = {
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # Where processes outlive their driver, for another to take its place; under `local` with launch.detach=true alone.
 OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
-DETACHED = "pipeline.launch.detached:DetachedCluster"
+DETACHED = "pipeline.launch.hosts:DetachedCluster"
 # What a package's cluster must have; what it is without else is `Cluster`'s.
 NEEDED = ("serve", "inventory", "warm_up", "addresses", "start", "close")
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
@@ -24,6 +24,7 @@ from pipeline.launch import Helpers, LaunchError, Line, this_machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.asking import MODULE, ProcessLine
 from pipeline.launch.options import options_of
 from pipeline.plan.checks import HOST, stays_here
@@ -250,6 +251,63 @@ class HostsCluster(DiallingCluster):
             return None
         lines = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()][-LINES:]
         return f"{' '.join(lines) or 'nothing'} (exit code {process.returncode})."
+
+
+class DetachedCluster(HostsCluster):
+    """This machine as the only host, on which a shell does what ssh does on others, and an agent dials on loopback.
+
+    The agent has a session of its own, so that neither a Ctrl-C nor a terminal that is closed reaches it.
+    """
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), environ.get("PYTHONPATH")]))
+        options: Object = {"conductor": "127.0.0.1:0", "environment": {"PYTHONPATH": path}}
+        super().__init__(replace(config, hosts=["localhost"], options=options), environ)
+        self._machine = this_machine.detect(environ)
+        self._targets = {self._machine.hostname: "localhost"}
+
+    def inventory(self) -> Machine:
+        """This machine, looked at once."""
+        return self._machine
+
+    def assumed(self) -> Machine:
+        """The same."""
+        return self._machine
+
+    def warm_up(self) -> None:
+        """Starts the agent, whose imports run beside what the driver does next."""
+        self.gather()
+
+    def check(self, absent: int) -> None:
+        """Raises `LaunchError` where the agent has ended."""
+        for why in self._failed.values():
+            raise LaunchError(
+                "an agent that outlives this command", f"one that has ended: {why}", "launch.detach=false"
+            )
+
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """Ports of this machine that the agent holds, for a plan of several processes."""
+        return super().addresses(plan) if len(plan.processes) > 1 else []
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+        """Starts a plan's processes by the agent."""
+        self.gather()
+        return super().start(plan, group, folder)
+
+    def describe(self, plan: Plan) -> str:
+        """The command that starts the agent, and where it dials."""
+        typed = self._command(self._machine.hostname, "127.0.0.1:PORT")
+        return f"One agent, which outlives this command: this one, with a token on its standard input.\n{typed}"
+
+    def _where(self, plan: Plan) -> dict[int, str]:
+        """All processes are the one agent's, also those that stand for hosts."""
+        return dict.fromkeys((process.rank for process in plan.processes), self._machine.hostname)
+
+    def _ssh(self, name: str) -> list[str]:
+        return ["sh", "-c"]
+
+    def _command(self, name: str, address: str) -> str:
+        return f"{super()._command(name, address)} --address {self.config.host}"
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

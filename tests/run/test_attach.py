@@ -22,7 +22,7 @@ from pipeline.launch.agents import dialling
 from pipeline.launch.agents.channel import new_token
 from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
-from pipeline.launch.detached import DetachedCluster
+from pipeline.launch.hosts import DetachedCluster
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json

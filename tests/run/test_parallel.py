@@ -17,11 +17,11 @@ from rich.console import Console
 from run_events import logged
 from under_way import UnderWay, until
 
-from pipeline.launch.share import CoreShare, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
 from pipeline.run import parallel
+from pipeline.run.parallel import CoreShare, moved, part_for, whole
 from pipeline.run.requests import Requests
 from pipeline.run.session import RunRequest, Session
 from pipeline.run.views import RunResult
