@@ -27,8 +27,7 @@ FOR_A_RUN = {
 
 @pytest.mark.parametrize("command", [typed for typed in COMMANDS if "data.path=" not in typed])
 def test_every_command_of_the_table_is_one_that_can_be_planned(asked, command):
-    ran: Ran = asked(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan")
-    assert ran.code == 0, ran.err
+    asked(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan").ok()
 
 
 @pytest.mark.slow
@@ -97,8 +96,7 @@ def test_every_command_of_a_page_is_planned_as_it_stands_there(asked, tmp_path, 
     write_configs_of(page, tmp_path / "conf")
     write_modules_of(page, tmp_path)
     words = [word for word in shlex.split(typed) if word not in ("...", "predict", "explain", "mode=predict")]
-    ran: Ran = asked(*words, "mode=plan")
-    assert ran.code == 0, ran.err
+    ran: Ran = asked(*words, "mode=plan").ok()
     assert ran.out
 
 
@@ -133,6 +131,5 @@ def test_the_estimate_that_docs_show_is_what_a_plan_prints(asked):
     text = (ROOT / "docs" / "planning.md").read_text()
     shown = re.search(r"^ {4}memory .*?(?=^\S)", text, re.M | re.S)
     assert shown
-    ran: Ran = asked("mode=plan", "strategy=parameter_server", "workers=2")
-    assert ran.code == 0, ran.err
+    ran: Ran = asked("mode=plan", "strategy=parameter_server", "workers=2").ok()
     assert textwrap.dedent(shown[0]).strip() in "\n".join(line.rstrip() for line in ran.out.splitlines())

@@ -160,34 +160,22 @@ def _examine(
     """(Findings on the hosts of a cluster and on this one, which drives; the links between them)."""
     hosts = cluster.helpers()
     here = hosts.here or platform.node()
-    lines, checks_of = dict(hosts.lines), dict.fromkeys(hosts.lines, checks)
+    lines = dict(hosts.lines)
     if hosts.here is None:
-        # It drives, and trains nothing.
         lines[here] = asking.here(os.environ)
-        checks_of[here] = [check for check in checks if check in OF_DRIVER]
     say(f"Looking at {', '.join(lines)}, which takes some seconds.")
     try:
         needs_plan = ("plan" in checks or "ports" in checks) and not hosts.absent
         planned = _planned(config, cluster, of_training) if needs_plan else None
         others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
-        expected = {
-            name: expected_of(
-                config,
-                checks_of[name],
-                _addresses(config, planned, hosts.addresses.get(name)),
-                others,
-                here,
-                name == here,
-            )
-            for name in lines
-        }
-        findings, measured = examine(
-            Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent),
-            expected,
-            here,
-            checks,
-            config.hardware.link_gbps,
-        )
+        expected = {}
+        for name in lines:
+            # A host that only drives trains nothing.
+            of_host = [check for check in checks if name in hosts.lines or check in OF_DRIVER]
+            addresses = _addresses(config, planned, hosts.addresses.get(name))
+            expected[name] = expected_of(config, of_host, addresses, others, here, name == here)
+        helpers = Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent)
+        findings, measured = examine(helpers, expected, here, checks, config.hardware.link_gbps)
     finally:
         for line in lines.values():
             line.close()

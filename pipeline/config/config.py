@@ -1,9 +1,9 @@
 """Turns a composed config into a typed one."""
 
-import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import TypeVar
 
 from hydra.core.config_loader import ConfigLoader
@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.instead import blank, in_shell, usual
+from pipeline.config.parts import places
 from pipeline.config.refusals import LISTS, in_words, refusal
 from pipeline.config.schema import COMPOSED, Config, Json, PrepareConfig
 from pipeline.config.shipped import folder as folder
@@ -26,9 +27,6 @@ SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
 # Groups whose choices have names.
 NAMED = ("strategy", "hardware", "model", "data")
 
-
-if typing.TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Typed = TypeVar("Typed", Config, PrepareConfig)
 
@@ -103,21 +101,16 @@ def _check_names(composed: DictConfig) -> None:
             raise UserError(f"{group}.name, which this choice of {group} leaves open", "none", f"{group}.name=NAME")
 
 
-def _check_items(node: "DataclassInstance", schema: type, prefix: str = "") -> None:
+def _check_items(config: Config | PrepareConfig, schema: type) -> None:
     """Refuses lists and mappings inside of a list of numbers or names, which OmegaConf lets through."""
-    for name, kind in typing.get_type_hints(type(node)).items():
-        value = getattr(node, name)
-        if dataclasses.is_dataclass(kind):
-            _check_items(value, schema, f"{prefix}{name}.")
-        for item in (
-            argument for one in (kind, *typing.get_args(kind)) if one in LISTS for argument in typing.get_args(one)
-        ):
-            if value is not None and not all(isinstance(inner, item) for inner in value):
-                raise UserError(
-                    f"{prefix}{name} to be {in_words(kind)}",
-                    value,
-                    f"{in_shell(f'{prefix}{name}={usual(prefix + name, schema)[0]}')}",
-                )
+    for key, field in places(schema).items():
+        value = attrgetter(key)(config)
+        for kind in (field.type, *typing.get_args(field.type)):
+            if kind in LISTS and value is not None:
+                (item,) = typing.get_args(kind)
+                if not all(isinstance(inner, item) for inner in value):
+                    instead = in_shell(f"{key}={usual(key, schema)[0]}")
+                    raise UserError(f"{key} to be {in_words(field.type)}", value, instead)
 
 
 def _typed_in(group: str, overrides: Sequence[Override]) -> set[str]:

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import shipped, targets
 from pipeline.config.near import elsewhere, near, near_keys
-from pipeline.config.parts import USUAL, numbers
+from pipeline.config.parts import USUAL, places
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
 
@@ -147,7 +147,7 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
     if names and default is None:
         return names[0], "null"
     if default is None and (int in options or float in options):
-        return str(numbers(schema)[place].metadata[USUAL] or (2 if int in options else 0.5)), "null"
+        return str(places(schema)[place].metadata[USUAL] or (2 if int in options else 0.5)), "null"
     if typing.get_origin(kind) is dict:
         return ("{}",)
     return () if default == "???" or dataclasses.is_dataclass(default) else (as_typed(default),)
@@ -206,26 +206,14 @@ def is_list(key: str, schema: type = Config) -> bool:
     return any(typing.get_origin(one) is list for one in (kind, *typing.get_args(kind)))
 
 
-@cache
-def _places(schema: type, prefix: str = "") -> dict[str, tuple[object, object]]:
-    """The type and the default of each key and group of a schema, by its dotted name."""
-    places: dict[str, tuple[object, object]] = {}
-    for field in dataclasses.fields(schema):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        places[f"{prefix}{field.name}"] = field.type, default
-        if dataclasses.is_dataclass(field.type):
-            places |= _places(typing.cast("type", field.type), f"{prefix}{field.name}.")
-    return places
-
-
 def keys(schema: type = Config) -> list[str]:
     """Every key of the schema, dotted."""
-    return [key for key, (kind, _) in _places(schema).items() if not dataclasses.is_dataclass(kind)]
+    return [key for key, field in places(schema).items() if not dataclasses.is_dataclass(field.type)]
 
 
 def groups_of(schema: type = Config) -> list[str]:
     """Returns the keys of a schema that hold keys."""
-    return [key for key, (kind, _) in _places(schema).items() if dataclasses.is_dataclass(kind)]
+    return [key for key, field in places(schema).items() if dataclasses.is_dataclass(field.type)]
 
 
 def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
@@ -236,6 +224,8 @@ def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str
     """
     names = key.split(".")
     for count in range(len(names), 0, -1):
-        if (place := ".".join(names[:count])) in _places(schema):
-            return place, *_places(schema)[place], names[count:]
+        if field := places(schema).get(place := ".".join(names[:count])):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            return place, field.type, default, names[count:]
     return "", schema, "???", names

@@ -66,15 +66,14 @@ def number(
 
 
 @cache
-def numbers(kind: Kind, prefix: str = "") -> dict[str, Field]:
-    """The fields of numbers of a dataclass and of those in it, by their dotted keys."""
-    found: dict[str, Field] = {}
+def places(kind: Kind, prefix: str = "") -> dict[str, Field]:
+    """The fields of a dataclass and of those in it, by their dotted keys; one that holds fields comes before these."""
+    fields: dict[str, Field] = {}
     for field in dataclasses.fields(kind):
+        fields[f"{prefix}{field.name}"] = field
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            found |= numbers(field.type, f"{prefix}{field.name}.")
-        elif LEAST in field.metadata:
-            found[f"{prefix}{field.name}"] = field
-    return found
+            fields |= places(field.type, f"{prefix}{field.name}.")
+    return fields
 
 
 @cache

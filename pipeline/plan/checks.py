@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from pipeline.config.near import near
-from pipeline.config.parts import ABOVE_ZERO, LEAST, USUAL, numbers
+from pipeline.config.parts import ABOVE_ZERO, LEAST, USUAL, places
 from pipeline.config.schema import Config, DataConfig, Exchange, Json, PrepareConfig, Store, TrainConfig, check_password
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import JAX, check_collective, expect_only, xla_of
@@ -98,8 +98,8 @@ def check_ranges(config: Config) -> None:
 def check_numbers(config: Config | PrepareConfig) -> None:
     """Refuses numbers below what makes sense, or above anything of their kind. Raises `UserError`."""
     schema: type = type(config)
-    for key, field in numbers(schema).items():
-        value, least, group = attrgetter(key)(config), field.metadata[LEAST], key.partition(".")[0]
+    for key, field in places(schema).items():
+        value, least, group = attrgetter(key)(config), field.metadata.get(LEAST), key.partition(".")[0]
         if value is None or least is None:
             continue
         expected, usual = f"{least} or more", least

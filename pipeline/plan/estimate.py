@@ -95,7 +95,7 @@ class Estimate:
 def estimate(plan: Plan, size: Size) -> Estimate:
     """Returns what `plan` needs for a model of `size`."""
     shards, whole = sharded(plan, size)
-    kind = Exchange(plan.strategy.exchange) if plan.strategy.exchange else None
+    kind = plan.strategy.exchange
     # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
@@ -112,16 +112,16 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     exchanged: Exchanged | None = Exchanged("nothing")
     if kind is None:
         exchanged = None
-    elif kind is Exchange.all_reduce:
+    elif kind == Exchange.all_reduce:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
         exchanged = dataclasses.replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
-    elif kind is Exchange.central:
+    elif kind == Exchange.central:
         memory = (
             dataclasses.replace(alone, slots=0),
             dataclasses.replace(alone, place="the host", activations=0, batches=0),
         )
         exchanged = _central(plan, sums)
-    elif kind is Exchange.parameter_server:
+    elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
         worker = HostMemory("each worker", sums.read, sums.sent, 0, sums.activations)
         memory = (worker, *(server.memory for server in servers))

@@ -390,8 +390,7 @@ def kept_sizes(ran: Ran) -> list[Path]:
 
 
 def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored,multi_worker", "workers=2", *OWN)
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored,multi_worker", "workers=2", *OWN).ok()
     assert ran.out.count("Building the model once to know its size") == 1
     (kept,) = kept_sizes(ran)
     assert str(kept.relative_to(ran.folder)) in ran.out
@@ -399,14 +398,12 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     size = codec.from_json(Size, kept.read_bytes())
     assert sum(each.bytes for each in size.variables) == 4 * parameters
     assert size.example_bytes == 8 * 8 * 4 + 4
-    again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN)
-    assert again.code == 0, again.err
+    again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN).ok()
     assert "Building" not in again.out
     assert "server 3" in again.out
     # Where a run would have to learn it, that is what building it tells.
     kept.unlink()
-    ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2")
-    assert ran.code == 0, ran.err
+    ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2").ok()
     told = codec.from_json(Size, kept.read_bytes())
     assert told.variables == size.variables
     assert told.step[-1] == pytest.approx(size.step[-1], rel=0.2)
@@ -416,8 +413,7 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
 def test_a_model_that_cannot_be_built_is_planned_all_the_same_with_the_reason(pipeline):
     ran: Ran = pipeline(
         "-m", "mode=plan", "strategy=mirrored,multi_worker", "model.build._target_=own.raises", "data=digits"
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     assert ran.out.count("Building the model once") == 1
     assert ran.out.count("estimate   none, since the model could not be built: RuntimeError: the moon is not full") == 2
     assert ran.out.count("\nrank") == 2
@@ -425,8 +421,7 @@ def test_a_model_that_cannot_be_built_is_planned_all_the_same_with_the_reason(pi
 
 
 def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored,parameter_server", "workers=1,2")
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored,parameter_server", "workers=1,2").ok()
     table = ran.out.rpartition("exchanged/example  status")[2].splitlines()
     cells = {" ".join(line.split()[1:3]): " ".join(line.split()[3:]) for line in table if line[:1].isdigit()}
     assert cells["one_device 1"] == "58 MiB 0 B 0 B PLANNED"

@@ -11,7 +11,7 @@ from bad_input import ZERO_IS_FINE
 from plans import HARDWARE, PORTS, STRATEGIES, cluster, config, machine, with_ports
 from shipped_sizes import planned
 
-from pipeline.config.parts import ABOVE_ZERO, LEAST, numbers
+from pipeline.config.parts import ABOVE_ZERO, LEAST, places
 from pipeline.config.schema import Baseline, Config, Precision, Scaling, Store, TrackingConfig
 from pipeline.errors import UserError
 from pipeline.plan.batch_sizes import split_batch
@@ -305,7 +305,7 @@ def test_it_trains_whole_epochs_where_no_length_is_given(strategy, keys, length)
 # Of each number of the schema what is too little or no number; what is offered for a count is the least of it.
 OUT_OF_RANGE = [
     *[(key, value, None if field.metadata[LEAST] == ABOVE_ZERO else field.metadata[LEAST])
-      for key, field in numbers(Config).items() if key != "strategy.bucket_bytes"
+      for key, field in places(Config).items() if LEAST in field.metadata and key != "strategy.bucket_bytes"
       for value in (-1, math.nan, math.inf, *[0] * (key not in ZERO_IS_FINE))],
     ("train.seed", 2**31, 0),
     ("train.gradient_bits", 8, 32),

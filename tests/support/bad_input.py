@@ -26,6 +26,7 @@ from pipeline.commands.verbs import VERBS
 from pipeline.config import config, shipped
 from pipeline.config.command_line import check_override, options
 from pipeline.config.instead import LAYOUT, find
+from pipeline.config.parts import places
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
@@ -51,12 +52,9 @@ def cases() -> list[Case]:
     return list(dict.fromkeys([*found, *_of_choices(), *_of_syntax()]))
 
 
-def keys(node: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def keys() -> list[tuple[str, Any]]:
     """(dotted name, type) of every key and group of the schema."""
-    for name, kind in typing.get_type_hints(node).items():
-        yield f"{prefix}{name}", kind
-        if dataclasses.is_dataclass(kind):
-            yield from keys(kind, f"{prefix}{name}.")
+    return [(key, field.type) for key, field in places(Config).items()]
 
 
 def of_key(key: str, kind: Any) -> list[Case]:
