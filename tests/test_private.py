@@ -1,4 +1,7 @@
-"""What is taken from TensorFlow and Keras without their promise is there, by name, and stands in one file."""
+"""What is taken from TensorFlow and Keras without their promise is there, by name, and stands in one file.
+
+Names of losses, metrics and optimizers, which are refused before Keras is imported, are those of the Keras there is.
+"""
 
 import ast
 import re
@@ -7,8 +10,10 @@ import keras
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from keras.src import losses, metrics, optimizers
 
 from pipeline import private, private_keras
+from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
 
 ATTRIBUTES = private.ATTRIBUTES | private_keras.ATTRIBUTES
 PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
@@ -36,3 +41,17 @@ def test_no_other_file_reaches_into_tensorflow_or_keras():
     kept = [found for found in reaching if not found.startswith(("pipeline/private.py", "pipeline/private_keras.py"))]
     # Keras's folder for downloads has no other name, and the data sets of a process without TensorFlow ask for it.
     assert kept == ["pipeline/data/image_sets.py: keras.src.backend.config"]
+
+
+@pytest.mark.parametrize(("names", "get", "known"), [
+    (LOSSES, keras.losses.get, losses.ALL_OBJECTS_DICT),
+    (METRICS, None, metrics.ALL_OBJECTS_DICT),
+    (OPTIMIZERS, keras.optimizers.get, optimizers.ALL_OBJECTS_DICT),
+])  # fmt: skip
+def test_the_names_are_those_that_keras_has_but_for_what_needs_something_to_work_on(names, get, known):
+    needing = {"Loss", "LossFunctionWrapper", "Metric", "metric", "MeanMetricWrapper", "mean_metric_wrapper"}
+    needing |= {"optimizer", "optimizermap", "multioptimizer", "lossscaleoptimizer"}
+    of_compile = {"acc", "crossentropy", "ce"} if get is None else set()
+    assert {*names} == {*known, *of_compile} - needing
+    for name in names if get else ():
+        get(name)

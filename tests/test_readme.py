@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from pipeline.config import config as configs
-from pipeline.config.composing import Composer
+from pipeline.config.composing import config_of
 from pipeline.config.schema import Config, PrepareConfig
 
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "docs/commands.md").read_text())
@@ -77,10 +77,9 @@ def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, p
     if "--config-dir" in words:
         write_configs_of(page, tmp_path)
     own = str(tmp_path) if "--config-dir" in words else None
-    name, schema = ("prepare", PrepareConfig) if prepares else ("config", Config)
-    configs.register(lambda: 2, schema)
-    composed = Composer(name, schema, own).compose(overrides)
-    assert isinstance(configs.typed_as(schema, composed, overrides), schema)
+    schema = PrepareConfig if prepares else Config
+    configs.register(lambda: 2)
+    assert isinstance(config_of(schema, overrides, own), schema)
 
 
 # What a plan would have to reach, or to find made; other tests run these for real.

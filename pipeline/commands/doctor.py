@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config import config as configs
-from pipeline.config.composing import Composer
+from pipeline.config.composing import config_of
 from pipeline.config.schema import Config
 from pipeline.doctor.examine import OF_DRIVER, examine, expected_of
 from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checks = [check.strip() for check in options.only.split(",")]
     try:
         _check(overrides, checks)
-        config = _config(overrides, options.config_dir)
+        config = config_of(Config, overrides, options.config_dir)
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), options.json)
     except (UserError, LaunchError) as error:
@@ -146,12 +145,6 @@ def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
     unknown = [check for check in checks if check not in CHECKS]
     if unknown:
         raise UserError("--only to name checks", unknown[0], f"--only {','.join(CHECKS)}")
-
-
-def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
-    """The config of a training with these keys. Raises `UserError`."""
-    configs.register()
-    return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
 
 
 def _examine(

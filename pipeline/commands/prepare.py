@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.config import config as configs
 from pipeline.config import shipped, targets
-from pipeline.config.composing import Composer
+from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
 from pipeline.data.needed import expect_data
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.launch import LaunchError, signals, this_machine
 from pipeline.plan.checks import check_numbers, check_path
 from pipeline.prepare import cluster, filling
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         return _tell(UserError("options that exist", wrong[0], "--help"), 2)
     search = (os.getcwd(), *sys.path)
     try:
-        config = compose(overrides, typed.config_dir)
+        config = config_of(PrepareConfig, overrides, typed.config_dir)
         check(config, search)
     except UserError as error:
         return _tell(error, 2)
@@ -74,13 +73,6 @@ def _tell(message: object, code: int) -> int:
     return code
 
 
-def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
-    """The config that the command line asks for, of our choices and those in `config_dir`. Raises `UserError`."""
-    configs.register(schema=PrepareConfig)
-    composed = Composer(NAME, PrepareConfig, config_dir).compose(overrides)
-    return configs.typed_as(PrepareConfig, composed, overrides)
-
-
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
     """Refuses values that make no sense, and functions that are not there or that no config may call.
 
@@ -89,20 +81,18 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
     check_numbers(config)
     size, fraction = config.shard_mib, config.validation_fraction
     both = f"processes={config.processes} with scheduler={config.scheduler}"
-    for holds, expected, received, remedy in (
-        (config.out, "out to be the folder to fill", "none", "out=prepared"),
-        ("://" not in str(config.out), "out to be a folder that this machine can write to", config.out,
+    refuse(
+        (not config.out, "out to be the folder to fill", "none", "out=prepared"),
+        ("://" in str(config.out), "out to be a folder that this machine can write to", config.out,
          "out=prepared, and copying it there afterwards"),
-        (config.data.service is None and not config.data.profile, "keys of data that say what is prepared",
+        (config.data.service is not None or config.data.profile, "keys of data that say what is prepared",
          "data.service or data.profile", "them when training"),
-        (0 < size <= 1 << 20, "shard_mib to be a size in MiB, above 0", f"{size:g}", "shard_mib=64"),
-        (0 <= fraction < 1, "validation_fraction to be 0 or more and below 1", f"{fraction:g}",
+        (not 0 < size <= 1 << 20, "shard_mib to be a size in MiB, above 0", f"{size:g}", "shard_mib=64"),
+        (not 0 <= fraction < 1, "validation_fraction to be 0 or more and below 1", f"{fraction:g}",
          "validation_fraction=0.2"),
-        (config.scheduler is None or config.processes is None, "processes to be null where a scheduler has its own",
+        (None not in (config.scheduler, config.processes), "processes to be null where a scheduler has its own",
          both, "processes=null"),
-    ):  # fmt: skip
-        if not holds:
-            raise UserError(expected, received, remedy)
+    )  # fmt: skip
     if config.workers and config.shards and config.shards % config.workers:
         near = max(config.workers, round(config.shards / config.workers) * config.workers)
         raise UserError(f"shards that divide evenly over {config.workers} workers", config.shards, f"shards={near}")

@@ -33,7 +33,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config import shipped
 from pipeline.config.command_line import Parser, check_not_swept, check_override
-from pipeline.config.config import NAMED, parsed
+from pipeline.config.config import NAMED, Typed, parsed, register, typed_as
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
 from pipeline.config.refusals import ALONE, missing_value, not_alone, refusal
 from pipeline.config.schema import Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
@@ -125,10 +125,6 @@ class Composer:
         if part is None:
             raise UserError("--package with a part of the config", typed.package, f"--cfg {typed.cfg} --package train")
         return f"# @package {typed.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else f"{part}\n"
-
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Returns one config, without Hydra's own part."""
-        return self.composed(overrides)[0]
 
     def composed(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         """Returns one config, without Hydra's own part, and its choice of each group."""
@@ -344,6 +340,13 @@ class Composer:
         return self._keys_of[file]
 
 
+def config_of(schema: type[Typed], overrides: Sequence[str], own: str | None = None) -> Typed:
+    """Returns the config that overrides ask for, of our choices and those in a folder. Raises `UserError`."""
+    register(schema=schema)
+    composed, _ = Composer("config" if schema is Config else "prepare", schema, own).composed(overrides)
+    return typed_as(schema, composed, overrides)
+
+
 def _put(override: Override, composed: DictConfig) -> bool:
     """Puts a value into a config as Hydra does; False where Hydra may refuse to."""
     key, value, adds = override.key_or_group, override.value(), override.is_add()
@@ -364,12 +367,8 @@ def _check_hydra(hydra: DictConfig) -> None:
         if not OF_HYDRA.match(name):
             raise UserError("nothing but Hydra's own classes in hydra", name, "without it")
     if hydra.job.env_set:
-        names = ", ".join(map(str, hydra.job.env_set))
-        raise UserError(
-            "environment variables to be set in the shell",
-            f"hydra.job.env_set with {names}",
-            "NAME=value before the command",
-        )
+        received = f"hydra.job.env_set with {', '.join(map(str, hydra.job.env_set))}"
+        raise UserError("environment variables to be set in the shell", received, "NAME=value before the command")
     for name in ALONE:
         node = hydra.get(name)
         target = node.get("_target_") if isinstance(node, DictConfig) else node

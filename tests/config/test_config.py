@@ -12,7 +12,7 @@ from conftest import QUICK, ROOT, SUPPORT, Ran, finish, start
 from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
-from pipeline.config.composing import Composer
+from pipeline.config.composing import Composer, config_of
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
@@ -359,8 +359,7 @@ def said(*overrides: str) -> str:
 
 
 def composed(*overrides: str) -> Config:
-    configs.register()
-    return configs.typed(Composer("config", Config, None).compose(overrides), overrides)
+    return config_of(Config, overrides)
 
 
 def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():

@@ -18,6 +18,8 @@ import pytest
 from conftest import QUICK, SUPPORT, environment, left_behind, start
 
 from pipeline.commands import prepare as command
+from pipeline.config.composing import config_of
+from pipeline.config.schema import PrepareConfig
 from pipeline.data import examples, manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
@@ -61,7 +63,7 @@ class Silent:
 def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> filling.Prepared:
     """What comes of a command, made in this process, which need not start others."""
     search = (str(SUPPORT), *sys.path)
-    config = command.compose([f"out={folder}", *overrides])
+    config = config_of(PrepareConfig, [f"out={folder}", *overrides])
     command.check(config, search)
 
     @contextmanager
@@ -345,7 +347,7 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     prepared(folder, f"{OWN_SOURCE}two_streams")
     first = checksums(folder)
     # As a kill leaves it between the gathering and the shards.
-    config = command.compose([f"out={folder}", f"{OWN_SOURCE}two_streams"])
+    config = config_of(PrepareConfig, [f"out={folder}", f"{OWN_SOURCE}two_streams"])
     for path in folder.glob("[mt]*"):
         path.unlink()
     held = Folder(folder)
@@ -547,7 +549,7 @@ def test_a_data_set_without_end_is_refused(tmp_path):
 
 def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.prepare.cluster.CONNECT_SECONDS", 0.5)
-    config = command.compose(["out=d", "scheduler=tcp://127.0.0.1:1"])
+    config = config_of(PrepareConfig, ["out=d", "scheduler=tcp://127.0.0.1:1"])
     from pipeline.prepare import cluster
 
     with (

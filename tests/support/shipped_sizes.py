@@ -32,7 +32,7 @@ SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for
 def configured(*overrides: str) -> Config:
     """The config of a command."""
     config.register()
-    return config.typed(Composer("config", Config, None).compose(overrides))
+    return config.typed(Composer("config", Config, None).composed(overrides)[0])
 
 
 @functools.cache
