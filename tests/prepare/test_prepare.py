@@ -142,11 +142,15 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
 
 
 @pytest.mark.slow
-def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(pipeline, tmp_path):
-    for name, more in (("one", ["processes=1"]), ("two", ["processes=2"]), ("other", ["processes=2", "seed=1"])):
-        pipeline("prepare", "data=digits", f"out={name}", "shards=6", *more).ok()
+@pytest.mark.parametrize("source", ["data=digits", f"{OWN_SOURCE}data_set"])
+def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(pipeline, tmp_path, source):
+    pipeline("prepare", source, "out=two", "shards=2", "processes=2").ok()
+    for name, seed in (("one", 0), ("other", 1)):
+        prepared(tmp_path / name, source, "shards=2", f"seed={seed}")
     assert checksums(tmp_path / "one") == checksums(tmp_path / "two")
     assert checksums(tmp_path / "one") != checksums(tmp_path / "other")
+    if source != "data=digits":
+        assert sorted(each["x"][0] for each in stored(tmp_path / "two")) == list(range(100))
 
 
 def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, photos):
@@ -201,14 +205,6 @@ def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(t
     assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
     made = prepared(tmp_path / "e", f"{OWN_SOURCE}two_streams")
     assert (made.manifest.examples("train"), made.manifest.examples("validation")) == (60, 12)
-
-
-@pytest.mark.slow
-def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(pipeline, tmp_path):
-    for processes in (1, 2):
-        pipeline("prepare", f"{OWN_SOURCE}data_set", f"out=d{processes}", "shards=2", f"processes={processes}").ok()
-    assert checksums(tmp_path / "d1") == checksums(tmp_path / "d2")
-    assert sorted(each["x"][0] for each in stored(tmp_path / "d1")) == list(range(100))
 
 
 def test_prepared_data_are_sharded_anew_by_copying_their_records_without_those_that_are_broken(tmp_path):
@@ -315,12 +311,22 @@ def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> No
     wait_for(process, lambda: len(list(folder.glob("*.tfrecord"))) >= least)
 
 
-SLOW = ("prepare", f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60", "processes=2")
+ASKED = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60")
+SLOW = ("prepare", *ASKED, "processes=2", "out=d")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a command that nothing has ended."""
+    folder = tmp_path_factory.mktemp("whole") / "d"
+    prepared(folder, *ASKED)
+    work._KEPT.clear()
+    return folder
 
 
 @pytest.mark.slow
-def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, tmp_path):
-    process = start(tmp_path, *SLOW, "out=d")
+def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, tmp_path, whole):
+    process = start(tmp_path, *SLOW)
     shards_there(tmp_path / "d", 5, process)
     process.kill()
     process.communicate()
@@ -333,13 +339,12 @@ def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, t
     cut = min(there)
     os.truncate(cut, cut.stat().st_size - 1)
     del there[cut]
-    again = pipeline(*SLOW, "out=d").ok()
+    again = pipeline(*SLOW).ok()
     assert f"{len(there)} shards of an earlier command kept" in again.out or len(there) == 1
     assert {path: path.stat().st_mtime_ns for path in there} == there
     assert not list((tmp_path / "d").glob(".*.partial"))
-    pipeline(*SLOW, "out=whole").ok()
-    assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
-    assert (tmp_path / "d/manifest.json").read_text() == (tmp_path / "whole/manifest.json").read_text()
+    assert checksums(tmp_path / "d") == checksums(whole)
+    assert (tmp_path / "d/manifest.json").read_text() == (whole / "manifest.json").read_text()
 
 
 def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
@@ -376,15 +381,15 @@ def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, s
 
 
 @pytest.mark.slow
-def test_the_work_of_a_killed_worker_is_done_by_another(pipeline, tmp_path):
-    process = start(tmp_path, *SLOW, "out=d")
+def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path, whole):
+    process = start(tmp_path, *SLOW)
     shards_there(tmp_path / "d", 2, process)
     of_dask = [each for each in psutil.Process(process.pid).children() if "spawn_main" in " ".join(each.cmdline())]
     of_dask[0].kill()
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, ""), out
-    pipeline(*SLOW, "out=whole").ok()
-    assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
+    assert checksums(tmp_path / "d") == checksums(whole)
+    assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from older_runs import OLD
 
+from pipeline.commands import compare
 from pipeline.config.parts import flat, leaves
 from pipeline.record import predictions, results, sweeps, tracking
-from pipeline.record.log import read_json, write_json
+from pipeline.record.events import Result as Told
+from pipeline.record.log import read, read_json, write_json
 from pipeline.record.predictions import PredictionLine
 from pipeline.record.results import Baseline, Result, Training
 from pipeline.record.sweeps import Entry
@@ -132,16 +134,22 @@ def test_the_docs_name_each_value_and_no_other():
     assert named == {"version", *leaves(Result)}
 
 
-def test_a_fresh_result_has_all_values_whether_they_are_known_or_not(pipeline):
-    ran = pipeline(*QUICK, "data=digits", "model=mlp", "strategy=one_device", "workers=1", "train.steps=4").ok()
+def test_fresh_results_have_all_values_whether_they_are_known_or_not_and_are_compared(pipeline, capsys):
+    common = ("data=digits", "model=mlp", "measure.repeats=2", "measure.baseline=none", "tracking=none", "workers=1")
+    ran = pipeline("-m", *common, "train.steps=4", "strategy=one_device,default").ok()
     then = json.loads((OLD / "sweeps" / "both" / "1_mirrored" / "result.json").read_text())
     # One device has nothing to be compared with; of what is to be the same each time, other programs are no part.
     left = {"check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work"}
     left |= {*results.XLA, *results.ENDED_EARLY}
     always = {"version", *leaves(Result)} - OF_ASYNCHRONOUS - left
-    assert ran.result.keys() - {"seconds_driver"} == always == {"version", *then}
-    (told,) = ran.events("result")
-    assert told["values"] == ran.result
+    for folder, result in zip(ran.run_folders, ran.results, strict=True):
+        assert result.keys() - {"seconds_driver", "other_work"} == always == {"version", *then}
+        (told,) = (event for event, _ in read(folder / "events.jsonl") if isinstance(event, Told))
+        assert told.values == result
+    assert compare.main([str(folder) for folder in ran.run_folders]) == 0
+    out = capsys.readouterr().out
+    assert "strategy_build._target_" in out
+    assert re.search("0 and 1: (not known|as fast)|times as fast", out)
 
 
 def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):

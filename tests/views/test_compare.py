@@ -1,12 +1,10 @@
 """Runs compared by what they wrote: who is faster, who ties, and what cannot be compared."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from compared_runs import wrote
-from conftest import QUICK
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks
@@ -109,13 +107,3 @@ def test_runs_that_cannot_be_compared_are_refused_in_words(tmp_path, capsys, nam
     (refused / "result.json").write_text('{"status": "REFUSED"}')
     assert main([*names, f"output_dir={tmp_path}"]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_runs_as_they_are_written_are_compared(pipeline, capsys):
-    common = (*QUICK[:1], "data=digits", "model=mlp", "measure.repeats=2", "measure.baseline=none", "train.steps=4")
-    ran = pipeline("-m", *common, "strategy=one_device,default", "workers=1")
-    assert ran.code == 0, ran.err
-    out = said(capsys, *(str(folder) for folder in ran.run_folders))
-    assert "one_device" in out
-    assert "strategy_build._target_" in out
-    assert re.search("0 and 1: (not known|as fast)|times as fast", out)

@@ -271,19 +271,11 @@ def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path
     assert [sweep.seconds_to_target(point) for point in sweep.points] == [pytest.approx(5.0), None]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["sweep=nothing"], "Try sweep=there"),
-        ([], "Try sweep=there"),
-        (["swep=there"], "Try sweep=there"),
-        (["--output-dir", "x"], "Try output_dir=x"),
-    ],
-)
-def test_a_sweep_that_is_not_there_is_refused(tmp_path, capsys, arguments, words):
+@pytest.mark.parametrize("arguments", [["sweep=nothing"], [], ["swep=there"]])
+def test_a_sweep_that_is_not_there_is_refused(tmp_path, capsys, arguments):
     wrote(tmp_path / "sweeps" / "there" / "0_mirrored", [1.0])
     assert main([*arguments, *[f"output_dir={tmp_path}"] * ("swep=there" not in arguments)]) == 2
-    assert words in capsys.readouterr().err
+    assert "Try sweep=there" in capsys.readouterr().err
 
 
 # Linear RGB as the colour-blind see it (Machado, Oliveira & Fernandes, 2009, severity 1.0).
