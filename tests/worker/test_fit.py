@@ -17,20 +17,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tutorial
+import two_devices  # noqa: F401 # which are this process's
 from conftest import ROOT, SUPPORT, sampled
 from ports import reserved_ports
 
 import pipeline
-from pipeline import strategies
 from pipeline.errors import UserError
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import TensorFlowCollective
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch
 
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 RANDOM = np.random.default_rng(11)
 X = RANDOM.normal(size=(61, 6)).astype("float32")
 Y = RANDOM.integers(0, 3, 61)
@@ -43,11 +39,6 @@ TWO = {
     "y": {"kind": Y, "size": X.sum(axis=1, keepdims=True)},
     "sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()},
 }
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(("CPU:0", "CPU:1"))
 
 
 def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) -> keras.Model:

@@ -6,14 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 
 import pipeline
 from pipeline import strategies
-
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 
 
 class Told(keras.utils.PyDataset):

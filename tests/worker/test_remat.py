@@ -7,6 +7,7 @@ import numpy as np
 import on_jax
 import pytest
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 
 from pipeline.models import cnn, transformer
 from pipeline.strategies import mirrored
@@ -19,10 +20,6 @@ from pipeline.worker.tensorflow import build, remat
 from pipeline.worker.tensorflow.loop import Loop
 
 STEPS, BATCH = 4, 16
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 
 
 def tokens():

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 
 from pipeline.models import cnn, mlp, resnet20, transformer
 from pipeline.private import context
@@ -17,10 +18,6 @@ from pipeline.worker.tensorflow import build, remat, xla
 from pipeline.worker.tensorflow.loop import Loop
 
 BATCH = 8
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 NUMBERS = np.random.default_rng(3)
 IMAGES = NUMBERS.random((20, 8, 8, 3), np.float32), NUMBERS.integers(0, 10, 20, np.int32)
 TOKENS = NUMBERS.integers(0, 16, (20, 8), np.int32), NUMBERS.integers(0, 16, (20, 8), np.int32)
