@@ -8,7 +8,7 @@ and run once. An optimizer that is asked to apply gradients keeps them, and what
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
+from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.state import copies
 from pipeline.worker.tensorflow.step import Replicas, training_step
@@ -86,7 +87,7 @@ class Trials:
             self._step = custom_step.training_step(model, Replicas(loop.strategy, collective))
             of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
             self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
-        self._held = [variable for variable in held if isinstance(variable, keras.Variable)]
+        self._held = list({id(one): one for one in held if isinstance(one, keras.Variable)}.values())
         drawn = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
         passed = {id(variable) for variable in [*counting, *drawn]}
         self._compared = [
@@ -119,12 +120,13 @@ class Trials:
         trial, began = Trial(), time.process_time()
         device = self._loop.strategy.extended.worker_devices[0]
         examples = int(tf.nest.flatten(batch)[0].shape[0])
-        with _held_here(self._held), self._put_back(trial), self._collective.paused():
-            with tf.device(device):
-                values = self._make(
-                    lambda count, batches: self._step(count, *batches), trial, examples, [batch], noise, until
-                )
-            trial.numbers = self._numbers(values, flat(self._loop.results_now()))
+        # What its first replica has.
+        values = [copies(variable)[0] for variable in self._held]
+        with tf.device(device), held_here(self._held, values), self._put_back(trial), self._collective.paused():
+            vector = self._make(
+                lambda count, batches: self._step(count, *batches), trial, examples, [batch], noise, until
+            )
+            trial.numbers = self._numbers(vector, flat(self._loop.results_now()))
         trial.cpu_seconds = time.process_time() - began
         return trial
 
@@ -254,16 +256,6 @@ def _not_applied(gradients: dict[int, dict[str, Addend]]) -> Iterator[None]:
 
 def _no_gradient(tape: tf.GradientTape, target: tf.Tensor, sources: Sequence[object], **named: object) -> object:
     return [None] * len(sources)
-
-
-@contextmanager
-def _held_here(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Inside, variables of Keras are of this process alone, with what its first replica has."""
-    with ExitStack() as stack:
-        for variable in {id(variable): variable for variable in variables}.values():
-            own = tf.Variable(copies(variable)[0], trainable=variable.trainable)
-            stack.enter_context(patched(variable, {"_value": own}))
-        yield
 
 
 @contextmanager

@@ -177,6 +177,11 @@ def as_one_device() -> Iterator[None]:
         _thread.as_one = False
 
 
+def is_as_one_device() -> bool:
+    """True while what is computed is of the whole global batch."""
+    return _thread.as_one
+
+
 def _answer() -> None:
     """Makes TensorFlow's own ways of asking other replicas, which a user's loss may use, know the step's batch.
 

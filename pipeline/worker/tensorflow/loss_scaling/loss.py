@@ -19,7 +19,7 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
-from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, is_as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reduction_of, tolerance_of, total
 from pipeline.worker.tensorflow.patched import patched
 
@@ -79,7 +79,7 @@ def weighted(
         x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
     at_once = contextlib.nullcontext() if whole is None else as_one_device()
-    with at_once, traced(share, training, as_is=is_sum, on_global_batch=whole is not None) as values:
+    with at_once, traced(share, training, as_is=is_sum) as values:
         total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
     if is_sum or (whole is None and len(total.shape)):
@@ -104,11 +104,6 @@ def call(model: keras.Model, x: Batch, training: bool) -> Batch:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
-def is_on_global_batch() -> bool:
-    """True while a loss of the step that is traced is computed on the global batch."""
-    return _tracing.values is not None and _tracing.on_global_batch
-
-
 @dataclass
 class Rules:
     """Reductions of what a layer adds by `add_loss`, in order, in training (True) and in validation (False); and of
@@ -126,8 +121,8 @@ class _Tracing(threading.local):
     share: tf.Tensor
     values: list[tf.Tensor] | None = None
     training = True
-    # Are losses left as they are, because they are summed or because they are the global batch's?
-    as_is = on_global_batch = False
+    # Are losses left as they are, because they are summed?
+    as_is = False
     # Is it tried, without other replicas?
     alone = False
     # Of a loss's values before Keras reduced them, as far as it has.
@@ -141,13 +136,11 @@ _tracing = _Tracing()
 
 
 @contextlib.contextmanager
-def traced(
-    share: tf.Tensor, training: bool, as_is: bool = False, on_global_batch: bool = False, alone: bool = False
-) -> Iterator[list[tf.Tensor]]:
+def traced(share: tf.Tensor, training: bool, as_is: bool = False, alone: bool = False) -> Iterator[list[tf.Tensor]]:
     """Inside, losses are brought to the rule for a replica with that share; gives those of each of several outputs."""
     values: list[tf.Tensor] = []
     _tracing.share, _tracing.values, _tracing.training = share, values, training
-    _tracing.as_is, _tracing.on_global_batch, _tracing.alone = as_is, on_global_batch, alone
+    _tracing.as_is, _tracing.alone = as_is, alone
     try:
         yield values
     finally:
@@ -234,11 +227,11 @@ class ExactLoss:
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
             return self.loss(y_true, y_pred, sample_weight)
-        apart = self._collective.replicas > 1 and not (_tracing.as_is or _tracing.on_global_batch or _tracing.alone)
+        apart = self._collective.replicas > 1 and not (_tracing.as_is or is_as_one_device() or _tracing.alone)
         _tracing.rank, _tracing.mask, _tracing.weighed = None, None, self._weighed if apart else None
         value = self.loss(y_true, y_pred, sample_weight)
         _tracing.weighed = None
-        part = None if _tracing.on_global_batch else self._part(y_pred, sample_weight)
+        part = None if is_as_one_device() else self._part(y_pred, sample_weight)
         scaled = value
         if part is not None:
             scaled = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)

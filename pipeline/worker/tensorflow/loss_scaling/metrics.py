@@ -18,7 +18,7 @@ from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
-from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current, is_as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import (
     SEEDS,
     TOLERANCE,
@@ -107,17 +107,28 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
 @contextlib.contextmanager
 def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
     """Inside, metrics' variables have these values in this process alone; `values` gets what they come to."""
-    own = [tf.Variable(value, dtype=one.dtype, trainable=False) for one, value in zip(variables, values, strict=True)]
+    own: list[tf.Variable] = []
     try:
-        with contextlib.ExitStack() as stack:
-            for variable, value in zip(variables, own, strict=True):
-                stack.enter_context(patched(variable, {"_value": value}))
+        with held_here(variables, values) as own:
             yield
     finally:
         for place, result in enumerate(variable.numpy() for variable in own):
             # What was kept in more digits stays as it was.
             if not np.array_equal(result, values[place].astype(result.dtype)):
                 values[place] = result.astype(values[place].dtype)
+
+
+@contextlib.contextmanager
+def held_here(
+    variables: Sequence[keras.Variable], values: Sequence[np.ndarray | tf.Variable]
+) -> Iterator[list[tf.Variable]]:
+    """Inside, variables are of this process alone, with these values; gives what holds them."""
+    with contextlib.ExitStack() as stack:
+        own = []
+        for variable, value in zip(variables, values, strict=True):
+            own.append(tf.Variable(value, dtype=variable.dtype, trainable=variable.trainable))
+            stack.enter_context(patched(variable, {"_value": own[-1]}))
+        yield own
 
 
 def counted(model: keras.Model) -> list[keras.Variable]:
@@ -201,7 +212,7 @@ class _OnGlobalBatch:
         whole.numbers[id(self)] += 1
         is_sum = place < len(self._numbers) and self._numbers[place] is Reduction.SUM
         # A loss of the whole is the same on all replicas, whose shares add up to one.
-        return whole.summed(value, is_sum and not losses.is_on_global_batch())
+        return whole.summed(value, is_sum and not is_as_one_device())
 
 
 def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.Tensor) -> None:
