@@ -63,10 +63,5 @@ def assert_equal(folders: list[Path], tolerance: float = TOLERANCE) -> None:
             assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
         for name in ("loss", "val_loss"):
             assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
-        replicas = {digest for event in finished(folder) for digest in event["weights"]}
+        replicas = {digest for event in logged(folder, "finished") for digest in event["weights"]}
         assert len(replicas) == 1, f"replicas differ in {folder}"
-
-
-def finished(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event for event in lines if event["event"] == "finished"]

@@ -3,15 +3,14 @@
 from functools import partial
 
 import keras
-import numpy as np
+import odd
 import tensorflow as tf
 from keras import ops
 
 
 def numbers(examples=64):
     """(x, y): float32 [examples, 6], and int32 [examples], each of 0 to 9; none to validate on."""
-    x = np.random.default_rng(0).normal(size=(examples, 6)).astype("float32")
-    return (x, (np.arange(examples) % 10).astype("int32")), None
+    return odd.numbers(examples), None
 
 
 def minibatch(x):
@@ -100,20 +99,6 @@ class RunningMaximum(keras.layers.Layer):
         if training:
             self.largest.assign(ops.maximum(self.largest, 10.0 * ops.max(x)))
         return x
-
-
-class Largest(keras.metrics.Metric):
-    """The largest probability so far, added up as sums are."""
-
-    def __init__(self, name="largest"):
-        super().__init__(name=name)
-        self.largest = self.add_variable((), "zeros", name="largest")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.largest.assign(ops.maximum(self.largest, ops.max(y_pred)))
-
-    def result(self):
-        return self.largest
 
 
 LAYERS = {
