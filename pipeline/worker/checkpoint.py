@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.data import files
+from pipeline.errors import refuse
 from pipeline.plan.plan import Checkpoints, Plan
 from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker.engine import Emit
@@ -108,10 +109,8 @@ class Checkpointer:
             files.write(probe, lambda file: file.write(b"probe"))
             files.remove(probe)
         except OSError as error:
-            raise TrainingError(
-                f"Expected to be able to write checkpoints to {self._folder}, received: {_reason(error)}. "
-                f"Try checkpoint.folder=..., or more space."
-            ) from error
+            expected = f"Expected to be able to write checkpoints to {self._folder}, received: {_reason(error)}."
+            raise TrainingError(f"{expected} Try checkpoint.folder=..., or more space.") from error
 
     def write(self, state: State, wait: bool = False, gathered: float = 0.0) -> bool:
         """Hands `state` to the writer, `gathered` in so many seconds; with `wait`, returns once it is written, and
@@ -346,12 +345,10 @@ def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if then["build"] != now["build"]:
         # That was asked for.
         return
-    if then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"]):
-        raise TrainingError(
-            f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})",
-            f"{now['examples']} ({now['digest']}): it has changed since",
-            "resume=never",
-        )
+    others = then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"])
+    expected = f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})"
+    received = f"{now['examples']} ({now['digest']}): it has changed since"
+    refuse((others, expected, received, "resume=never"), error=TrainingError)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from pipeline.errors import refuse
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.worker.callbacks import Callbacks
@@ -227,12 +228,9 @@ class Training:
         policy = self._checkpointing.checkpointer.kept
         best = False
         if policy.best is not None and self._loop.chief:
-            if policy.best not in logs:
-                raise TrainingError(
-                    f"checkpoint.keep_best to be one of {', '.join(logs)}",
-                    policy.best,
-                    f"checkpoint.keep_best={next(iter(logs), 'loss')}",
-                )
+            expected, instead = f"one of {', '.join(logs)}", f"checkpoint.keep_best={next(iter(logs), 'loss')}"
+            wrong = policy.best not in logs
+            refuse((wrong, f"checkpoint.keep_best to be {expected}", policy.best, instead), error=TrainingError)
             best = self._checkpointing.checkpointer.is_better(logs[policy.best], self._best)
             self._best = logs[policy.best] if best else self._best
         due = policy.every_epochs is not None and self._epoch % policy.every_epochs == 0
@@ -367,10 +365,8 @@ class Training:
             self._finish_writing()
             value, step = losses[bad[0]], self._done + int(bad[0]) + 1
             expected = "a finite loss" if not np.isfinite(value) else f"a loss below {limit:g}"
-            raise Diverged(
-                f"Expected {expected}, received {value:g} at step {step}. Try a smaller train.learning_rate, "
-                f"train.on_divergence=rollback, or look for bad values in the data."
-            )
+            rates = "a smaller train.learning_rate, train.on_divergence=rollback"
+            raise Diverged(expected, f"{value:g} at step {step}", f"{rates}, or look for bad values in the data")
         self._loss = float(losses[-1])
 
     def _finish_writing(self) -> None:

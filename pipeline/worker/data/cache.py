@@ -79,10 +79,9 @@ def _write(part: Examples | tf.data.Dataset, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise TrainingError(
-            f"Expected to be able to write the cache of the data to {path}, received: {error.strerror or error}. "
-            f"Try more space there, another output_dir, or data.cache=none."
-        ) from error
+        expected = f"Expected to be able to write the cache of the data to {path}, received: {error.strerror or error}."
+        instead = "Try more space there, another output_dir, or data.cache=none."
+        raise TrainingError(f"{expected} {instead}") from error
 
 
 def _to_bytes(value: np.ndarray | bytes) -> bytes:
@@ -109,10 +108,7 @@ def _made(part: Examples | tf.data.Dataset) -> Iterator[Nested[np.ndarray]]:
 
 def _expect_one_size(part: Examples | tf.data.Dataset) -> None:
     for leaf in tf.nest.flatten(part.element_spec):
-        if (
-            not isinstance(leaf, tf.TensorSpec)
-            or not leaf.shape.is_fully_defined()
-            or (leaf.dtype == tf.string and leaf.shape.rank)
-        ):
+        of_one_size = isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
+        if not of_one_size or (leaf.dtype == tf.string and leaf.shape.rank):
             received = f"a {type(leaf).__name__} of shape {leaf.shape} and {getattr(leaf.dtype, 'name', leaf.dtype)}"
             raise TrainingError("examples of one size to keep", received, "data.cache=none")

@@ -51,9 +51,8 @@ def both(parts: Iterable[object]) -> tuple[object, object]:
     try:
         train, validation = parts
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"Expected data.build to return (train, validation), received {type(parts).__name__}."
-        ) from error
+        received = f"Expected data.build to return (train, validation), received {type(parts).__name__}."
+        raise DataError(received) from error
     if _is_array(train) and _is_array(validation):
         received = f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}"
         raise DataError(
@@ -97,14 +96,11 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
         _check_batches(x, name)
     if not _are_arrays(x):
         return x, y, sample_weight
-    structures = [
-        None if values is None else _without_lists(values, _Where(path, name))
-        for path, values in zip(NAMES, (x, y, sample_weight), strict=True)
-    ]
-    arrays = [
-        None if values is None else _arrays(values, _Where(path, name))
-        for path, values in zip(NAMES, structures, strict=True)
-    ]
+    wheres = [_Where(path, name) for path in NAMES]
+    parts = zip((x, y, sample_weight), wheres, strict=True)
+    structures = [None if values is None else _without_lists(values, where) for values, where in parts]
+    parts = zip(structures, wheres, strict=True)
+    arrays = [None if values is None else _arrays(values, where) for values, where in parts]
     _check_lengths(arrays, name)
     return tf.nest.map_structure(_for_text, structures[0], arrays[0]), structures[1], structures[2]
 

@@ -130,11 +130,9 @@ def _made_again(model: keras.Model) -> keras.Model:
             return way()
         except Exception as error:  # whatever a class of a user's own raises
             reasons.append(str(error))
-    raise TrainingError(
-        "a model that Keras can copy, for callbacks that evaluate or predict",
-        f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})",
-        "get_config and from_config in its class, or to evaluate after fit",
-    )
+    received = f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})"
+    instead = "get_config and from_config in its class, or to evaluate after fit"
+    raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
 
 
 def _layer_again(layer: keras.layers.Layer) -> keras.layers.Layer:
