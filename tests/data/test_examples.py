@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ import own
 import pytest
 import shards
 import tensorflow as tf
-from batch_layouts import LAYOUTS, ONE, labels, leaves, stream
+from batch_layouts import LAYOUTS, ONE, expect_to_go_on, labels, leaves, part_of, stream
 from ports import reserved_ports
 
 from pipeline import data as sources
@@ -63,27 +64,17 @@ VARIED = [
 MAKES = [*PLAIN, *VARIED]
 
 
-def goes_on(tmp_path, name, make, shuffle, positions):
-    """Is what begins at a place of an epoch what the stream from the beginning has from there on?"""
-    layout = LAYOUTS[name]
-    part = make(tmp_path, layout.counts[layout.process] if layout.sharded else layout.examples)
-    whole = leaves(stream(part, layout, shuffle, seed=0).take(3 * layout.steps))
-    for epoch, step in positions:
-        rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
-        done = epoch * layout.steps + step
-        assert leaves(rest.take(3 * layout.steps - done)) == whole[done:], (epoch, step)
-
-
 # Where it begins is the same arithmetic for arrays and data sets, which take all places in `test_batches`.
 @pytest.mark.parametrize("make", VARIED)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_stream_of_examples_goes_on_from_the_middle_of_an_epoch(tmp_path, name, make):
-    goes_on(tmp_path, name, make, True, [(1, LAYOUTS[name].steps - 1)])
+    layout = LAYOUTS[name]
+    expect_to_go_on(part_of(partial(make, tmp_path), layout), layout, True, [(1, layout.steps - 1)], epochs=3)
 
 
 @pytest.mark.parametrize("make", PLAIN)
 def test_a_stream_of_examples_in_their_own_order_goes_on_from_any_position(tmp_path, make):
-    goes_on(tmp_path, "one replica", make, False, [(0, 1), (1, ONE.steps), (2, 0)])
+    expect_to_go_on(make(tmp_path, 50), ONE, False, [(0, 1), (1, ONE.steps), (2, 0)], epochs=3)
 
 
 @pytest.mark.parametrize("make", [*MAKES, pytest.param(opened, id="opened")])

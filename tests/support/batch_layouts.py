@@ -1,5 +1,6 @@
 """How batches are laid over replicas, and what is in them."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,23 @@ def stream(
 
 def leaves(batches: tf.data.Dataset) -> list[list[Any]]:
     return [[leaf.tolist() for leaf in tf.nest.flatten(step)] for step in batches.as_numpy_iterator()]
+
+
+def expect_to_go_on(
+    part: Part, layout: BatchLayout, shuffle: bool, positions: Sequence[tuple[int, int]], epochs: int = 4
+) -> None:
+    """What begins at a step of an epoch is what the stream from the beginning has from there on."""
+    whole = leaves(stream(part, layout, shuffle, seed=0).take(epochs * layout.steps))
+    for epoch, step in positions:
+        tf.random.set_seed(epoch)
+        rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
+        done = epoch * layout.steps + step
+        assert leaves(rest.take(epochs * layout.steps - done)) == whole[done:], (epoch, step)
+
+
+def part_of(make: Callable[[int], Part], layout: BatchLayout) -> Part:
+    """What this process reads of so many examples as `make` makes."""
+    return make(layout.counts[layout.process] if layout.sharded else layout.examples)
 
 
 def labels(batches: tf.data.Dataset) -> list[list[float]]:
