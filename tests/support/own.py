@@ -25,17 +25,12 @@ def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
 
 def normalised(input_shape, num_classes, optimizer="sgd", bias=False):
     """A compiled model with BatchNorm and a dropout of nothing."""
-    model = keras.Sequential(
-        [
-            keras.Input(input_shape),
-            keras.layers.Conv2D(8, 3, use_bias=bias),
-            keras.layers.BatchNormalization(),
-            keras.layers.ReLU(),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.0),
-            keras.layers.Dense(num_classes, activation="softmax", kernel_regularizer="l2"),
-        ]
-    )
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input(input_shape), layers.Conv2D(8, 3, use_bias=bias), layers.BatchNormalization(), layers.ReLU(),
+        layers.Flatten(), layers.Dropout(0.0),
+        layers.Dense(num_classes, activation="softmax", kernel_regularizer="l2"),
+    ])  # fmt: skip
     made = {
         "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
         "adam": lambda: keras.optimizers.Adam(1e-3),
@@ -96,14 +91,10 @@ def two_headed_data(examples=101, weighted=False):
 
 def masked():
     """A recurrent model over padded sequences."""
-    model = keras.Sequential(
-        [
-            keras.Input((6,), dtype="int32"),
-            keras.layers.Embedding(20, 8, mask_zero=True),
-            keras.layers.LSTM(8, return_sequences=True),
-            keras.layers.Dense(20, activation="softmax"),
-        ]
-    )
+    layers = keras.layers
+    hidden = [layers.Embedding(20, 8, mask_zero=True), layers.LSTM(8, return_sequences=True)]
+    inputs, outputs = keras.Input((6,), dtype="int32"), layers.Dense(20, activation="softmax")
+    model = keras.Sequential([inputs, *hidden, outputs])
     model.compile(keras.optimizers.SGD(0.1), loss="sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     return model
 

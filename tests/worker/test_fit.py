@@ -125,31 +125,24 @@ def generated():
         yield from ((X[start : start + 16], Y[start : start + 16]) for start in range(0, 61, 16))
 
 
+ARRAYS = {"x": X, "y": Y, "batch_size": 16}
 # What is fitted, by how it is called; each is made anew for each call.
 CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]] = {
-    "arrays": (classifier, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 3}),
+    "arrays": (classifier, lambda: {**ARRAYS, "epochs": 3}),
     "float64 lists of arrays": (
         classifier,
         lambda: {"x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2},
     ),
     "class weights, validation split": (
         classifier,
-        lambda: {
-            "x": X,
-            "y": Y,
-            "class_weight": {0: 2.0, 2: 0.5},
-            "validation_split": 0.3,
-            "batch_size": 7,
-            "epochs": 2,
-        },
+        lambda: {**ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2},
     ),
     "dictionaries, two outputs, sample weights, validation data every second epoch": (
         two_headed,
-        lambda: (
-            TWO
-            | {"batch_size": 16, "epochs": 4, "validation_data": tuple(TWO.values()), "validation_freq": 2}
-            | {"validation_batch_size": 9}
-        ),
+        lambda: {
+            **TWO, "batch_size": 16, "epochs": 4, "validation_data": tuple(TWO.values()), "validation_freq": 2,
+            "validation_batch_size": 9,
+        },
     ),
     "initial epoch, learning rates in the history": (
         classifier,
@@ -185,15 +178,12 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
             | {"validation_data": batched().filter(lambda x, y: True)}
         ),
     ),
-    "epochs that share a pass": (
-        classifier,
-        lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
-    ),
+    "epochs that share a pass": (classifier, lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2}),
     "generator": (classifier, lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4}),
     "PyDataset": (classifier, lambda: {"x": Batches(), "epochs": 2, "validation_data": Batches()}),
     "batch normalisation": (
         lambda: classifier(normalised=True, steps_per_execution=3),
-        lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (X, Y)},
+        lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y)},
     ),
     "batch normalisation of what a mask leaves": (
         of_series,
@@ -203,8 +193,8 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
         convolved,
         lambda: {"x": X, "y": Y, "batch_size": 15, "epochs": 2, "validation_data": (X, Y)},
     ),
-    "subclassed, its own loss": (subclassed, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 2}),
-}
+    "subclassed, its own loss": (subclassed, lambda: {**ARRAYS, "epochs": 2}),
+}  # fmt: skip
 
 
 def by_keras(make: Callable[[], keras.Model], arguments: dict[str, Any]) -> tuple[keras.Model, keras.callbacks.History]:
@@ -306,9 +296,7 @@ class Stopping(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
-@pytest.mark.parametrize("hook", [
-    "on_train_begin", "on_epoch_begin", "on_test_begin",
-])  # fmt: skip
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_test_begin"])
 def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(hook: str) -> None:
     def arguments() -> dict[str, Any]:
         return {"x": X, "y": Y, "epochs": 3, "validation_data": (X[:9], Y[:9]), "callbacks": [Stopping(hook)]}
