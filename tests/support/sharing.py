@@ -188,7 +188,7 @@ def compiled(count):
 
     def work(memory, rank, told):
         jax, add = compiling(memory)
-        loop = jax.jit(lambda vector: jax.lax.map(lambda turn: add(vector * turn), np.float32([1, 2, 0.5, 1])))
+        loop = jax.jit(lambda vector: jax.lax.map(lambda turn: add([vector * turn])[0], np.float32([1, 2, 0.5, 1])))
         found = []
         for size in SIZES[1:]:
             made, wanted = np.asarray(loop(drawn(rank, size, TYPES[0]))), in_order(count, size, TYPES[0])
@@ -209,7 +209,7 @@ def compiled_killed():
         jax, add = compiling(memory)
         from pipeline.worker.jax.engine import lost_a_peer
 
-        summed = jax.jit(add)
+        summed = jax.jit(lambda vector: add([vector])[0])
         summed(np.ones(10, np.float32)).block_until_ready()
         if rank == 1:
             at_meeting(memory, 3, signal.SIGKILL)

@@ -11,7 +11,6 @@ whose examples have no weights.
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,10 +23,8 @@ from keras import layers, losses
 from pipeline.worker.jax import step
 from pipeline.worker.jax.devices import BATCH, MODEL, on_cpu
 
-# Returns the sum of all devices' vectors, inside a function of one of them.
-Add = Callable[[Any], Any]
-# XLA's, over all devices of the mesh.
-BY_XLA: Add = partial(jax.lax.psum, axis_name=BATCH)
+# Returns the sums of all devices' arrays, inside a function of one of them.
+Add = Callable[[list[Any]], list[Any]]
 # Layers that make of an example what they would make of it alone, as long as they have no state, such as a seed.
 LAYERS = frozenset({
     layers.Activation, layers.Add, layers.Average, layers.AveragePooling1D, layers.AveragePooling2D, layers.Concatenate,
@@ -44,8 +41,13 @@ LOSSES = frozenset({
 })  # fmt: skip
 
 
+def by_xla(arrays: list[Any]) -> list[Any]:
+    """The sums over all devices of the mesh, which XLA makes of one array."""
+    return unpacked(jax.lax.psum(packed(arrays), BATCH), [array.shape for array in arrays])
+
+
 def made_of(
-    mesh: Mesh, model: keras.Model, variables: step.Variables, state: step.State, batch: Any, add: Add = BY_XLA
+    mesh: Mesh, model: keras.Model, variables: step.Variables, state: step.State, batch: Any, add: Add = by_xla
 ) -> step.Made:
     """As `step.made_of`, of a model that `fits`."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -56,14 +58,14 @@ def made_of(
     def of_part(state: step.State, batch: Any) -> Any:
         none = [jnp.zeros(one.shape, one.dtype) for one in metrics]
         loss, gradients, _, added = step.made_of(model, variables, (*state[:3], none), batch)
-        return add(_packed([loss, *gradients, *added]))
+        return add([loss, *gradients, *added])
 
     whole = PartitionSpec()
     # Unchecked: Keras's layers do not say what of theirs is the same on all devices.
     by_part = jax.shard_map(
         of_part, mesh=mesh, in_specs=(whole, PartitionSpec(BATCH)), out_specs=whole, check_vma=False
     )
-    sums = _unpacked(by_part(state, (x, y)), [(), *(one.shape for one in (*trainable, *metrics))])
+    sums = by_part(state, (x, y))
     loss, *gradients = (one / parts for one in sums[: 1 + len(trainable)])
     added = sums[1 + len(trainable) :]
     return loss, gradients, other, [old + new for old, new in zip(metrics, added, strict=True)]
@@ -139,18 +141,19 @@ def _is_of_keras(thing: object) -> bool:
     return type(thing).__module__.startswith("keras.")
 
 
-def _packed(values: list[Any]) -> Any:
+def packed(arrays: list[Any]) -> Any:
     """float32 [numbers of all]."""
     # Not concatenated: XLA would then compute the sums behind each number anew for each.
-    packed, place = jnp.zeros(sum(value.size for value in values), jnp.float32), 0
-    for value in values:
-        packed = jax.lax.dynamic_update_slice(packed, value.astype(jnp.float32).reshape(-1), (place,))
-        place += value.size
-    return packed
+    vector, place = jnp.zeros(sum(array.size for array in arrays), jnp.float32), 0
+    for array in arrays:
+        vector = jax.lax.dynamic_update_slice(vector, array.astype(jnp.float32).reshape(-1), (place,))
+        place += array.size
+    return vector
 
 
-def _unpacked(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+def unpacked(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Arrays of these shapes that `packed` made a vector of."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     return [
-        packed[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)
+        vector[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)
     ]

@@ -266,12 +266,12 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
 
 
 # Philox of four 32-bit words and ten rounds (Salmon et al., 2011).
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 # The key that scrambles a stateless seed (tensorflow/core/kernels/stateless_random_ops.cc).
 _SCRAMBLING = (0x3EC8F720, 0x02461E29)
-_WORD = np.uint64(0xFFFFFFFF)
+_WORD = 0xFFFFFFFF
 
 
 def order(examples: int, seed: int, epoch: int) -> np.ndarray:
@@ -282,32 +282,28 @@ def order(examples: int, seed: int, epoch: int) -> np.ndarray:
     >>> order(5, seed=0, epoch=1).tolist()
     [4, 3, 1, 0, 2]
     """
-    counter = np.array([_words(seed), _words(epoch)], np.uint64).reshape(1, 4)
-    mixed = _philox(counter, _SCRAMBLING)[0]
-    key, offset = (int(mixed[0]), int(mixed[1])), int(mixed[2]) | int(mixed[3]) << 32
+    mixed = _philox((*_words(seed), *_words(epoch)), _SCRAMBLING)
     draws = max(0, examples - 1)
     blocks = np.arange(-(-draws // 4), dtype=np.uint64)
-    counters = np.zeros((len(blocks), 4), np.uint64)
-    counters[:, 0], counters[:, 1] = blocks & _WORD, blocks >> np.uint64(32)
-    counters[:, 2], counters[:, 3] = offset & 0xFFFFFFFF, offset >> 32
-    words = _philox(counters, key).ravel()[:draws]
+    words = np.stack(_philox((blocks & _WORD, blocks >> 32, *mixed[2:]), mixed[:2]), axis=1).ravel()[:draws]
     jumps = words % np.arange(examples, examples - draws, -1, dtype=np.uint64)
     others = (np.arange(draws, dtype=np.int64) + jumps.astype(np.int64)).tolist()
     places = list(range(examples))
     for place, other in enumerate(others):
         places[place], places[other] = places[other], places[place]
-    return np.array(places, np.int64)
+    return np.fromiter(places, np.int64, examples)
 
 
 def _words(number: int) -> tuple[int, int]:
-    return number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF
+    return number & _WORD, number >> 32 & _WORD
 
 
-def _philox(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Random words, uint64 [count, 4] below 2**32, of counters of the same shape and type."""
-    even, odd, keys = counters.T[::2], counters.T[1::2], np.array(key, np.uint64)
+def _philox(counter: tuple[Any, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Four random words below 2**32 of a counter's four, or uint64 arrays of such, as the counter's first is."""
+    first, second, third, fourth = counter
+    low, high = key
     for _ in range(_ROUNDS):
-        products = even * _MULTIPLIERS[:, None]
-        even, odd = (products >> np.uint64(32))[::-1] ^ odd ^ keys[:, None], (products & _WORD)[::-1]
-        keys = keys + _WEYL & _WORD
-    return np.stack([even[0], odd[0], even[1], odd[1]], axis=1)
+        one, other = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
+        first, second, third, fourth = other >> 32 ^ second ^ low, other & _WORD, one >> 32 ^ fourth ^ high, one & _WORD
+        low, high = low + _WEYL[0] & _WORD, high + _WEYL[1] & _WORD
+    return first, second, third, fourth

@@ -44,7 +44,7 @@ class JaxEngine:
         self.notes = Notes(emit if self._chief else None)
         self._data = ProcessData(plan, process, emit)
         self._sample: TextSample | None = None
-        self._add = bucket.BY_XLA
+        self._add: bucket.Add = bucket.by_xla
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns versions once every process has joined."""
@@ -90,7 +90,7 @@ class JaxEngine:
             model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
             alike=plan.training.deterministic, add=self._add,
         )  # fmt: skip
-        if self._add is not bucket.BY_XLA:
+        if self._add is not bucket.by_xla:
             travel = bucket.fits(model, loop.groups, self._mesh)
             self.notes.keep(
                 "Processes add gradients through shared memory."

@@ -48,7 +48,7 @@ class JaxLoop(TrainingLoop):
         position: Position = BEGINNING,
         cut: Mapping[str, Axes] | None = None,
         alike: bool = False,
-        add: bucket.Add = bucket.BY_XLA,
+        add: bucket.Add = bucket.by_xla,
     ) -> None:
         """`shardings` says where each variable is, by its id; metrics are whole on every device. `cut` are those that
         are cut, by their paths.
