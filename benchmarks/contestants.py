@@ -21,14 +21,14 @@ from pipeline.analyze import measure
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
+from pipeline.driver import timing
+from pipeline.driver.group import Group, Preemption, RunFailed
 from pipeline.launch import this_machine as machines
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
 from pipeline.record.events import Event, Started
-from pipeline.run import timing
-from pipeline.run.group import Group, Preemption, RunFailed
 
 ANSWER_SECONDS = 300.0
 # Steps of about this long run before each timed stretch and are left out.

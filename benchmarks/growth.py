@@ -35,16 +35,16 @@ from pipeline.config import config as configs
 from pipeline.config.command_line import options
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
+from pipeline.driver import resume
+from pipeline.driver.requests import Requests
+from pipeline.driver.run import Run as LoggedRun
+from pipeline.driver.session import Session
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import log, sweeps
 from pipeline.record.events import Event, Run, Steps
 from pipeline.record.sweeps import Entry
 from pipeline.record.tracking import TrackingStore
-from pipeline.run import resume
-from pipeline.run.requests import Requests
-from pipeline.run.run import Run as LoggedRun
-from pipeline.run.session import Session
 from pipeline.views import terminal
 from pipeline.views.mlflow import Tracker
 

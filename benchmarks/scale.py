@@ -27,6 +27,7 @@ from rich.console import Console
 
 from pipeline.config import config as configs
 from pipeline.config.schema import Config
+from pipeline.driver.group import Group, Preemption, RunFailed
 from pipeline.launch.agents.messages import alike
 from pipeline.plan.machine import Host, inventory
 from pipeline.plan.plan import Plan
@@ -34,7 +35,6 @@ from pipeline.plan.planning import listening, make
 from pipeline.record.commands import Train
 from pipeline.record.events import PASSING, Event, Steps
 from pipeline.record.log import EventLog
-from pipeline.run.group import Group, Preemption, RunFailed
 from pipeline.views.terminal import Progress
 
 # Processes of an agent; seconds of training before a process says no more.

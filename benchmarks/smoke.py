@@ -28,8 +28,8 @@ import pipeline.__main__
 import pipeline.commands.train
 from pipeline.commands import verbs
 from pipeline.config.schema import ClusterConfig
+from pipeline.driver import timing
 from pipeline.launch.local import LocalCluster
-from pipeline.run import timing
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if re.search(r"= record\.parse\(", path.read_text()))

@@ -26,11 +26,11 @@ from under_way import UnderWay
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
+from pipeline.driver.planner import plan_run
+from pipeline.driver.requests import devices
+from pipeline.driver.session import Session
 from pipeline.errors import as_typed
 from pipeline.plan import planning
-from pipeline.run.planner import plan_run
-from pipeline.run.requests import devices
-from pipeline.run.session import Session
 
 SUPPORT = Path(__file__).resolve().parent / "support"
 STRATEGIES = sorted(path.stem for path in (SUPPORT.parents[1] / "conf" / "strategy").glob("*.yaml"))

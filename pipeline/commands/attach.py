@@ -13,15 +13,15 @@ from pathlib import Path
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell, tell_id
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
 from pipeline.config import config as configs
+from pipeline.driver import sweep
+from pipeline.driver.requests import devices
+from pipeline.driver.run_folders import PLAN, find
+from pipeline.driver.session import Session
+from pipeline.driver.supervisor import Supervisor
+from pipeline.driver.takeover import attach
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.record.log import from_here
-from pipeline.run import sweep
-from pipeline.run.requests import devices
-from pipeline.run.run_folders import PLAN, find
-from pipeline.run.session import Session
-from pipeline.run.supervisor import Supervisor
-from pipeline.run.takeover import attach
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
+from pipeline.driver.run_folders import LOCK, PLAN, Lock
 from pipeline.errors import UserError
 from pipeline.launch import standby
 from pipeline.record import log, results, sweeps
 from pipeline.record.results import Result
-from pipeline.run.run_folders import LOCK, PLAN, Lock
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import stores

@@ -16,7 +16,7 @@ from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import LoggedRun, load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
 from pipeline.config.parts import flat
-from pipeline.run.run_folders import find
+from pipeline.driver.run_folders import find
 from pipeline.views import terminal as show
 from pipeline.views.terminal.verdict_text import Row, pair_text, unlike_text
 

@@ -21,12 +21,12 @@ from pipeline.config.composing import config_of
 from pipeline.config.schema import Config
 from pipeline.doctor.examine import OF_DRIVER, examine, expected_of
 from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
+from pipeline.driver.planner import planned_on
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links
-from pipeline.run.planner import planned_on
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.words import clean, columns, listed, plural

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pipeline.analyze.history import load
 from pipeline.commands.verbs import OUTPUT_DIR, Verb, Words
+from pipeline.driver.run_folders import find
 from pipeline.errors import UserError
-from pipeline.run.run_folders import find
 from pipeline.views import terminal as show
 from pipeline.views.terminal.result import explained_lines
 

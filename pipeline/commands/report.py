@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze.history import find_sweep
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
+from pipeline.driver.views import Tracking
 from pipeline.errors import UserError
-from pipeline.run.views import Tracking
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker

@@ -24,15 +24,15 @@ from pipeline.config import config as configs
 from pipeline.config.command_line import options, where_configs_are
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
+from pipeline.driver import start
+from pipeline.driver.requests import Requests, devices, most_at_once
+from pipeline.driver.session import CLOSE_SECONDS, Key, RunRequest, Session
+from pipeline.driver.views import Ahead, RunResult, Screen
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
 from pipeline.record.tracking import run_id_of
-from pipeline.run import start
-from pipeline.run.requests import Requests, devices, most_at_once
-from pipeline.run.session import CLOSE_SECONDS, Key, RunRequest, Session
-from pipeline.run.views import Ahead, RunResult, Screen
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.words import enumerated
@@ -145,7 +145,7 @@ def _refusal(error: Exception) -> str:
 
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
-    from pipeline.run import takeover
+    from pipeline.driver import takeover
 
     show.say_error(f"{from_here(folder)} trains on: {takeover.how(folder)}")
 
@@ -215,7 +215,7 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
 
 def _run_at_once(points: Requests, session: Session, console: "Console", count: int) -> None:
     """The same, with several of them at once, in one table that fills."""
-    from pipeline.run.parallel import Parallel
+    from pipeline.driver.parallel import Parallel
 
     rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
     with show.Board(console, rows) as board:

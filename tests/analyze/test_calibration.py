@@ -12,10 +12,10 @@ from shipped_sizes import planned
 
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
+from pipeline.driver.views import Foreseen, RunResult
 from pipeline.record import predictions
 from pipeline.record.predictions import FittedOn, PredictionLine
 from pipeline.record.results import Layout, Result, Speed
-from pipeline.run.views import Foreseen, RunResult
 from pipeline.views.terminal.prediction_text import predicted_lines
 
 

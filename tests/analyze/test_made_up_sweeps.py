@@ -11,9 +11,9 @@ from pipeline.analyze.compare import Answer, Contestant, Judge
 from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.measure import Repeat
 from pipeline.analyze.verdict import Use, Verdict
+from pipeline.driver.results import speed_of
+from pipeline.driver.timing import Measurements, to_time
 from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
-from pipeline.run.results import speed_of
-from pipeline.run.timing import Measurements, to_time
 from pipeline.views.terminal.verdict_text import single_line, verdict_lines
 
 ONE = 1_000.0

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.commands import clean
 from pipeline.commands.clean import main
-from pipeline.run.run_folders import Lock
+from pipeline.driver.run_folders import Lock
 
 DAY = 86_400
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SUPPORT
 
+from pipeline.driver.watch import BUSY_SHARE
 from pipeline.launch import local
-from pipeline.run.watch import BUSY_SHARE
 
 SECONDS = 2.0
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -435,7 +435,7 @@ def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
 
 
 def test_a_changed_source_file_is_another_model(tmp_path):
-    from pipeline.run import memory_check
+    from pipeline.driver import memory_check
 
     plan = with_(planned(), "model", build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")

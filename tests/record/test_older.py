@@ -13,10 +13,10 @@ from pipeline.analyze import comparable, history, step_model
 from pipeline.commands import compare
 from pipeline.config.parts import SAYS, leaves
 from pipeline.config.schema import Config
+from pipeline.driver import resume, run_folders
 from pipeline.plan import plan, planning
 from pipeline.plan.plan import Plan
 from pipeline.record import sweeps
-from pipeline.run import resume, run_folders
 from pipeline.views import report
 
 # As its runs were typed, but for the folder.

@@ -19,13 +19,13 @@ from under_way import UnderWay
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
+from pipeline.driver.timing import _one_of_each_host
 from pipeline.errors import UserError
 from pipeline.plan.planning import make
 from pipeline.record import codec
 from pipeline.record.codec import to_plain
 from pipeline.record.findings import Explanation
 from pipeline.record.log import from_plain
-from pipeline.run.timing import _one_of_each_host
 from pipeline.views.mlflow.changes import LogState
 from pipeline.views.terminal.result import explained_line, explained_lines
 

@@ -14,11 +14,11 @@ import msgspec
 from pipeline.config import config
 from pipeline.config.composing import Composer
 from pipeline.config.schema import ClusterConfig, Config
+from pipeline.driver import memory_check
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning, size
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
-from pipeline.run import memory_check
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 CHOICES = [

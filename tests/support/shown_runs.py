@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from pipeline.config.parts import leaves, unflat
+from pipeline.driver.views import RunResult
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import results
 from pipeline.record.events import (
@@ -28,7 +29,6 @@ from pipeline.record.events import (
     TimedCall,
 )  # fmt: skip
 from pipeline.record.log import stamped
-from pipeline.run.views import RunResult
 from pipeline.views.terminal import Progress, result_table
 
 

@@ -10,7 +10,7 @@ from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import load
 from pipeline.commands.compare import main
-from pipeline.run.run_folders import find
+from pipeline.driver.run_folders import find
 
 
 def said(capsys: pytest.CaptureFixture[str], *runs: str) -> str:

@@ -15,11 +15,11 @@ from judged_points import without_figures
 
 from pipeline.analyze import history
 from pipeline.commands.report import main
+from pipeline.driver.run_folders import find
 from pipeline.errors import UserError
 from pipeline.record import sweeps
 from pipeline.record.sweeps import Entry
 from pipeline.record.tracking import TrackingStore
-from pipeline.run.run_folders import find
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
 from pipeline.views.report import canvas, figures

@@ -46,12 +46,12 @@ with warnings.catch_warnings():
 
 import pipeline
 from pipeline.commands.sync import main
+from pipeline.driver.run_folders import find
 from pipeline.record import kept
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.kept import Kept
 from pipeline.record.log import from_plain, to_line
 from pipeline.record.tracking import recall
-from pipeline.run.run_folders import find
 from pipeline.views.mlflow import Tracker, pages, stores
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
+from pipeline.driver.tags import origin
+from pipeline.driver.views import RunResult, Tracking
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import to_values
 from pipeline.record.tracking import LOG, TrackingStore, recall
-from pipeline.run.tags import origin
-from pipeline.run.views import RunResult, Tracking
 from pipeline.views.report import page
 from pipeline.views.report.canvas import Drawn, MissingFigure
 from pipeline.views.report.figures import draw

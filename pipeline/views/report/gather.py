@@ -20,13 +20,13 @@ from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import LoggedRun
 from pipeline.config.schema import PredictConfig
+from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
 from pipeline.record import results, sweeps
 from pipeline.record.events import Epoch
 from pipeline.record.results import Ending, Result
 from pipeline.record.sweeps import Entry
-from pipeline.run.views import RunResult
 
 LOSS = "loss"
 # What a YAML file raises that is not there, or was cut short.

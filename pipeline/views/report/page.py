@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.analyze import calibration, comparable
 from pipeline.analyze.verdict import Use, Verdict
+from pipeline.driver.tags import PROGRAM, command_of
 from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
-from pipeline.run.tags import PROGRAM, command_of
 from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
 from pipeline.views.report.gather import ReportedRun, ReportedSweep

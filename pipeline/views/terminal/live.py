@@ -9,11 +9,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pipeline.driver.views import Ahead, RunResult
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
 from pipeline.record.results import Result
-from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.console import say
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
@@ -54,7 +54,7 @@ Key = tuple[int, int]
 
 
 class Terminal:
-    """A `pipeline.run.views.Screen`: lines, and bars while a run is under way."""
+    """A `pipeline.driver.views.Screen`: lines, and bars while a run is under way."""
 
     def __init__(self, console: Console, clock: Callable[[], float] | None = None) -> None:
         self._console, self._clock = console, clock

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pipeline.analyze.comparable import grouped
+from pipeline.driver.views import RunResult
 from pipeline.plan.backends import other
 from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
-from pipeline.run.views import RunResult
 from pipeline.views.terminal.words import (
     MISSING,
     amount,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import outlook
+from pipeline.driver.views import RunResult
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
-from pipeline.run.views import RunResult
 from pipeline.views.terminal.words import (
     cells,
     clean,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import shipped
+from pipeline.driver.views import RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
 from pipeline.record.results import Result, Speed, Training
-from pipeline.run.views import RunResult
 from pipeline.views.terminal.console import Fitted, texts
 from pipeline.views.terminal.verdict_text import single_line
 from pipeline.views.terminal.words import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import TOOK, WAITED
+from pipeline.driver.views import Ahead, RunResult
 from pipeline.record.results import Result
-from pipeline.run.views import Ahead, RunResult
 from pipeline.views.terminal.console import Fitted, Lines, texts
 from pipeline.views.terminal.plan_text import planned_rows
 from pipeline.views.terminal.prediction_text import outlook_lines, predicted_rows

@@ -15,20 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import config as configs
 from pipeline.config.schema import Config
+from pipeline.driver.group import Replay
+from pipeline.driver.run import Run
+from pipeline.driver.run_folders import EVENTS, PLAN
+from pipeline.driver.session import Planned, RunRequest, Session
+from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.plan.plan import from_json
 from pipeline.record import kept, log
 from pipeline.record.commands import Resume
 from pipeline.record.events import Restarted, Resumed
 from pipeline.record.results import Baseline
-from pipeline.run.group import Replay
-from pipeline.run.run import Run
-from pipeline.run.run_folders import EVENTS, PLAN
-from pipeline.run.session import Planned, RunRequest, Session
-from pipeline.run.timing import Measurements
 
 if TYPE_CHECKING:
-    from pipeline.run.supervisor import Supervisor
+    from pipeline.driver.supervisor import Supervisor
 
 FILE = "attempt.json"
 
@@ -127,7 +127,7 @@ def _left(run: Run, shown: Path) -> Handover:
 
 
 def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
-    from pipeline.run.supervisor import Supervisor
+    from pipeline.driver.supervisor import Supervisor
 
     folder, config = run.folder, _config(left)
     logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
@@ -155,7 +155,7 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
 def typed(left: Handover) -> str:
     """The command that a run was started by.
 
-    >>> from pipeline.run.timing import Measurements
+    >>> from pipeline.driver.timing import Measurements
     >>> typed(Handover("", Attempt("", 0.0, Measurements()), 0, "/", ["cluster.hosts=[a,b]"]))
     "python -m pipeline 'cluster.hosts=[a,b]'"
     """

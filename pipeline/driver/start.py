@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.schema import Config, Mode, Store
+from pipeline.driver import run_folders
+from pipeline.driver.memory_check import estimated, expect_room, show_shards
+from pipeline.driver.planner import plan_run, reachable
+from pipeline.driver.session import Planned, RunRequest, Session
+from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.launch import Cancelled, outlives
 from pipeline.plan.backends import JAX
 from pipeline.plan.plan import Plan, as_long_as
 from pipeline.record import log
-from pipeline.run import run_folders
-from pipeline.run.memory_check import estimated, expect_room, show_shards
-from pipeline.run.planner import plan_run, reachable
-from pipeline.run.session import Planned, RunRequest, Session
-from pipeline.run.views import RunResult
 
 if TYPE_CHECKING:
-    from pipeline.run.run import Run
+    from pipeline.driver.run import Run
 
 AUTO, NEVER = "auto", "never"
 
@@ -29,7 +29,7 @@ def validate(request: RunRequest, session: Session) -> RunRequest | RunResult:
     try:
         planned = plan_run(config, session, begin=False)
         if config.mode is Mode.run and config.resume not in (AUTO, NEVER):
-            from pipeline.run import resume
+            from pipeline.driver import resume
 
             resume.only_named(config.resume, request.output)
         arrived = config.mode is not Mode.run or planned.cluster.arrived()
@@ -61,8 +61,8 @@ def run(request: RunRequest, session: Session) -> RunResult:
         return request.unstarted("KILLED", str(cancelled))
     except UserError as error:
         return _refused(error, request)
-    from pipeline.run.run import Run
-    from pipeline.run.supervisor import Supervisor
+    from pipeline.driver.run import Run
+    from pipeline.driver.supervisor import Supervisor
 
     request = _in_its_folder(request, earlier, session)
     baseline = session.known_baseline(planned.baseline, request.output)
@@ -83,7 +83,7 @@ def _without_training(request: RunRequest, planned: Planned, session: Session) -
     session.screen.planned(plan, config.mode is Mode.plan, None)
     if config.mode is Mode.predict:
         # It brings along NumPy, which a plan does without.
-        from pipeline.run.predicting import predicted
+        from pipeline.driver.predicting import predicted
 
         return predicted(plan, request, session.here(config), session)
     if typed := cluster.describe(plan):
@@ -94,7 +94,7 @@ def _without_training(request: RunRequest, planned: Planned, session: Session) -
 def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple[Planned, Run | None]":
     """(The plan with addresses, the earlier run that is resumed). Raises `UserError`."""
     # What drives processes takes a moment to import.
-    from pipeline.run import resume
+    from pipeline.driver import resume
 
     config, cluster, output = request.config, planned.cluster, request.output
     attempts = list(run_folders.attempts(request.folder))

@@ -15,6 +15,19 @@ from dataclasses import replace
 import msgspec
 from omegaconf import OmegaConf
 
+from pipeline.driver import takeover
+from pipeline.driver.group import Group, Replay
+from pipeline.driver.memory_check import keep_size, known_size, size_file, without_room
+from pipeline.driver.planner import batch_rule, fewer, relaid
+from pipeline.driver.results import preempted, refused_of, result_of
+from pipeline.driver.run import Run, unwritten
+from pipeline.driver.run_folders import EVENTS
+from pipeline.driver.session import RunPreempted, RunRequest, Session
+from pipeline.driver.tags import name_of, parameters, store_of, tags_of
+from pipeline.driver.takeover import Attempt, Handover
+from pipeline.driver.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
+from pipeline.driver.views import Offered, RunResult, Tracking, offered
+from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cancelled, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
@@ -26,19 +39,6 @@ from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
 from pipeline.record.log import from_plain
 from pipeline.record.results import Baseline, Ending, Result, Tracked
-from pipeline.run import takeover
-from pipeline.run.group import Group, Replay
-from pipeline.run.memory_check import keep_size, known_size, size_file, without_room
-from pipeline.run.planner import batch_rule, fewer, relaid
-from pipeline.run.results import preempted, refused_of, result_of
-from pipeline.run.run import Run, unwritten
-from pipeline.run.run_folders import EVENTS
-from pipeline.run.session import RunPreempted, RunRequest, Session
-from pipeline.run.tags import name_of, parameters, store_of, tags_of
-from pipeline.run.takeover import Attempt, Handover
-from pipeline.run.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
-from pipeline.run.views import Offered, RunResult, Tracking, offered
-from pipeline.run.watch import RunFailed
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5

@@ -16,6 +16,12 @@ from plans import config, machine
 
 from pipeline.analyze.measure import Repeat
 from pipeline.config import config as configs
+from pipeline.driver import resume, takeover
+from pipeline.driver.group import Group, Replay
+from pipeline.driver.run_folders import Lock
+from pipeline.driver.session import Preemption, Session
+from pipeline.driver.takeover import Attempt, Handover
+from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
@@ -32,12 +38,6 @@ from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, 
 from pipeline.record.kept import Kept
 from pipeline.record.log import to_line
 from pipeline.record.results import Baseline
-from pipeline.run import resume, takeover
-from pipeline.run.group import Group, Replay
-from pipeline.run.run_folders import Lock
-from pipeline.run.session import Preemption, Session
-from pipeline.run.takeover import Attempt, Handover
-from pipeline.run.timing import Measurements
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
 

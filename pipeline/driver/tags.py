@@ -19,11 +19,11 @@ from pipeline.config import parts, shipped, targets
 from pipeline.config.parts import Part
 from pipeline.config.schema import Config
 from pipeline.config.schema import Store as Kind
+from pipeline.driver.session import RunRequest
 from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
 from pipeline.record.results import Choices, Layout
 from pipeline.record.tracking import TrackingStore
-from pipeline.run.session import RunRequest
 
 PROGRAM = ("python", "-m", "pipeline")
 # The group of ready sweeps, and the overrides that make one run of one.

@@ -16,13 +16,13 @@ from typing import Any
 
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig
+from pipeline.driver.run_folders import EVENTS, Lock, attempts
+from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
-from pipeline.run.run_folders import EVENTS, Lock, attempts
-from pipeline.run.views import RunResult
 
 
 def fingerprint(config: Config) -> str:

@@ -10,10 +10,10 @@ import pytest
 from conftest import with_
 from plans import config, machine
 
+from pipeline.driver.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, RunFailed, Watch
 from pipeline.plan.planning import make
 from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System
 from pipeline.record.log import stamped
-from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, RunFailed, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
 BEGIN = 100.0

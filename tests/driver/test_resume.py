@@ -12,13 +12,13 @@ from conftest import QUICK, with_
 from plans import config, machine
 from run_events import logged
 
+from pipeline.driver import resume, run_folders
+from pipeline.driver.run_folders import Lock
 from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.backends import with_xla
 from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
-from pipeline.run import resume, run_folders
-from pipeline.run.run_folders import Lock
 
 
 def made(

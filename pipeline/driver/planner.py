@@ -10,6 +10,8 @@ from typing import Any
 from pipeline.config import instead, targets
 from pipeline.config.parts import flat
 from pipeline.config.schema import Config, Mode, Store
+from pipeline.driver import views
+from pipeline.driver.session import Planned, Session
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -18,8 +20,6 @@ from pipeline.plan.batch_sizes import expect_batch
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import links
-from pipeline.run import views
-from pipeline.run.session import Planned, Session
 from pipeline.worker.collective import check_collective
 from pipeline.worker.engine import check_engine
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from pipeline.analyze import calibration, comparable, explain, measure, outlook, step_model
 from pipeline.config.schema import Config
+from pipeline.driver.run import Run
+from pipeline.driver.session import Preemption
+from pipeline.driver.timing import Measurements
 from pipeline.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
@@ -27,9 +30,6 @@ from pipeline.record.results import (
     Survival,
     Training,
 )
-from pipeline.run.run import Run
-from pipeline.run.session import Preemption
-from pipeline.run.timing import Measurements
 
 # Of the examples that were left out, so many are named.
 SKIPPED_NAMED = 3

@@ -17,14 +17,14 @@ from rich.console import Console
 from run_events import logged
 from under_way import UnderWay, until
 
+from pipeline.driver import parallel
+from pipeline.driver.parallel import CoreShare, moved, part_for, whole
+from pipeline.driver.requests import Requests
+from pipeline.driver.session import RunRequest, Session
+from pipeline.driver.views import RunResult
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
-from pipeline.run import parallel
-from pipeline.run.parallel import CoreShare, moved, part_for, whole
-from pipeline.run.requests import Requests
-from pipeline.run.session import RunRequest, Session
-from pipeline.run.views import RunResult
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Board, Terminal, console_on
 
@@ -126,7 +126,7 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
         over.set()
         return request.ended(Result(Ending("FINISHED")))
 
-    monkeypatch.setattr("pipeline.run.session.cluster_of", cluster_of)
+    monkeypatch.setattr("pipeline.driver.session.cluster_of", cluster_of)
     monkeypatch.setattr(parallel.start, "run", ran)
     monkeypatch.setattr(Session, "serve", lambda self, config: None)
     monkeypatch.setattr(parallel, "END_SECONDS", 0.1)

@@ -8,6 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pipeline.analyze import energy
+from pipeline.driver.session import Preemption
+from pipeline.driver.watch import RunFailed, Watch
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
@@ -26,8 +28,6 @@ from pipeline.record.events import (
     Warned,
 )
 from pipeline.record.log import to_line
-from pipeline.run.session import Preemption
-from pipeline.run.watch import RunFailed, Watch
 
 POLL_SECONDS = 0.2
 # What ends the warning that a worker was started again.

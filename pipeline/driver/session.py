@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.schema import ClusterConfig, Config
+from pipeline.driver.views import Ahead, RunResult, Screen, Tracking
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan import plan as plans
@@ -24,7 +25,6 @@ from pipeline.record import results
 from pipeline.record.findings import Check
 from pipeline.record.log import from_here, read_json, write_json
 from pipeline.record.results import Baseline, Choices, Ending, Layout, Result, Tracked
-from pipeline.run.views import Ahead, RunResult, Screen, Tracking
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import TimedRun

@@ -10,6 +10,9 @@ from typing import Literal
 
 from pipeline.analyze import explain, measure
 from pipeline.data.manifest import SPLITS
+from pipeline.driver.group import Group
+from pipeline.driver.session import Preemption, RunPreempted
+from pipeline.driver.watch import RunFailed
 from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
@@ -17,9 +20,6 @@ from pipeline.record import commands
 from pipeline.record.commands import Explain, Resume
 from pipeline.record.events import Built, Explaining, Finished, Lost, SwitchedOff
 from pipeline.record.findings import Check, Explanation, Pace
-from pipeline.run.group import Group
-from pipeline.run.session import Preemption, RunPreempted
-from pipeline.run.watch import RunFailed
 
 # A step that is timed for itself is timed in so many starts of its processes, or as many as begin in so long.
 LIVES, LIVES_SECONDS = 3, 20.0

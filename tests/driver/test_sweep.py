@@ -16,13 +16,13 @@ from pipeline.config import config as configs
 from pipeline.config.command_line import options
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config, ModelConfig, Order
+from pipeline.driver import resume, run_folders, sweep
+from pipeline.driver.run_folders import Lock
+from pipeline.driver.tags import command_of
+from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
-from pipeline.run import resume, run_folders, sweep
-from pipeline.run.run_folders import Lock
-from pipeline.run.tags import command_of
-from pipeline.run.views import RunResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
 NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)

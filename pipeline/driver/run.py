@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 
 from pipeline.analyze import measure
+from pipeline.driver import run_folders
+from pipeline.driver.run_folders import EVENTS, PLAN, Lock
+from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
@@ -33,9 +36,6 @@ from pipeline.record.events import (
 from pipeline.record.findings import Check, Pace
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
-from pipeline.run import run_folders
-from pipeline.run.run_folders import EVENTS, PLAN, Lock
-from pipeline.run.timing import Measurements
 
 # How a run's last command ended, in words.
 ENDED = {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}

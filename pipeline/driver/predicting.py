@@ -8,6 +8,12 @@ from pathlib import Path
 
 from pipeline.analyze import calibration, history, outlook, predict, step_model
 from pipeline.config.schema import Config
+from pipeline.driver.memory_check import learned_size
+from pipeline.driver.planner import planned_on, with_addresses
+from pipeline.driver.session import RunRequest, Session
+from pipeline.driver.timing import time_steps
+from pipeline.driver.views import Foreseen, RunResult
+from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -15,12 +21,6 @@ from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
 from pipeline.record.results import Choices, Cost, Ending, Layout, Result, Speed
-from pipeline.run.memory_check import learned_size
-from pipeline.run.planner import planned_on, with_addresses
-from pipeline.run.session import RunRequest, Session
-from pipeline.run.timing import time_steps
-from pipeline.run.views import Foreseen, RunResult
-from pipeline.run.watch import RunFailed
 
 
 def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:

@@ -6,12 +6,12 @@ import pytest
 from conftest import QUICK, Ran
 from shipped_sizes import configured
 
+from pipeline.driver.memory_check import too_large, without_room
 from pipeline.plan import planning
 from pipeline.plan.estimate import estimate
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable
-from pipeline.run.memory_check import too_large, without_room
 
 GIB = 2**30
 # Of 1 GiB of weights in eight blocks, and 64 MiB an example, of which blocks that compute again keep an eighth.

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Config
+from pipeline.driver import run_folders
+from pipeline.driver.run import Run
+from pipeline.driver.run_folders import LOCK, PLAN, Lock
+from pipeline.driver.start import AUTO, NEVER
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import kept, log
-from pipeline.run import run_folders
-from pipeline.run.run import Run
-from pipeline.run.run_folders import LOCK, PLAN, Lock
-from pipeline.run.start import AUTO, NEVER
 
 
 def find(

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from pipeline.driver import start
+from pipeline.driver.requests import Requests
+from pipeline.driver.session import Key, Preemption, RunRequest, Session, cluster_key
+from pipeline.driver.views import RunResult, Screen
 from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, Helpers, Job, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
-from pipeline.run import start
-from pipeline.run.requests import Requests
-from pipeline.run.session import Key, Preemption, RunRequest, Session, cluster_key
-from pipeline.run.views import RunResult, Screen
 
 # The output of a run, in its folder.
 LOG = "driver.log"

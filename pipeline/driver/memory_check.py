@@ -12,6 +12,10 @@ from pathlib import Path
 
 from pipeline.config import targets
 from pipeline.config.schema import Config, Exchange, StrategyConfig
+from pipeline.driver.planner import planned_on
+from pipeline.driver.session import RunRequest, Session
+from pipeline.driver.views import RunResult
+from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster
 from pipeline.plan import planning
@@ -22,10 +26,6 @@ from pipeline.plan.plan import TENSORFLOW, Plan
 from pipeline.plan.size import Size
 from pipeline.record.log import read_json, write_json
 from pipeline.record.results import Choices, Ending, Layout, Result
-from pipeline.run.planner import planned_on
-from pipeline.run.session import RunRequest, Session
-from pipeline.run.views import RunResult
-from pipeline.run.watch import RunFailed
 
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
@@ -93,7 +93,7 @@ def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | st
 def learn(plan: Plan, cluster: Cluster) -> Size:
     """The size from a process that builds the model and ends. Raises `RunFailed`, in words for a person."""
     # What drives processes takes a moment to import.
-    from pipeline.run.timing import learn_size
+    from pipeline.driver.timing import learn_size
 
     builder = planning.builder_of(plan, cluster.inventory())
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
