@@ -270,7 +270,8 @@ class AsyncLoop(Loop):
 
     is_asynchronous = True
 
-    def _counting(self) -> list[keras.Variable]:
+    def counting(self) -> list[keras.Variable]:
+        """The variables that metrics count in."""
         return self.async_steps.counted
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
