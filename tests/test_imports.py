@@ -77,8 +77,8 @@ def test_a_view_imports_what_is_slow_once_it_is_used(tmp_path, view):
 
 @pytest.mark.parametrize(
     "module",
-    ["plan.plan", "config.schema", "driver.watch", "record.events", "launch.this_machine", "config.targets", "plan.size",
-     "plan.estimate"],
+    ["plan.plan", "config.schema", "driver.watch", "record.events", "launch.this_machine", "config.targets",
+     "plan.size", "plan.estimate"],
 )  # fmt: skip
 def test_arithmetic_imports_the_standard_library_and_msgspec_alone(tmp_path, module):
     others = imported_by(f"import pipeline.{module}", tmp_path) - imported_by("", tmp_path) - sys.stdlib_module_names
