@@ -124,9 +124,9 @@ def _now(moment: str, told: Sequence[dict[str, Any]], folders: Sequence[Path]) -
         case "validation":
             return epochs == 1 and step >= 20
         case "checkpoint":
-            return epochs >= 1 and any(folders[0].glob("checkpoints/*.partial"))
+            return epochs >= 1 and any(path for folder in folders for path in folder.glob("checkpoints/*.partial"))
         case _:
-            return any(folders[0].glob(".model*"))
+            return any(path for folder in folders for path in folder.glob(".model*"))
 
 
 def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) -> str:
