@@ -126,7 +126,7 @@ def _now(moment: str, told: Sequence[dict[str, Any]], folders: Sequence[Path]) -
         case "checkpoint":
             return epochs >= 1 and any(path for folder in folders for path in folder.glob("checkpoints/*.partial"))
         case _:
-            return any(path for folder in folders for path in folder.glob(".model*"))
+            return any(path for folder in folders for path in folder.glob(".partial.model*"))
 
 
 def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) -> str:
