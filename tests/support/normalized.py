@@ -53,6 +53,13 @@ def words():
     return keras.Model(x, keras.layers.Dense(2)(keras.layers.Concatenate()(pooled)))
 
 
+def amplified():
+    """A layer that amplifies the last digit of a mean."""
+    x = keras.Input((WORDS,), dtype="int32")
+    normalized = keras.layers.BatchNormalization()(keras.layers.Embedding(20, 4, mask_zero=True)(x))
+    return keras.Model(x, keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.RMSNormalization()(normalized))))
+
+
 def trained(make, strategy, batches):
     """(losses, weights, other state, metrics) after training on these batches, of which replicas get even shares."""
     replicas, (x, y) = strategy.num_replicas_in_sync, batches[0]
@@ -160,6 +167,7 @@ def all_layers(strategy):
     return {
         "images": apart(images, strategy, list(zip(seen, labels, strict=True))),
         "words": apart(words, strategy, list(zip(read, labels, strict=True))),
+        "a single word": apart(amplified, strategy, [(np.eye(1, WORDS, dtype="int32"), label[:1]) for label in labels]),
     }
 
 

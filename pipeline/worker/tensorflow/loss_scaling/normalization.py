@@ -54,15 +54,21 @@ def _moments(
         )
         near = tf.math.divide_no_nan(tf.reduce_sum(only(values), axes), tf.cast(counts, values.dtype))
         away = only(values - along(near))
-        total, mean, variance = _combined(
-            collective, present, counts, near, tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
+        divisor, mean, variance, centre = _combined(
+            collective,
+            present,
+            counts,
+            near,
+            tf.reduce_sum(away, axes),
+            tf.reduce_sum(tf.square(away), axes),
+            epsilon=0.0 if within is None else keras.config.epsilon(),
         )
-        # The mean as it is in these values' type may be a digit off; how far it is from `near` is not.
-        further = tf.cast(mean - tf.cast(near, mean.dtype), values.dtype)
+        # The centre as it is in these values' type may be a digit off; how far it is from `near` is not.
+        further = tf.cast(centre - tf.cast(near, centre.dtype), values.dtype)
 
         def back(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             sums = _summed(collective, present, of_mean, of_variance)
-            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(total, values.dtype)) for summed in sums)
+            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(divisor, values.dtype)) for summed in sums)
             slope = 2 * of_variance
             return only((values - along(near)) * along(slope) + along(of_mean - slope * further))
 
@@ -80,16 +86,20 @@ def _combined(
     near: tf.Tensor,
     away: tf.Tensor,
     squares: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """(counts, means, variances) over all replicas, of `counts` values here, and their sums and sums of squares about
-    `near`: [channels] each.
+    epsilon: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(divisors, means, variances, centres) over all replicas, of `counts` values here, and their sums and sums of
+    squares about `near`: [channels] each. A variance's gradient is proportional to the distance from the centre.
+
+    A divisor is the count and `epsilon`, rounded to the type of `near`: so Keras divides what a mask leaves. It puts
+    the mean of a single value off by a digit, and a layer behind, such as RMSNormalization, may amplify that.
 
     Sums about a value near the mean lose no digits (Chan, Golub and LeVeque, 1983), and these few numbers, turned
     into sums about 0 to be added, have none to lose in twice the width. A TPU adds nothing of that width: it is asked
     for the mean first, which takes it little.
     """
     narrow = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    kind = tf.float32 if narrow else tf.float64
+    rounded, kind = near.dtype, tf.float32 if narrow else tf.float64
     counts, near, away, squares = (tf.cast(values, kind) for values in (counts, near, away, squares))
     about = tf.zeros((), kind)
     if narrow:
@@ -98,8 +108,12 @@ def _combined(
     sums, squares, counts = _summed(
         collective, present, counts * near + away, squares + near * (2 * away + counts * near), counts
     )
-    mean = tf.math.divide_no_nan(sums, counts)
-    return counts, about + mean, tf.maximum(tf.math.divide_no_nan(squares, counts) - tf.square(mean), 0.0)
+    divisor = tf.cast(tf.cast(counts, rounded) + epsilon, kind)
+    further = tf.math.divide_no_nan(sums - about * (divisor - counts), divisor)
+    mean = about + further
+    squares -= further * (2 * sums - counts * further)
+    centre = mean + tf.math.divide_no_nan(mean * (divisor - counts), divisor)
+    return divisor, mean, tf.maximum(tf.math.divide_no_nan(squares, divisor), 0.0), centre
 
 
 def _summed(collective: Collective[Addend], present: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
