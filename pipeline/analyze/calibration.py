@@ -176,7 +176,7 @@ def line_of(planned: Plan, prediction: Prediction, now: float) -> PredictionLine
 
 
 def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> list[Scored]:
-    """The predictions of the plan whose identity is `wanted`, each number once, with how far off each was.
+    """Returns the predictions of the plan with that identity, each number once, with how far off each was.
 
     >>> line = PredictionLine(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
     >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]

@@ -87,7 +87,7 @@ class Book:
 
 
 def text(composer: Composer, words: Sequence[str], columns: int) -> str:
-    """The page about what is `asked`: topics, and overrides of choices. Raises `UserError` where a topic is none."""
+    """Returns the page about `words`: topics, and overrides of choices. Raises `UserError` for an unknown topic."""
     overrides = [word for word in words if "=" in word]
     topics = [word for word in words if "=" not in word] + [word.partition("=")[0] for word in overrides]
     book = _book(composer, overrides)

@@ -82,7 +82,7 @@ class Cluster(Protocol):
     def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
         """Serves another command as its agent to the end, if the same command was started several times.
 
-        Returns that one's exit code; None, at once, if this one drives. `asked` returns a scheduler's signal in
+        Returns that one's exit code; None, at once, if this one drives. `signalled` returns a scheduler's signal in
         words once there was one; `say` shows the user what is going on. Raises `LaunchError`.
         """
         return None

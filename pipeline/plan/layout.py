@@ -137,7 +137,7 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
 
 
 def servers_of(config: Config, workers: int, started: int) -> int:
-    """Parameter servers, of which something else has started some `there` already. Raises `UserError`."""
+    """Returns the number of parameter servers; something else has `started` some already. Raises `UserError`."""
     strategy = config.strategy
     if not strategy.asynchronous:
         for key in ("parameter_servers", "min_shard_bytes"):

@@ -228,7 +228,7 @@ def _pieces(job: ShardJob, parts: tuple[object, object]) -> tuple[PieceId, ...]:
 def _lay_out(
     job: ShardJob, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], outline: Description
 ) -> Source:
-    """The rows of each split in the order of their shards, with the rest of what is `known` of the source."""
+    """Returns the rows of each split in the order of their shards, and the rest of the source by its `outline`."""
     orders: dict[str, tuple[Rows, NDArray[np.int64]]] = {}
     train, validation = rows[TRAIN], rows[VALIDATION]
     if train is not None:

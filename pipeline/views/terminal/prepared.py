@@ -96,7 +96,7 @@ def summary_lines(
 ) -> list[str]:
     """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it.
 
-    `there` is how many shards were there before; `seconds_shards` of all `seconds` went into making the others.
+    `shards_before` of the shards existed before; making the others took `seconds_shards` of all `seconds`.
     """
     shards = sum(len(split) for split in manifest.splits.values())
     lines = []

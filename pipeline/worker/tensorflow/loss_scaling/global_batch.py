@@ -273,7 +273,7 @@ class _Pretended:
     def __init__(
         self, number: int, answers: Sequence[Sequence[tf.Tensor]], requests: list[tf.Tensor] | None = None
     ) -> None:
-        """`asked` gets what it asks others for, in turn."""
+        """`requests` gets what it asks others for, in turn."""
         self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(answers)
         self._answers, self.requests = answers, list[tf.Tensor]() if requests is None else requests
 
