@@ -247,7 +247,7 @@ def with_wire(rest: float, wire: float, buckets: int) -> float:
 
 
 def without_wire(seconds: float, wire: float, buckets: int) -> float:
-    """The `rest` of a step of so many seconds.
+    """Returns the seconds of a step that are left without the wire's.
 
     >>> without_wire(5.0, 2.0, buckets=1), without_wire(3.5, 2.0, buckets=4), round(without_wire(2.15, 2.0, 4), 9)
     (3.0, 3.0, 0.3)

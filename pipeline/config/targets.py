@@ -33,7 +33,7 @@ def check(
 ) -> None:
     """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
 
-    `key` is where the node stands in the config, `given` are the arguments that the program adds where the
+    `key` is where the node stands in the config, `added` are the arguments that the program adds where the
     signature asks for them, `search` the folders to look for modules in. Where `allowed` names packages, a function
     of another one is refused, save for ours and Keras's. What cannot be told from source files is left to the call.
     Raises `UserError`.

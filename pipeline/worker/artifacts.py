@@ -75,7 +75,7 @@ def sample_of(
 
 
 def continued(prompt: np.ndarray, logits: Logits, temperature: float, chance: np.random.Generator) -> Iterator[int]:
-    """Tokens that follow on a prompt, int32 [length], one after the other, each drawn by what the last `length` say.
+    """Yields the tokens that follow a prompt, int32 [length], each drawn from the logits of the last `length` tokens.
 
     >>> next_one = lambda tokens: np.eye(4)[(tokens + 1) % 4] * 9
     >>> from itertools import islice

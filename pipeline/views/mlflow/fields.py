@@ -113,7 +113,7 @@ def safe_name(name: str) -> str:
 
 
 def text(value: object, limit: int) -> str:
-    """Returns `value` in at most `most` characters, as MLflow takes it for a value or a name."""
+    """Returns `value` in at most `limit` characters, as MLflow takes it for a value or a name."""
     whole = str(value).lower() if isinstance(value, bool) else str(value)
     # Lone surrogates, from file names that are not UTF-8, and NUL end a request or a database's insert.
     return whole.encode(errors="replace").decode().replace("\0", "")[:limit]

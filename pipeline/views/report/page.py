@@ -272,7 +272,7 @@ def _but(overrides: Iterable[str], *keys: str) -> list[str]:
 
 
 def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], object]) -> str:
-    """Returns `of` the measured points, or of all where none is: once where it is the same for all that have it."""
+    """Describes the measured points, or all if none is measured: once if the description is the same for each."""
     points = sweep.measured or sweep.points
     places = comparable.grouped((text, point.place) for point in points if (text := clean(describe(point))))
     if len(places) == 1:
