@@ -286,12 +286,29 @@ def order(examples: int, seed: int, epoch: int) -> np.ndarray:
     draws = max(0, examples - 1)
     blocks = np.arange(-(-draws // 4), dtype=np.uint64)
     words = np.stack(_philox((blocks & _WORD, blocks >> 32, *mixed[2:]), mixed[:2]), axis=1).ravel()[:draws]
-    jumps = words % np.arange(examples, examples - draws, -1, dtype=np.uint64)
-    others = (np.arange(draws, dtype=np.int64) + jumps.astype(np.int64)).tolist()
-    places = list(range(examples))
-    for place, other in enumerate(others):
-        places[place], places[other] = places[other], places[place]
-    return np.fromiter(places, np.int64, examples)
+    others = np.arange(examples)
+    others[:draws] += (words % np.arange(examples, examples - draws, -1, dtype=np.uint64)).astype(np.int64)
+    return swapped(others)
+
+
+def swapped(others: np.ndarray) -> np.ndarray:
+    """The numbers from 0 on, int64, after each place in turn has swapped its own with that of a place at or after it.
+
+    >>> swapped(np.array([2, 2, 2])).tolist()
+    [2, 0, 1]
+    """
+    places = np.arange(len(others))
+    # At its turn a place has what the place that swapped with it last had at its own turn.
+    moved, had = np.flatnonzero(others > places), places.copy()
+    had[others[moved]] = moved
+    while not np.array_equal(had, before := had[had]):
+        had = before
+    # It takes what the last place before it that swapped with the same place left there.
+    with_place, turns = np.divmod(np.sort(others * len(others) + places), max(1, len(others)))
+    again = np.flatnonzero(with_place[1:] == with_place[:-1])
+    taken = others.copy()
+    taken[turns[again + 1]] = had[turns[again]]
+    return taken
 
 
 def _words(number: int) -> tuple[int, int]:
