@@ -59,8 +59,7 @@ def test_a_ring_of_8_to_1024_workers_is_recovered_from_its_first_three_points(tm
     wanted = (64, 128, 256, 512, 1024)
     hosts = ",".join(str(workers // per_host) for workers in wanted)
     point = [each for each in on_gpus(8, per_host, batch) if "hosts" not in each]
-    shown = asked("-m", "mode=predict", *point, f"hardware.hosts={hosts}")
-    assert shown.code == 0, shown.err
+    shown = asked("-m", "mode=predict", *point, f"hardware.hosts={hosts}").ok()
     lines = [json.loads(line) for line in (tmp_path / "outputs" / "predictions.jsonl").read_text().splitlines()]
     assert [line["workers"] for line in lines] == list(wanted)
     for line in lines:
@@ -432,8 +431,7 @@ def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp
 
 
 def test_without_runs_it_says_what_to_type_first(pipeline, tmp_path):
-    shown = pipeline("mode=predict", "hardware=2x4gpu", "strategy=multi_worker", "model=mlp")
-    assert shown.code == 2
+    shown = pipeline("mode=predict", "hardware=2x4gpu", "strategy=multi_worker", "model=mlp").failed(2)
     assert "Try `python -m pipeline -m strategy=multi_worker model=mlp data=mnist5k workers=1,2` first." in shown.err
     assert not list(tmp_path.glob("outputs/*/*"))
 
@@ -507,11 +505,9 @@ def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path,
 def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known(pipeline, tmp_path):
     point = ("strategy=parameter_server", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
              "measure.repeats=3", "train.steps=6")  # fmt: skip
-    ran = pipeline("-m", *point, "workers=1,2", "model.build.hidden=[16],[256]")
-    assert ran.code == 0, ran.err
+    pipeline("-m", *point, "workers=1,2", "model.build.hidden=[16],[256]").ok()
     other = ("mode=predict", *point, "model.build.hidden=[64]")
-    shown = pipeline("-m", *other, "workers=1,2")
-    assert shown.code == 0, shown.err
+    shown = pipeline("-m", *other, "workers=1,2").ok()
     told = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("sweeps/*/*/result.json")]
     # Adam keeps two numbers for each weight, beside its gradient, and a few for all.
     assert [each["state_bytes"] / each["parameters"] for each in told] == [pytest.approx(16, rel=0.01)] * 4
@@ -524,8 +520,7 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
     # How far it goes towards what was timed depends on how far lives of its processes lay apart.
     assert lines[0]["low"] <= 64 / timed <= lines[0]["high"]
     for known in (("predict.time_one=false", *other), ("mode=predict", *point, "model.build.hidden=[16]")):
-        shown = pipeline(*known, "workers=2")
-        assert shown.code == 0, shown.err
+        shown = pipeline(*known, "workers=2").ok()
         assert "timed" not in shown.out.partition("predicted  ")[2]
     assert not list((tmp_path / "outputs").glob("runs/*"))
 
@@ -533,8 +528,7 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
 def test_devices_that_are_elsewhere_are_not_timed(pipeline, tmp_path):
     there = ("strategy=mirrored", "model=mlp", "data=digits", "hardware=2gpu")
     ran(tmp_path / "outputs", planned(*there), [1e-3] * 3)
-    shown = pipeline("mode=predict", *there, "model.build.hidden=[64]")
-    assert shown.code == 0, shown.err
+    shown = pipeline("mode=predict", *there, "model.build.hidden=[64]").ok()
     assert "Timing" not in shown.out
     assert "timed" not in shown.out
 
@@ -545,8 +539,7 @@ def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_pat
              "measure.steps=5", "measure.repeats=3", "train.steps=6")  # fmt: skip
     assert pipeline("-m", *point, "workers=1,2").code == 0
     shown = pipeline("mode=predict", *point, "workers=2", "hardware.price_per_hour=2", "train.epochs=3",
-                     "train.steps=null")  # fmt: skip
-    assert shown.code == 0, shown.err
+                     "train.steps=null").ok()  # fmt: skip
     assert "fitted on  2 runs: mirrored, mlp" in shown.out
     assert "at hardware.price_per_hour=2 on 1 host" in shown.out
     assert pipeline(*point, "workers=2", "resume=never", "hardware.price_per_hour=2").code == 0

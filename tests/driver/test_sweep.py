@@ -140,14 +140,12 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
         [folder / each["folder"] for each in entries(folder) if each["status"] == "FINISHED"] if folder.exists() else []
     )
     before = [written(each) for each in done]
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 240)
-    assert ran.code == 0, (seed, ran.err)
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 240).ok()
     assert [written(each) for each in done] == before, seed
     points = entries(folder)
     assert [each["status"] for each in points] == ["FINISHED"] * len(points)
     assert len({each["folder"] for each in points}) == len(points) == len(list(folder.glob("*/result.json")))
-    again = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
-    assert again.code == 0
+    again = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
     assert f"{len(points)} of {len(points)} points have finished and are kept." in again.out
     assert again.seconds < ran.seconds or len(done) == len(points)
     assert not left_behind(tmp_path)

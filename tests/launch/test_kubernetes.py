@@ -57,13 +57,11 @@ def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked,
 
 
 def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
-    ran = asked("strategy=multi_worker", "workers=2", "cluster=kubernetes", "tracking=none")
-    assert ran.code == 2
+    ran = asked("strategy=multi_worker", "workers=2", "cluster=kubernetes", "tracking=none").failed(2)
     assert "Expected an image that pods run, received none. Try cluster.options.image=..." in " ".join(ran.err.split())
     (tmp_path / "kubernetes").mkdir()
     (tmp_path / "kubernetes" / "__init__.py").write_text("raise ImportError('there is none')")
-    ran = asked("strategy=multi_worker", "workers=2", *HERE, "tracking=none")
-    assert ran.code == 2
+    ran = asked("strategy=multi_worker", "workers=2", *HERE, "tracking=none").failed(2)
     assert "Expected the official client of Kubernetes" in " ".join(ran.err.split())
     ran = asked("mode=plan", "cluster=kubernetes", "cluster.options.cpus=2")
     assert (ran.code, "cluster.options.cpu" in ran.err) == (2, True)

@@ -54,8 +54,7 @@ def test_what_is_refused_ends_all_of_them_in_words(tmp_path):
 
 
 def test_without_a_launcher_it_is_refused_in_words_and_planned_all_the_same(asked):
-    refused: Ran = asked("cluster=mpi", *TWO)
-    assert refused.code == 2
+    refused: Ran = asked("cluster=mpi", *TWO).failed(2)
     assert "Expected a process that an MPI launcher has started" in refused.err
     assert "Try `mpirun --bind-to none -n 2 python -m pipeline cluster=mpi ...`, or cluster=local." in refused.err
     planned: Ran = asked("mode=plan", "cluster=mpi", *TWO).ok()

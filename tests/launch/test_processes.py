@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SUPPORT
+from conftest import ROOT
+from scripts import came
 
 from pipeline.driver.watch import BUSY_SHARE
 from pipeline.launch import local
@@ -68,20 +69,15 @@ def test_what_waits_for_a_core_computes_and_what_sleeps_does_not(crowded_core, w
     assert (counted > 5 * used) if computes else (counted < BUSY_SHARE)
 
 
-def pages():
-    """How many pages a step is handed out that has 64 MiB in between: 16,384 of 4 KiB, or 32 of 2 MiB."""
-    ran = subprocess.run([sys.executable, str(SUPPORT / "pages.py")], capture_output=True, text=True, check=True)
-    return int(ran.stdout)
-
-
 @on_jax
 def test_a_step_is_handed_large_pages_unless_a_user_tells_glibc_otherwise(monkeypatch):
     with local._quiet_environment("jax"):
-        large = pages()
+        # 16,384 of 4 KiB, or 32 of 2 MiB: the step has 64 MiB in between.
+        large = came("pages")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
     with local._quiet_environment("jax"):
         assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
-        small = pages()
+        small = came("pages")
     assert small > 4096
     with local._quiet_environment("tensorflow"):
         assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"

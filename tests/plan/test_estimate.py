@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import own
 import pytest
-import tensorflow as tf
 from conftest import QUICK, ROOT, Ran, sampled, with_
+from loops import loop_over
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
 from pipeline.errors import UserError
@@ -17,12 +17,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, shipped
 from pipeline.record import codec
 from pipeline.views.terminal.plan_text import estimate_lines
-from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BatchLayout
-from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.loop import Loop
 
 # model=cnn on 28x28 images: 1,199,882 numbers of 4 bytes, each with a gradient and two slots of Adam's.
 CNN = 4 * 1_199_882
@@ -300,11 +295,7 @@ def assert_shipped(choices: list[tuple[str, str, str]]) -> None:
 
 def of(model: keras.Model, part: object) -> Size:
     """The size of a model built on data under no strategy."""
-    strategy = tf.distribute.get_strategy()
-    made = build.model(lambda: model, strategy, batches.spec(part))
-    layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(batches.count(part),))
-    loop = Loop(made, strategy, Data(part, layout, True, 0), None)
-    return of_model.of(loop)
+    return of_model.of(loop_over(lambda: model, part))
 
 
 @pytest.mark.parametrize(
@@ -370,10 +361,7 @@ def test_tables_that_are_called_twice_or_cannot_be_cut_are_known():
 
 def test_reading_the_graph_of_a_step_that_has_run_compiles_nothing():
     part = (np.zeros((64, 8, 8, 1), "float32"), np.zeros(64, "int32"))
-    strategy = tf.distribute.get_strategy()
-    model = build.model(lambda: own.tiny((8, 8, 1), 10), strategy, batches.spec(part))
-    layout = BatchLayout(16, replicas=1, first=0, local=1, counts=(64,))
-    loop = Loop(model, strategy, Data(part, layout, True, 0), None)
+    loop = loop_over(lambda: own.tiny((8, 8, 1), 10), part)
     loop.call(2)
     loop.graph()
     assert loop._train.experimental_get_tracing_count() == 1

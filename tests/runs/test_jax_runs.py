@@ -158,8 +158,7 @@ def test_a_sweep_its_report_a_comparison_and_a_prediction_need_no_tensorflow(jax
     refused = pipeline("model=mlp", "data=digits", python=without_tensorflow)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "Expected the package tensorflow for backend=tensorflow, received a Python without it" in refused.err
-    missed = pipeline("doctor", "model=mlp", python=without_tensorflow)
-    assert missed.code == 3
+    missed = pipeline("doctor", "model=mlp", python=without_tensorflow).failed(3)
     assert "Try python -m pip install 'distributed-keras-pipeline'" in missed.out
 
 

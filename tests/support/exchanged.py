@@ -1,6 +1,6 @@
-"""Trains models under one backend, or goes on with what either has saved, and writes the losses that came.
+"""Trains models under one backend, or goes on with what either has saved, and prints the losses that came as JSON.
 
-`python exchanged.py BACKEND train|go_on FOLDER`: a process of its own, since Keras takes one backend. Prints nothing.
+`python exchanged.py BACKEND train|go_on FOLDER`: a process of its own, since Keras takes one backend.
 """
 
 import json
@@ -41,21 +41,13 @@ def made(name, input_shape, num_classes):
 
 def loop_of(backend, build, arrays, classes):
     """The engine's loop over the model that `build` names, as a config would, on one device."""
-    from pipeline.worker.layout import BatchLayout
-
-    layout = BatchLayout(BATCH, 1, 0, 1, (len(arrays[1]),))
     if backend == "tensorflow":
-        import tensorflow as tf
+        from loops import loop_over
 
         from pipeline.config import targets
-        from pipeline.worker.data import batches
-        from pipeline.worker.data.batches import Data
-        from pipeline.worker.tensorflow import build as building
-        from pipeline.worker.tensorflow.loop import Loop
 
-        strategy, given = tf.distribute.get_strategy(), {"input_shape": arrays[0].shape[1:], "num_classes": classes}
-        model = building.model(lambda: targets.call(build, "model.build", **given), strategy, batches.spec(arrays))
-        return Loop(model, strategy, Data(arrays, layout, True, 5))
+        given = {"input_shape": arrays[0].shape[1:], "num_classes": classes}
+        return loop_over(lambda: targets.call(build, "model.build", **given), arrays, batch=BATCH)
     import jax
     import numpy as np
     from jax.sharding import Mesh
@@ -64,11 +56,13 @@ def loop_of(backend, build, arrays, classes):
     from pipeline.worker.jax import layouts
     from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.loop import JaxLoop
+    from pipeline.worker.layout import BatchLayout
 
     chosen = SimpleNamespace(optimizer=None, learning_rate=None, loss=None, metrics=None, rate_scale=1.0)
     plan = SimpleNamespace(model=SimpleNamespace(build=build), training=chosen)
     model = building.model(plan, SimpleNamespace(train=arrays, num_classes=classes, parts={}))
     mesh = Mesh(np.array(jax.devices()).reshape(1, 1), ("batch", "model"))
+    layout = BatchLayout(BATCH, 1, 0, 1, (len(arrays[1]),))
     return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), DeviceData(arrays, layout, True, 5), None)
 
 
@@ -111,14 +105,13 @@ def go_on(backend, folder):
 
 
 def main(backend, what, folder):
-    """Does one of the two, and writes what came as JSON."""
+    """Does one of the two, and prints what came."""
     os.environ["KERAS_BACKEND"] = backend
     if backend == "jax":
         import jax
 
         jax.config.update("jax_platforms", "cpu")
-    found = {"train": train, "go_on": go_on}[what](backend, folder)
-    (Path(folder) / f"{backend}_{what}.json").write_text(json.dumps(found))
+    print(json.dumps({"train": train, "go_on": go_on}[what](backend, folder)))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from loops import loop_over
 
 from pipeline import strategies
 from pipeline.private import context
 from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.tensorflow import build, feed
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.layout import BEGINNING, Position
+from pipeline.worker.tensorflow import feed
 
 # The last batch of an epoch has 11 examples; so many steps go through it twice, and the first two calls end before.
 EXAMPLES, BATCH, CALLS = 107, 32, (2, 1, 3, 3)
@@ -55,9 +54,7 @@ def loop_of(replicas, position=BEGINNING):
     strategy = kind(devices) if replicas else strategies.default()
     rng = np.random.default_rng(2)
     arrays = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 3, EXAMPLES, "int32")
-    model = build.model(made, strategy, batches.spec(arrays))
-    data = Data(arrays, BatchLayout(BATCH, replicas or 1, 0, replicas or 1, (EXAMPLES,)), True, 3)
-    return Loop(model, strategy, data, data, position=position)
+    return loop_over(made, arrays, strategy, BATCH, seed=3, held_out=arrays, position=position)
 
 
 def trained(loop, calls=CALLS):

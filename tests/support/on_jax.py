@@ -1,14 +1,12 @@
-"""Trains models under JAX on meshes of this process's four devices, and writes what came.
+"""Trains models under JAX on meshes of this process's four devices, and prints what came as JSON.
 
-`python on_jax.py OUT [MESH...]`: a process of its own, since Keras takes one backend. Prints nothing. On MESHes that
-are named it trains one model with and without `train.remat` instead.
+`python on_jax.py [MESH...]`: a process of its own, since Keras takes one backend. On MESHes that are named it trains
+one model with and without `train.remat` instead.
 """
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 # An epoch of mlp and more, seven of the others.
@@ -76,17 +74,6 @@ def convolutional(input_shape, num_classes, dropout=0.5):
             layers.Dense(num_classes, activation="softmax"),
         ]
     )
-
-
-def came(out, *arguments, python=sys.executable, script="on_jax.py", **environ):
-    """What a script beside this one writes to a file, run by itself."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
-    command = [str(python), str(here / script), str(out), *arguments]
-    given = os.environ | {"PYTHONPATH": paths} | environ
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(Path(out).read_text())
 
 
 def mesh_of(shape):
@@ -228,8 +215,8 @@ def forgetting(name, forgets):
     return {"losses": losses, "temporary": temporary, "digests": loop.replica_digests()}
 
 
-def main(out, *meshes):
-    """Trains all of them, and writes what came as JSON."""
+def main(*meshes):
+    """Trains all of them, and prints what came."""
     os.environ["KERAS_BACKEND"] = "jax"
     if not meshes:
         # To make code faster takes longer than to run it so few times.
@@ -242,7 +229,7 @@ def main(out, *meshes):
         found = {f"{name} {forgets}": forgetting(name, forgets) for name in meshes for forgets in (False, True)}
     else:
         found = {"trained": all_trained(), "read": read()}
-    Path(out).write_text(json.dumps(found))
+    print(json.dumps(found))
 
 
 def all_trained():

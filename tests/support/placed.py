@@ -196,20 +196,20 @@ def ran_at(placement, loop):
     return {"ran": dict(counted)}
 
 
-def main(out, *cases):
-    """Each case is MODEL REPLICAS PARTS or MODEL REPLICAS PARTS MICRO_BATCHES, with commas between."""
+def main(folder, *cases):
+    """Each case, saved in FOLDER/CASE, is MODEL,REPLICAS,PARTS or MODEL,REPLICAS,PARTS,MICRO_BATCHES."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     came = {}
     for case in cases:
         name, *numbers = case.split(",")
-        folder = Path(out).parent / case
-        folder.mkdir()
+        there = Path(folder) / case
+        there.mkdir()
         try:
-            came[case] = trained(name, *map(int, numbers[:2]), folder, *map(int, numbers[2:]))
+            came[case] = trained(name, *map(int, numbers[:2]), there, *map(int, numbers[2:]))
         except (TrainingError, ModelError) as error:
             came[case] = {"refused": str(error)}
-    Path(out).write_text(json.dumps(came))
+    print(json.dumps(came))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What runs have logged, as far as it is written, and what they trained by it."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,3 @@ def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Those of the only run of the commands in a folder; none before it has a log."""
     runs = [log.parent for log in folder.glob("outputs/[rs]*/**/events.jsonl")]
     return logged(runs[0], kind) if runs else []
-
-
-def wait_for(folder: Path, kind: str, timeout: float = 90.0, count: int = 1) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if len(found := events(folder, kind)) >= count:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"no {kind} in {timeout} s: {[event['event'] for event in events(folder)][-5:]}")

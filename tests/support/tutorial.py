@@ -1,6 +1,6 @@
 """TensorFlow's tutorial "Multi-worker training with Keras", one of its processes: `python tutorial.py STEPS FOLDER`.
 
-Prints a JSON line: the error of Keras's own `fit`, and the histories of ours.
+Prints a JSON line, its last: the error of Keras's own `fit`, and the histories of ours.
 """
 
 import json
@@ -128,7 +128,7 @@ def main(steps, folder):
     told["whole"], told["rest"] = from_backup(strategy, folder)
     told["different"] = refused(lambda: pipeline.fit(model, **(arrays() | {"epochs": 2 + rank})))
     told["unknown"] = refused(lambda: pipeline.fit(model, data.take(9).filter(lambda x, y: True), verbose=0))
-    print("TOLD", json.dumps(told), flush=True)
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ def in_keras():
 )
 def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras, layout):
     expected, logs = in_keras
-    ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout)
-    assert ran.code == 0, ran.err
+    ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout).ok()
     (folder,) = ran.run_folders
     for ours, theirs in zip(weights(folder), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
@@ -62,10 +61,8 @@ def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, k
     model = CHANGED[:1] if kind == "changed" else ("model.build._target_=beside.running", "train.gather=true")
     steps = ("train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")
     asked = (*QUICK, "resume=never", *TRAINED, *model, *steps, f"strategy={strategy}", "workers=2")
-    whole: Ran = pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]")
-    assert whole.code == 0, whole.err
-    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: dying.Dies, at: 11, marker: {mark}}}]")
-    assert died.code == 0, died.err
+    pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]").ok()
+    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: dying.Dies, at: 11, marker: {mark}}}]").ok()
     assert mark.exists()
     for ours, theirs in zip(*map(weights, died.run_folders), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -2,16 +2,16 @@
 
 from importlib.util import find_spec
 
-import on_jax
 import pytest
+from scripts import came
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What `support/bucketed.py` writes."""
-    return on_jax.came(tmp_path_factory.mktemp("bucket") / "found.json", script="bucketed.py")
+def found():
+    """What `support/bucketed.py` prints."""
+    return came("bucketed")
 
 
 @pytest.mark.slow

@@ -14,17 +14,14 @@ import two_devices  # noqa: F401 # which are this process's
 import whole
 from conftest import sampled
 from keras import layers, ops
+from loops import loop_over
 from tensorflow.python.distribute import mirrored_run
 
 from pipeline import models
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BatchLayout, ReplicaPlace
-from pipeline.worker.tensorflow import build
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
-from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.step import optimizers
@@ -34,25 +31,19 @@ def rows(part: Any, first: int, count: int) -> Any:
     return tf.nest.map_structure(lambda leaf: tf.constant(leaf[first : first + count]), part)
 
 
-def loop_over(
+def pausable(
     strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any, gather: bool = False
-) -> tuple[Loop, Any]:
+) -> Loop:
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    collective = Pausable(over(strategy))
-    model = build.model(make, strategy, rows(part, 0, 2), collective=collective)
-    examples = len(tf.nest.flatten(part)[0])
-    layout = BatchLayout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
-    made = Loop if custom_step.of(model) is None else CustomLoop
-    return made(model, strategy, Data(part, layout, False, 0), collective=collective, gather=gather), collective
+    return loop_over(make, part, strategy, 4, False, collective=Pausable(over(strategy)), gather=gather)
 
 
 def checked(
     strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any, gather: bool = False
 ) -> Check:
-    loop, collective = loop_over(strategy, make, part, gather)
-    replicas = strategy.num_replicas_in_sync
-    return check(loop, collective, ReplicaPlace(0, replicas, replicas), lambda *number: rows(part, *number))
+    loop, replicas = pausable(strategy, make, part, gather), strategy.num_replicas_in_sync
+    return check(loop, loop.collective, ReplicaPlace(0, replicas, replicas), lambda *number: rows(part, *number))
 
 
 def compiled(model: keras.Model, loss: Any = "sparse_categorical_crossentropy", **named: Any) -> keras.Model:
@@ -261,10 +252,10 @@ OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {
 @pytest.mark.parametrize("name", sampled(list(OWN_EQUAL), 3))
 def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_changed(name: str, mirrored):
     make, part = OWN_EQUAL[name]
-    loop, collective = loop_over(mirrored, make, part)
+    loop = pausable(mirrored, make, part)
     variables = [*loop.model.variables, *(one for made in optimizers(loop.model) for one in made.variables)]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    found = check(loop, collective, ReplicaPlace(0, 2, 2), lambda *number: rows(part, *number))
+    found = check(loop, loop.collective, ReplicaPlace(0, 2, 2), lambda *number: rows(part, *number))
     assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
@@ -310,7 +301,7 @@ def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metr
         def sum(self, arrays: Any) -> Any:
             return list(arrays)
 
-    loop, _ = loop_over(mirrored, looking.model, NUMBERS)
+    loop = pausable(mirrored, looking.model, NUMBERS)
     forgets = Forgetting(over(mirrored))
     found = check(loop, forgets, ReplicaPlace(0, 2, 2), lambda *number: rows(NUMBERS, *number))
     assert {difference.what for difference in found.differences} == {"loss", "gradient"}

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import sampled
+from loops import loop_over
 from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan.plan import Checkpoints
@@ -24,14 +25,11 @@ from pipeline.record.events import Event
 from pipeline.record.log import to_plain
 from pipeline.worker import rates
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BEGINNING, BatchLayout, Position
+from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.training import Diverged, Preempted, Training
 
-EXAMPLES, BATCH = 70, 16
+EXAMPLES = 70
 
 
 class Told:
@@ -84,22 +82,18 @@ def training(
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
-    strategy = tf.distribute.get_strategy()
     part = examples(data)
     if labels:
         part = (part[0] * labels, part[1])
-    model = build.model(
-        network, strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
-        metrics(), rate_scale,
-    )  # fmt: skip
-    layout = BatchLayout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
-    train, held_out = (Data(part, layout, shuffle, seed=1) for shuffle in (True, False))
-    loop = Loop(model, strategy, train, held_out, position=position)
+    loop = loop_over(
+        network, part, seed=1, held_out=part, position=position, optimizer=optimizer(), loss=loss(), metrics=metrics(),
+        rate_scale=rate_scale,
+    )  # fmt: skip
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
     about = {"data": {}, "learning_rate": None}
     checkpointing = Checkpointing(checkpointer, state, leave, 1e4, rate_scale, about, share)
-    return model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointing=checkpointing)
+    return loop.model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointing=checkpointing)
 
 
 @pytest.fixture(autouse=True)

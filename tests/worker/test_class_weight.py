@@ -92,8 +92,7 @@ def test_every_strategy_trains_the_same_with_them(pipeline):
         "-m", *QUICK, "strategy=one_device,mirrored,multi_worker,parameter_server", "workers=null", "hardware=2cpu",
         "data.build._target_=own.numbered", "model.build._target_=own.normalised", "+model.build.bias=true",
         "train.epochs=2", "train.global_batch=30", "train.class_weight={0: 3.0, 4: 0.5}",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     losses = {
         folder.name.split("_", 1)[1]: [event["loss"] for event in logged(folder, "epoch")] for folder in ran.run_folders
     }

@@ -58,8 +58,7 @@ def test_the_recommender_finds_the_signal_on_several_processes(pipeline):
     ran = pipeline(
         *QUICK, "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
         "train.replica_batch=128",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert ran.result["val_metrics"]["auc"] > 0.78
     assert ran.result["notes"] == []
 
@@ -76,8 +75,7 @@ def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
         "model.build.filters=[8,16]",
         "train.learning_rate=0.005",
         "train.epochs=8",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     for result in ran.results:
         assert result["val_metrics"]["accuracy"] > 0.9
         assert result["notes"] == []
@@ -97,8 +95,7 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
         "train.check=off",
         "train.steps=20",
         "train.steps_per_call=4,7",
-    )
-    assert ran.code == 0, ran.err
+    ).ok()
     runs = [losses(folder) for folder in ran.run_folders]
     assert len(runs) == 2
     assert len(runs[0]) == 20
@@ -116,8 +113,7 @@ WHOLE = (
 def test_metrics_and_losses_of_the_batch_as_a_whole_are_exact_over_processes_and_in_static_batches(pipeline):
     kinds = ("strategy=one_device", "strategy=mirrored workers=2", "strategy=multi_worker workers=2")
     for kind in kinds:
-        ran = pipeline(*QUICK, *kind.split(), *WHOLE, "train.epochs=2", "train.gather=true")
-        assert ran.code == 0, ran.err
+        ran = pipeline(*QUICK, *kind.split(), *WHOLE, "train.epochs=2", "train.gather=true").ok()
         assert [result["notes"] for result in ran.results if not result["oversubscribed"] and result["notes"]] == []
     assert_equal(ran.run_folders)
     assert all(result["metrics"]["least"] < 0 < result["metrics"]["most"] for result in ran.results)
@@ -128,13 +124,11 @@ def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     asked = (*QUICK, f"strategy={strategy}", "workers=2", *WHOLE, "train.gather=true", "train.steps_per_call=1",
              "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
-    uninterrupted = pipeline(*asked, "train.epochs=2", "resume=never")
-    assert uninterrupted.code == 0, uninterrupted.err
+    pipeline(*asked, "train.epochs=2", "resume=never").ok()
     mark = tmp_path / "died"
     died = pipeline(
         *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: dying.Dies, at: 11, marker: {mark}}}]"
-    )
-    assert died.code == 0, died.err
+    ).ok()
     assert mark.exists()
     first, second = (last(folder, "epoch") for folder in died.run_folders)
     for name in ("loss", "metrics", "val_loss", "val_metrics"):
@@ -142,11 +136,9 @@ def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
 
 
 def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, asked):
-    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *WHOLE)
-    assert ran.code == 1
+    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *WHOLE).failed()
     assert (
         "since the states of asynchronous workers are added, received largest (Largest), whose state is no" in ran.err
     )
-    refused = asked("strategy=parameter_server", "train.gather=true", "mode=plan")
-    assert refused.code == 2
+    refused = asked("strategy=parameter_server", "train.gather=true", "mode=plan").failed(2)
     assert "Expected train.gather=false" in refused.err

@@ -1,15 +1,11 @@
 """TensorFlow and JAX train to the same losses from the same weights, and go on with what the other has saved."""
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import exchanged
 import numpy as np
 import pytest
-from conftest import ROOT, SUPPORT
+import scripts
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,21 +16,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def came(tmp_path_factory):
     """What each backend came to, by what it did: see `exchanged.py`. Both at once, then both with both's files."""
-    folder = tmp_path_factory.mktemp("exchanged")
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT)))}
+    folder, came = tmp_path_factory.mktemp("exchanged"), {}
     for what in ("train", "go_on"):
-        commands = [
-            [sys.executable, str(SUPPORT / "exchanged.py"), name, what, str(folder)] for name in exchanged.BACKENDS
-        ]
-        running = [subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) for command in commands]
-        for process in running:
-            _, said = process.communicate(timeout=500)
-            assert process.returncode == 0, said
-    return {
-        (name, what): json.loads((folder / f"{name}_{what}.json").read_text())
-        for name in exchanged.BACKENDS
-        for what in ("train", "go_on")
-    }
+        running = [scripts.begun("exchanged", name, what, folder) for name in exchanged.BACKENDS]
+        came |= zip([(name, what) for name in exchanged.BACKENDS], scripts.answers(*running), strict=True)
+    return came
 
 
 @pytest.mark.parametrize("name", exchanged.NAMES)

@@ -1,13 +1,11 @@
 """Batches that are laid on devices ahead of the steps train to the same, and leave the host out of the loop."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import QUICK, ROOT, SUPPORT
+import scripts
+from conftest import QUICK
 
 from pipeline.worker.tensorflow import feed
 
@@ -18,18 +16,7 @@ NUMBERS = (0, 1, 2)
 @pytest.fixture(scope="module")
 def came():
     """What `support/fed.py` came to, by the number of replicas."""
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT)))}
-    command = [sys.executable, str(SUPPORT / "fed.py")]
-    running = {
-        number: subprocess.Popen([*command, str(number)], env=given, stdout=-1, stderr=-1, text=True)
-        for number in NUMBERS
-    }
-    came = {}
-    for number, process in running.items():
-        out, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
-        came[number] = json.loads(out.splitlines()[-1])
-    return came
+    return dict(zip(NUMBERS, scripts.answers(*(scripts.begun("fed", number) for number in NUMBERS)), strict=True))
 
 
 @pytest.mark.parametrize("replicas", NUMBERS)
@@ -91,8 +78,7 @@ def test_only_devices_with_memory_of_their_own_are_fed_ahead():
 def test_processes_that_are_fed_ahead_train_to_the_same(pipeline, tmp_path, more):
     settings = ("strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK)
     for own in ((), ("strategy.build._target_=fed.multi_worker",)):
-        ran = pipeline(*settings, *more, *own)
-        assert ran.code == 0, ran.err
+        pipeline(*settings, *more, *own).ok()
     plain, ahead = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("outputs/runs/*/result.json")))
     for name in ("loss", "metrics", "val_loss", "val_metrics"):
         assert ahead[name] == plain[name]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -15,10 +14,11 @@ import keras
 import looking
 import numpy as np
 import pytest
+import scripts
 import tensorflow as tf
 import tutorial
 import two_devices  # noqa: F401 # which are this process's
-from conftest import ROOT, SUPPORT, sampled
+from conftest import ROOT, sampled
 from ports import reserved_ports
 
 import pipeline
@@ -530,27 +530,16 @@ def test_the_package_is_imported_without_tensorflow() -> None:
     assert done.stdout.split() == ["False", "True", "True"]
 
 
-def two_processes(steps: int, folder: Path, timeout: float = 240.0) -> list[dict[str, Any]]:
+def two_processes(steps: int, folder: Path) -> list[dict[str, Any]]:
     """What each of the tutorial's two processes told."""
-    with reserved_ports(2) as ports, ExitStack() as stack:
-        started = []
-        for rank in range(2):
-            cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-            environ = os.environ | {
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
-            }
-            command = [sys.executable, str(SUPPORT / "tutorial.py"), str(steps), str(folder / "backup")]
-            process = subprocess.Popen(
-                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-            started.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        shown = [process.communicate(timeout=timeout)[0] for process in started]
-    assert all("TOLD" in each for each in shown), shown
+    with reserved_ports(2) as ports:
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+        tasks = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}) for rank in range(2)]
+        running = [scripts.begun("tutorial", steps, folder / "backup", TF_CONFIG=task) for task in tasks]
+        shown = scripts.printed(*running, timeout=240)
     assert "Epoch 3/3" in shown[0]
     assert "Epoch" not in shown[1]
-    return [json.loads(each.rpartition("TOLD")[2].splitlines()[0]) for each in shown]
+    return [json.loads(each.splitlines()[-1]) for each in shown]
 
 
 def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) -> None:
@@ -588,14 +577,8 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
 
 
 @pytest.mark.slow
-def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, str(SUPPORT / "servers.py")],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}, capture_output=True, text=True, timeout=240,
-        cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])
+def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
+    told = scripts.came("servers", timeout=240)
     assert told["keras"].startswith("To use this dataset, you need to pass this dataset to ClusterCoordinator")
     losses = told["tutorial"]["loss"]
     assert len(losses) == 5

@@ -7,27 +7,24 @@ from importlib.util import find_spec
 import numpy as np
 import on_jax
 import pytest
+import scripts
 import shards
 import tensorflow as tf
-from conftest import SUPPORT
+from loops import loop_over
 
 from pipeline.data import tfrecord
 from pipeline.data.errors import DataError
 from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
 from pipeline.worker.jax import data
 from pipeline.worker.jax.data import order
-from pipeline.worker.layout import BatchLayout
-from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Loop
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
 
 @pytest.fixture(scope="module")
-def wrote(tmp_path_factory, without_tensorflow):
-    """What `support/on_jax.py` writes."""
-    return on_jax.came(tmp_path_factory.mktemp("jax") / "came.json", python=without_tensorflow)
+def wrote(without_tensorflow):
+    """What `support/on_jax.py` prints."""
+    return scripts.came("on_jax", python=without_tensorflow)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +50,7 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
 @pytest.mark.slow
 def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for_ever():
     # XLA's pool has a thread a device, and each step under way held one while it waited for the others' sums.
-    command = [sys.executable, str(SUPPORT / "many_steps.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 0 < float(ran.stdout) < 0.01, ran.stderr
+    assert 0 < scripts.came("many_steps", timeout=120) < 0.01
 
 
 @pytest.mark.slow
@@ -116,11 +111,8 @@ def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "key"), [("mlp", "mlp one"), ("normalized", "normalized one"), ("transformer",) * 2])
 def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, key):
-    arrays = on_jax.examples(name)
-    strategy = tf.distribute.get_strategy()
-    model = build.model(lambda: on_jax.made(name), strategy, batches.spec(arrays))
-    layout = BatchLayout(on_jax.BATCH, 1, 0, 1, (len(arrays[1]),))
-    losses = Loop(model, strategy, Data(arrays, layout, True, 5)).call(sum(on_jax.CALLS)).losses[:, 0]
+    loop = loop_over(lambda: on_jax.made(name), on_jax.examples(name), batch=on_jax.BATCH)
+    losses = loop.call(sum(on_jax.CALLS)).losses[:, 0]
     key = key if key.endswith("one") else f"{key} one"
     np.testing.assert_allclose(losses, came[key]["losses"], rtol=0, atol=1e-3)
 

@@ -1,36 +1,24 @@
 """Normalization over the global batch is that of one device, and replicas without examples change nothing."""
 
 import json
-import os
-import subprocess
-import sys
-from typing import Any
 
 import keras
 import numpy as np
 import own
 import pytest
-from conftest import QUICK, ROOT, SUPPORT
-
-
-def compared(what: str) -> dict[str, Any]:
-    """Relative differences from one device, by case."""
-    quiet = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    program = [sys.executable, str(SUPPORT / "normalized.py"), what]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=os.environ | quiet, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from conftest import QUICK
+from scripts import came
 
 
 @pytest.mark.slow
 def test_mean_variance_and_gradients_keep_their_digits_where_the_mean_is_far_from_zero():
-    for case, differences in compared("all_moments").items():
+    for case, differences in came("normalized", "all_moments").items():
         assert max(differences) < 1e-6, case
 
 
 @pytest.mark.slow
 def test_replicas_without_examples_change_nothing_whatever_the_layers():
-    for model, differences in compared("all_layers").items():
+    for model, differences in came("normalized", "all_layers").items():
         assert max(differences) < 1e-5, model
 
 
@@ -41,8 +29,7 @@ def test_batch_statistics_of_a_host_or_replica_are_averaged_over_all_and_change_
         "strategy.devices_per_process=2",
         "model=normalised", "data=numbered", "train.steps=3", "train.global_batch=128", "train.steps_per_call=3",
         "train.batch_statistics=global,host,replica",
-    )  # fmt: skip
-    assert ran.code == 0, ran.out + ran.err
+    ).ok()  # fmt: skip
     moving = {}
     for folder in ran.run_folders:
         lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -10,12 +10,10 @@ import steps as own
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 from conftest import sampled
+from loops import loop_over
 
 from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BatchLayout
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 
 EPOCHS = 3
@@ -25,22 +23,15 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
     """(the model, what each epoch came to, losses of all steps); the last batch of 40 leaves a replica without any."""
     keras.utils.set_random_seed(0)
     train, held_out = own.points(labelled=labelled)
-    model = build.model(make, strategy, batches.spec(train))
-    replicas = strategy.num_replicas_in_sync
-
-    def data(part: Any, shuffle: bool) -> Data:
-        return Data(part, BatchLayout(global_batch, replicas, 0, replicas, (len(part[0]),)), shuffle, 0)
-
-    known = custom_step.of(model)
-    assert known is not None
-    loop = CustomLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None)
+    loop = loop_over(make, train, strategy, global_batch, seed=0, held_out=held_out)
+    assert isinstance(loop, CustomLoop)
     epochs, losses = [], []
     for _ in range(EPOCHS):
         loop.reset_metrics()
         call = loop.call(loop.steps_per_epoch)
         losses += call.losses[:, 0].tolist()
         epochs.append(loop.metrics() | {f"val_{name}": value for name, value in loop.evaluate(2, print).items()})
-    return model, epochs, losses
+    return loop.model, epochs, losses
 
 
 WAYS = (

@@ -2,9 +2,7 @@
 
 import dataclasses
 import itertools
-import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,10 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran, finish, left_behind, sampled, start
+from conftest import QUICK, Ran, left_behind, sampled
 from equality import assert_equal, sweep
-from run_events import events, wait_for
+from run_events import events
+from under_way import UnderWay
 
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.source import Source, source
@@ -58,8 +57,7 @@ def test_tables_in_shards_on_two_servers_train_and_load_as_whole_ones(pipeline):
     cut = pipeline(
         *QUICK, "train.steps=20", "train.global_batch=32", "train.steps_per_call=5", "strategy=parameter_server",
         "workers=1", *log, *servers,
-    )  # fmt: skip
-    assert cut.code == 0, cut.err
+    ).ok()  # fmt: skip
     assert "warning: hidden_0/kernel (14,336 bytes) stays whole on one server: only embeddings can be cut." in cut.out
     assert_equal([*folders, *(folder for folder in cut.run_folders if folder not in folders)])
 
@@ -68,8 +66,7 @@ def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied
     ran = pipeline(
         *QUICK, *RACING, *OWN, "train.epochs=3", "train.replica_batch=8", "train.steps_per_call=1",
         "model.build._target_=own.counting", "data.build._target_=own.serial_arrays", "data.build.examples=203",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     serial = np.arange(203)
     for epoch in ran.events("epoch"):
         counted = [epoch["metrics"][f"labels_{place}"] for place in range(3)]
@@ -95,8 +92,7 @@ def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline):
     ran = pipeline(
         *QUICK, *RACING, *OWN, "train.epochs=2", "train.replica_batch=8", "train.steps_per_call=2",
         "model.build._target_=own.counting", f"data.build._target_=own.{target}", "data.build.examples=203",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     counted = [(epoch["metrics"]["labels_0"], epoch["val_metrics"]["labels_0"]) for epoch in ran.events("epoch")]
     assert counted == [(203, 203)] * 2
 
@@ -106,8 +102,7 @@ def test_digits_are_learnt_by_racing_workers(pipeline):
     ran = pipeline(
         "strategy=parameter_server", "workers=2", "train.epochs=2", "tracking=none", "measure.repeats=2",
         "measure.baseline=none",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert ran.result["val_metrics"]["accuracy"] > 0.85
     assert sum(event["examples"] for event in ran.events("steps")) == 2 * 4_000
     assert ran.result["examples_per_second"] > 0
@@ -118,8 +113,7 @@ def test_clicks_are_learnt_by_racing_workers_with_two_servers(pipeline):
     ran = pipeline(
         *QUICK, "strategy=parameter_server", "workers=2", "strategy.parameter_servers=2", "model=recommender",
         "data=clicks", "train.epochs=1", "train.replica_batch=128",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     assert ran.result["val_metrics"]["auc"] > 0.75
 
 
@@ -169,14 +163,10 @@ def test_of_a_data_set_each_worker_goes_on_where_its_share_would_have_been(shard
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
     """Starts a long run of two asynchronous workers and sends a process a signal midway; returns how it ended."""
-    process = start(folder, *QUICK, *RACING, "data=digits", "model=mlp", *arguments)
-    try:
-        wait_for(folder, "steps", count=3)
-        (pid,) = [event["pid"] for event in wait_for(folder, "started", count=4) if event["rank"] == rank]
-        os.kill(pid, number)
-        return finish(process, folder, time.monotonic(), timeout=150)
-    finally:
-        process.kill()
+    with UnderWay(folder, *QUICK, *RACING, "data=digits", "model=mlp", *arguments) as run:
+        run.until_told("steps", 3)
+        run.harm(number, rank)
+        return run.ended(150)
 
 
 @pytest.mark.slow
@@ -190,8 +180,7 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
     ids=["killed", "stopped"],
 )  # fmt: skip
 def test_a_worker_that_is_gone_is_replaced_and_no_step_is_lost(tmp_path, rank, number, steps, more, words):
-    ran = harmed(tmp_path, rank, number, f"train.steps={steps}", "train.steps_per_call=10", *more)
-    assert ran.code == 0, ran.err
+    ran = harmed(tmp_path, rank, number, f"train.steps={steps}", "train.steps_per_call=10", *more).ok()
     result = ran.result
     assert result["status"] == "FINISHED"
     assert result["restarts"] == 1
@@ -210,8 +199,7 @@ def test_a_worker_that_is_gone_is_replaced_and_no_step_is_lost(tmp_path, rank, n
 def test_whoever_is_gone_is_named_within_a_minute(tmp_path):
     ((rank, number, words),) = sampled(GONE, 1)
     patience = ("launch.max_restarts=0", "launch.heartbeat_timeout=10")
-    ran = harmed(tmp_path, rank, number, "train.epochs=500", *patience)
-    assert ran.code == 1
+    ran = harmed(tmp_path, rank, number, "train.epochs=500", *patience).failed()
     assert words in ran.err
     assert ran.result["status"] == "FAILED"
     assert ran.seconds < 60
@@ -221,16 +209,14 @@ def test_whoever_is_gone_is_named_within_a_minute(tmp_path):
 @pytest.mark.slow
 def test_what_a_worker_cannot_do_is_refused_in_words(pipeline):
     few = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.serial_set", "data.build.examples=1",
-                   "model.build._target_=own.counting", "train.replica_batch=1")  # fmt: skip
-    assert few.code == 1
+                   "model.build._target_=own.counting", "train.replica_batch=1").failed()  # fmt: skip
     assert "Expected training examples for each of 2 workers" in few.err
 
 
 @pytest.mark.slow
 def test_what_python_generates_is_read_by_the_coordinator_and_trained_once_an_epoch(pipeline):
     ran = pipeline(*QUICK, *RACING, "data.build._target_=own.generated_set", "model.build._target_=own.counting",
-                   "train.replica_batch=4", "train.epochs=2")  # fmt: skip
-    assert ran.code == 0, ran.err
+                   "train.replica_batch=4", "train.epochs=2").ok()  # fmt: skip
     serial = np.arange(50)
     once = {"labels_0": 50.0, "labels_1": float(serial.sum()), "labels_2": float((serial**2).sum())}
     assert [epoch["metrics"] for epoch in ran.events("epoch")] == [once, once]

@@ -1,16 +1,13 @@
 """Models laid over devices under TensorFlow: where all of it is and runs, and that it learns what one device learns."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, SUPPORT, sampled
+from conftest import sampled
+from scripts import came
 
 from pipeline.errors import UserError
 from pipeline.plan.balance import balanced, written
@@ -31,18 +28,8 @@ ALL = {
 }
 
 
-def came(folder, cases):
-    """What each case came to, see `support/placed.py`."""
-    paths = os.pathsep.join([str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(SUPPORT / "placed.py"), str(folder / "came.json"), *cases]
-    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads((folder / "came.json").read_text())
-
-
 def expect_planned(found, one, folder):
     """Holds a case to one device, to its plan, and to what it saved."""
-    sys.path.insert(0, str(SUPPORT))
     import placed  # noqa: F401 # whose classes the models are of
 
     np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5)
@@ -65,7 +52,7 @@ def expect_planned(found, one, folder):
 
 @pytest.mark.slow
 def test_weights_slots_and_both_passes_are_on_the_planned_of_two_devices_and_learn_what_one_learns(tmp_path):
-    found = came(tmp_path, QUICK)
+    found = came("placed", tmp_path, *QUICK)
     expect_planned(found[QUICK[1]], found[QUICK[0]], tmp_path / QUICK[1])
     # A layer that says itself where it runs.
     assert re.fullmatch(
@@ -78,7 +65,7 @@ def test_weights_slots_and_both_passes_are_on_the_planned_of_two_devices_and_lea
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(tuple(ALL), 2))
 def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name):
-    found = came(tmp_path, [f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name])])
+    found = came("placed", tmp_path, f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name]))
     for mesh in ALL[name]:
         case = f"{name},{mesh}"
         expect_planned(found[case], found[f"{name},1,1"], tmp_path / case)
@@ -97,8 +84,8 @@ def test_micro_batches_learn_what_whole_batches_learn_and_what_they_cannot_is_re
         "normalized": "received one that keeps batch_normalization",
         "own": "which calls itself on whole batches",
     }
-    found = came(tmp_path, [*(f"{case.split(',')[0]},1,1,1" for case in cases[:3]), *cases,
-                            *(f"{name},1,2,2" for name in refused), "penalized,1,2,2"])  # fmt: skip
+    found = came("placed", tmp_path, *(f"{case.split(',')[0]},1,1,1" for case in cases[:3]), *cases,
+                 *(f"{name},1,2,2" for name in refused), "penalized,1,2,2")  # fmt: skip
     for case in cases:
         expect_planned(found[case], found[f"{case.split(',')[0]},1,1,1"], tmp_path / case)
     for name, words in refused.items():
@@ -113,8 +100,7 @@ def test_a_run_that_is_killed_and_goes_on_ends_with_the_weights_and_slots_of_one
         "hardware=4cpu", "hardware.rehearse=true", "train.global_batch=64", "train.steps=40",
         "train.steps_per_call=2", "checkpoint.every_steps=6", "tracking=none", "measure.steps=0",
         f"train.callbacks=[{{_target_: dying.Dies, at: 7, marker: '{tmp_path}/died_${{strategy.name}}'}}]",
-    )  # fmt: skip
-    assert ran.code == 0, ran.out + ran.err
+    ).ok()  # fmt: skip
     assert [result["restarts"] for result in ran.results] == [1, 1]
     one, placed = (keras.saving.load_model(folder / "model.keras") for folder in ran.run_folders)
     for alone, there in zip(

@@ -4,22 +4,19 @@ from importlib.util import find_spec
 
 import keras
 import numpy as np
-import on_jax
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
+from loops import loop_over
+from scripts import came
 
 from pipeline.models import cnn, transformer
 from pipeline.strategies import mirrored
-from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
 from pipeline.worker.jax.devices import KEEPS_BARRIERS
-from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow import build, remat
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow import remat
 
-STEPS, BATCH = 4, 16
+STEPS = 4
 
 
 def tokens():
@@ -27,17 +24,15 @@ def tokens():
     return drawn[:, :-1], drawn[:, 1:]
 
 
-def loop_over(strategy, forgets, dropout, make=None):
+def of_transformer(strategy, forgets, dropout):
     """The loop of a small transformer, whose blocks compute again or do not."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    part, replicas = tokens(), strategy.num_replicas_in_sync
     sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 4, "width": 32, "heads": 2, "dropout": dropout}
-    made = build.model(make or (lambda: transformer(**sizes)), strategy, batches.spec(part))
+    loop = loop_over(lambda: transformer(**sizes), tokens(), strategy)
     if forgets:
-        remat.forget(made)
-    layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
-    return Loop(made, strategy, Data(part, layout, True, 5), None)
+        remat.forget(loop.model)
+    return loop
 
 
 @pytest.mark.slow
@@ -47,7 +42,7 @@ def test_blocks_that_compute_again_train_to_the_same_losses(devices, dropout):
     strategy = tf.distribute.get_strategy()
     if devices > 1:
         strategy = mirrored(("CPU:0", "CPU:1"))
-    kept, forgot = (loop_over(strategy, forgets, dropout) for forgets in (False, True))
+    kept, forgot = (of_transformer(strategy, forgets, dropout) for forgets in (False, True))
     losses = [loop.call(STEPS).losses[:, 0] for loop in (kept, forgot)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-6)
     for name, array in kept.state().arrays.items():
@@ -61,18 +56,18 @@ def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
-def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not(tmp_path):
+def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not():
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     found = {}
     for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, ["one", "dropped", "mirrored", "model"])):
-        found[flags] = on_jax.came(tmp_path / "came.json", *meshes, XLA_FLAGS=f"{quick} {flags}")
+        found[flags] = came("on_jax", *meshes, XLA_FLAGS=f"{quick} {flags}")
     # What happens without: as much memory, and not a word.
     silent = found[""]
     assert silent["one True"]["temporary"] > 0.95 * silent["one False"]["temporary"]
     for mesh in ("one", "dropped", "mirrored", "model"):
-        before, came = (found[KEEPS_BARRIERS][f"{mesh} {forgets}"] for forgets in (False, True))
-        np.testing.assert_allclose(came["losses"], before["losses"], rtol=0, atol=1e-6, err_msg=mesh)
-        assert came["temporary"] < 0.7 * before["temporary"], mesh
+        before, after = (found[KEEPS_BARRIERS][f"{mesh} {forgets}"] for forgets in (False, True))
+        np.testing.assert_allclose(after["losses"], before["losses"], rtol=0, atol=1e-6, err_msg=mesh)
+        assert after["temporary"] < 0.7 * before["temporary"], mesh
 
 
 def test_a_block_that_adds_a_loss_is_refused_which_would_count_it_twice():

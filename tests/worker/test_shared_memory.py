@@ -1,40 +1,18 @@
 """Processes of one host add through memory that they share."""
 
-import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
-from conftest import ROOT, SUPPORT
-
-ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
-
-
-def came(*arguments, before=()):
-    """What `support/sharing.py` prints."""
-    command = [*before, sys.executable, str(SUPPORT / "sharing.py"), *arguments]
-    ran = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+from ports import reserved_ports
+from scripts import answers, begun, came
 
 
 @pytest.fixture(scope="module")
 def found():
-    return came(
-        "sums:2",
-        "sums:3",
-        "gathered",
-        "mismatched",
-        "killed:2",
-        "killed:5",
-        "stopped",
-        "unable",
-        "another_user",
-    )
+    ways = "sums:2 sums:3 gathered mismatched killed:2 killed:5 stopped unable another_user"
+    return came("sharing", *ways.split(), timeout=120)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -72,7 +50,7 @@ def test_a_process_stopped_in_the_middle_of_a_sum_is_waited_for_without_taking_a
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 def test_a_loop_that_jax_compiled_adds_in_the_order_of_ranks_to_the_last_bit_and_ends_where_a_process_is_killed():
-    made = came("compiled:2", "compiled:3", "compiled_killed")
+    made = came("sharing", "compiled:2", "compiled:3", "compiled_killed", timeout=120)
     assert made["compiled:2"] == [[]] * 2
     assert made["compiled:3"] == [[]] * 3
     first, gone, third = made["compiled_killed"]
@@ -97,34 +75,18 @@ def test_processes_that_cannot_share_memory_all_say_why(found, case, reason):
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a mount takes root and unshare")
 def test_what_is_shared_has_no_name_and_needs_no_room_in_dev_shm_where_a_killed_process_leaves_nothing():
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && "$@" && test -z "$(ls -A /dev/shm)"'
-    made = came("sums:2", "killed:5", "left", before=("unshare", "-m", "sh", "-c", mount, "sh"))
+    made = came("sharing", "sums:2", "killed:5", "left", before=("unshare", "-m", "sh", "-c", mount, "sh"), timeout=120)
     assert made["sums:2"] == [[], []]
     assert made["killed:5"][1] is None
     assert made["left"] == [[[], 0, ["/memfd:pipeline (deleted)"]]] * 2
 
 
-def ports(count):
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    numbers = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return numbers
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("local", "hosts", "processes"), [(1, 1, 2), (2, 1, 2), (1, 2, 4), (2, 2, 4), (1, 3, 6)])
 def test_replicas_of_processes_add_in_a_compiled_loop_on_the_way_back_and_without_a_graph(local, hosts, processes):
-    at = [str(port) for port in ports(processes)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(SUPPORT / "adding.py"), str(local), str(hosts), str(rank), *at],
-            env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=120) for process in running]
-    assert not any(process.returncode for process in running), said
-    first, *others = (json.loads(out.splitlines()[-1]) for out, _ in said)
+    with reserved_ports(processes) as ports:
+        running = [begun("adding", local, hosts, rank, *ports) for rank in range(processes)]
+        first, *others = answers(*running, timeout=120)
     assert others == [first] * (processes - 1)
     loop, (outside, _) = first
     replicas = range(processes * local)

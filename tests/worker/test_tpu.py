@@ -195,8 +195,7 @@ def test_the_environment_s_address_is_asked_too(asked):
 
 
 def test_a_plan_can_be_looked_at_anywhere(asked):
-    ran = asked("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic")
-    assert ran.code == 0, ran.err
+    ran = asked("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic").ok()
     assert "8 TPU workers" in ran.out
     assert "mixed_bfloat16" in ran.out
     assert "hardware=tpu_v5e_8 is a TPU, this machine has none: a run here is refused" in ran.out
@@ -208,8 +207,7 @@ def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipe
     ran = pipeline(
         *REHEARSED, "model=mlp", "data=digits", "train.steps=6", "tracking=none", "measure.repeats=2",
         "measure.steps=2", "train.steps_per_call=2",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
+    ).ok()  # fmt: skip
     result = ran.result
     assert (result["status"], result["precision"], result["rehearsal"]) == ("FINISHED", "mixed_bfloat16", True)
     assert any(note.startswith("The check for TPUs passed: all operations of a step on ") for note in result["notes"])
@@ -229,16 +227,15 @@ COME_ALONG = [("model=cnn", "data=digits"), ("model=resnet20", "data=digits"), C
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", sampled(COME_ALONG, 1))
 def test_the_models_that_come_along_pass_the_rehearsal(pipeline, arguments):
-    ran = pipeline(*QUICK, *REHEARSED, "hardware=tpu_v5e_1", *arguments, "train.steps=2", "train.replica_batch=16")
-    assert ran.code == 0, ran.err
+    ran = pipeline(*QUICK, *REHEARSED, "hardware=tpu_v5e_1", *arguments, "train.steps=2", "train.replica_batch=16").ok()
     assert ran.result["status"] == "FINISHED"
 
 
 def test_a_model_that_would_not_compile_ends_the_rehearsal_in_one_message(pipeline):
-    ran = pipeline(*QUICK, *REHEARSED, "model.build._target_=own.odd", "+model.build.kind=boolean_mask", "data=digits")
-    assert ran.code == 1
+    ran = pipeline(
+        *QUICK, *REHEARSED, "model.build._target_=own.odd", "+model.build.kind=boolean_mask", "data=digits"
+    ).failed()
     assert "received Where of shape [None, 1] in layer odd. Try tf.where(condition, x, 0.0)" in ran.err
-    assert "Traceback" not in ran.err
 
 
 SAMPLE = (tf.zeros((2, 8, 8, 1)), tf.zeros((2,), tf.int32))
@@ -343,10 +340,8 @@ def test_a_rehearsal_validates_as_one_device_does(pipeline):
     data = {"tiny": "data=numbered", "masked": "data=padded", "two_headed": "data=two_headed"}[model]
     kept = (*QUICK, f"--config-dir={own.CONF}", f"model={model}", data, "train.steps=1", "train.learning_rate=1e-9",
             "train.precision=float32", "train.replica_batch=8")  # fmt: skip
-    rehearsed = pipeline(*REHEARSED, "workers=2", *kept)
-    assert rehearsed.code == 0, rehearsed.err
-    one = pipeline("strategy=one_device", "hardware=1cpu", *kept)
-    assert one.code == 0, one.err
+    pipeline(*REHEARSED, "workers=2", *kept).ok()
+    one = pipeline("strategy=one_device", "hardware=1cpu", *kept).ok()
     results = {each["strategy"]: each for each in one.results}
     assert results["tpu"]["val_loss"] == pytest.approx(results["one_device"]["val_loss"], rel=1e-5)
     assert results["tpu"]["val_metrics"] == pytest.approx(results["one_device"]["val_metrics"], rel=1e-5)

@@ -78,8 +78,7 @@ def test_what_was_trained_is_told_also_where_training_fails_while_it_is_timed(pi
     ran = pipeline(
         *QUICK, *OWN, "workers=1", "measure.steps=20", "train.epochs=2", "train.replica_batch=16",
         "train.steps_per_call=1", "train.callbacks=[{_target_: own.Failing}]",
-    )  # fmt: skip
-    assert ran.code == 1
+    ).failed()  # fmt: skip
     assert "six are enough" in ran.err
     assert [event["step"] for event in ran.events("steps")] == [1, 2, 3, 4, 5, 6]
     assert ran.events("measured") == []

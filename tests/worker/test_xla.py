@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
+from loops import loop_over
 
 from pipeline.models import cnn, mlp, resnet20, transformer
 from pipeline.private import context
 from pipeline.strategies import central_storage, mirrored
-from pipeline.worker.data import batches
-from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BatchLayout
-from pipeline.worker.tensorflow import build, remat, xla
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow import remat, xla
 
 BATCH = 8
 NUMBERS = np.random.default_rng(3)
@@ -66,20 +63,14 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
-def loop_over(name, make, part=IMAGES, accumulated=None, **settings):
+def under(name, make, part=IMAGES, accumulated=None, **settings):
     """The loop of a model under a strategy, whose last batches are shorter."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     strategy = STRATEGIES[name]()
-    replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=accumulated)
-    made = build.model(make, strategy, batches.spec(part), optimizer=optimizer, **settings)
-    layout = BatchLayout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
-    from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
-
-    kind = custom_loop.CustomLoop if isinstance(made, OwnStep) else Loop
-    return kind(made, strategy, Data(part, layout, True, 5), None)
+    return loop_over(make, part, strategy, BATCH, optimizer=optimizer, **settings)
 
 
 def trained(loop, steps=7):
@@ -112,8 +103,8 @@ def pieces_of_xla():
     [("mirrored", small, IMAGES), pytest.param("central", embedded, TOKENS, marks=pytest.mark.slow)],
 )
 def test_what_xla_compiles_trains_as_one_device_does_without_it(name, make, part):
-    expected = trained(loop_over("one", make, part))
-    loop = loop_over(name, make, part)
+    expected = trained(under("one", make, part))
+    loop = under(name, make, part)
     with pieces_of_xla() as ran:
         settled = xla.settle(loop, part, "true")
     assert ran
@@ -145,7 +136,7 @@ def test_models_train_as_one_device_does(name, kind):
     part = IMAGES if kind in made else TOKENS
 
     def loop(of):
-        created = loop_over(of, make, part, 2 if kind == "accumulated" else None)
+        created = under(of, make, part, 2 if kind == "accumulated" else None)
         if kind == "remat":
             remat.forget(created.model)
         return created
@@ -158,7 +149,7 @@ def test_models_train_as_one_device_does(name, kind):
 
 
 def test_auto_keeps_the_faster_and_changes_nothing_of_training():
-    untouched, loop = loop_over("mirrored", small), loop_over("mirrored", small)
+    untouched, loop = under("mirrored", small), under("mirrored", small)
     settled = xla.settle(loop, IMAGES, "auto")
     assert ("XLA compiles no step" in settled.note) == (loop.xla is None) == (settled.speedup <= 1)
     assert settled.xla == (settled.speedup > 1)
@@ -171,7 +162,7 @@ def test_what_xla_has_no_compiler_for_stays_and_is_named():
         text = keras.layers.Lambda(lambda x: x + tf.cast(tf.strings.length(tf.as_string(x)), tf.float32) * 0)
         return keras.Sequential([keras.Input((8, 8, 3)), text, keras.layers.Flatten(), keras.layers.Dense(10)])
 
-    loop = loop_over("one", reading, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loop = under("one", reading, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     with pieces_of_xla() as ran:
         settled = xla.settle(loop, IMAGES, "true")
     assert ran

@@ -1,0 +1,47 @@
+"""TensorFlow's loop over a model on all replicas of a strategy, which are in this process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.worker.data import batches
+from pipeline.worker.data.batches import Data
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
+from pipeline.worker.tensorflow.loop import Loop
+
+
+def loop_over(
+    make: Callable[[], keras.Model],
+    part: Any,
+    strategy: tf.distribute.Strategy | None = None,
+    batch: int = 16,
+    shuffle: bool = True,
+    seed: int = 5,
+    held_out: Any = None,
+    position: Position = BEGINNING,
+    collective: Any = None,
+    gather: bool = False,
+    **built: Any,
+) -> Loop:
+    """The loop over a model in global batches of that size; `built` is what `build.model` takes beside.
+
+    A model whose own steps cannot evaluate is not validated.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+
+    def data(part: Any, shuffle: bool) -> Data:
+        return Data(part, BatchLayout(batch, replicas, 0, replicas, (batches.count(part),)), shuffle, seed)
+
+    model = build.model(make, strategy, batches.spec(part), collective=collective, **built)
+    own = custom_step.of(model)
+    validates = held_out is not None and (own is None or own.test is not None)
+    return (Loop if own is None else CustomLoop)(
+        model, strategy, data(part, shuffle), data(held_out, False) if validates else None,
+        position=position, collective=collective, gather=gather,
+    )  # fmt: skip
