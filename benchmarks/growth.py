@@ -87,20 +87,18 @@ def main() -> int:
     """Prints each row as it is measured; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--most", type=int, help="the largest size of any row")
-    arguments = record.parse(parser, smoke=["--most=10"])
+    parser.add_argument("--most", type=int, help="the largest size of any row; of one without such, its smallest")
+    arguments = record.parse(parser, smoke=["--most=1"])
     rows: dict[str, dict[str, object]] = {}
     for name in arguments.rows:
         of, unit, sizes, measure = ROWS[name]
-        # Two at least, for an exponent.
-        within = [size for size in sizes if size <= (arguments.most or size)]
-        sizes = within if len(within) > 1 else sizes[:2]
+        sizes = [size for size in sizes if size <= (arguments.most or size)] or sizes[:1]
         with tempfile.TemporaryDirectory() as folder:
             row = Row(of, unit, sizes, list(measure(sizes, Path(folder))))
         about = (measure.__doc__ or "").partition("\n")[0]
         rows[name] = {"about": about, **asdict(row), "exponent": row.exponent}
         values = ", ".join(f"{size:,}: {value:.3g}" for size, value in zip(row.sizes, row.values, strict=True))
-        print(f"{name}: {values} {unit}; exponent {row.exponent:.2f}", flush=True)
+        print(f"{name}: {values} {unit}; exponent {row.exponent or math.nan:.2f}", flush=True)
     record.write(arguments, 1, rows)
     return 0
 
