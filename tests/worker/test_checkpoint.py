@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import beside
 import keras
 import ml_dtypes
 import numpy as np
@@ -55,6 +56,8 @@ def network() -> keras.Model:
 def examples(kind: str = "arrays") -> Any:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(EXAMPLES, 6)).astype(np.float32), rng.integers(0, 3, EXAMPLES).astype(np.int32)
+    if kind == "beside":
+        return beside.examples()[0]
     return (x, y) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((x, y))
 
 
@@ -63,6 +66,7 @@ def training(
     tell: Told,
     state: State | None = None,
     *,
+    make: Callable[[], keras.Model] = network,
     optimizer: Callable[[], Any] = lambda: "adam",
     data: str = "arrays",
     callbacks: Callable[[], list[Any]] = list,
@@ -75,10 +79,8 @@ def training(
     labels: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
     share: float | None = None,
-    loss: Callable[[], Any] = lambda: None,
-    metrics: Callable[[], Any] = lambda: None,
 ) -> tuple[keras.Model, Training]:
-    """A training of `network` that goes on from `state`, in the first of all processes."""
+    """A training of a model that goes on from `state`, in the first of all processes."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
@@ -86,10 +88,7 @@ def training(
     if labels:
         part = (part[0] * labels, part[1])
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
-    loop = loop_over(
-        network, part, seed=1, held_out=part, position=position, optimizer=optimizer(), loss=loss(), metrics=metrics(),
-        rate_scale=rate_scale,
-    )  # fmt: skip
+    loop = loop_over(make, part, seed=1, held_out=part, position=position, optimizer=optimizer(), rate_scale=rate_scale)
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
     about = {"data": {}, "learning_rate": None}
     checkpointing = Checkpointing(checkpointer, state, leave, 1e4, rate_scale, about, share)
@@ -132,48 +131,11 @@ def losses(told: Told) -> dict[int, float]:
     }
 
 
-class Remembering(keras.losses.Loss):
-    """Divides by a running mean of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = [keras.Variable(1.0, trainable=False), tf.Variable(1.0, trainable=False)]
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        found = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
-        self.scales[0].assign(0.9 * self.scales[0] + 0.1 * keras.ops.mean(found))
-        return found / self.scales[0] * self.scales[1]
-
-
-class Above(keras.metrics.Metric):
-    """Counts outputs above a threshold, which stays from epoch to epoch."""
-
-    def __init__(self) -> None:
-        super().__init__(name="above")
-        self.threshold, self.found = keras.Variable(0.2, trainable=False), self.add_variable((), "zeros")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.found.assign_add(keras.ops.sum(keras.ops.cast(y_pred > self.threshold, "float32")))
-
-    def result(self) -> Any:
-        return self.found.value
-
-    def reset_state(self) -> None:
-        self.found.assign(0.0)
-
-
-class Raising(keras.callbacks.Callback):
-    """Raises what a loss and a metric go by with a variable of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept = {"factors": [keras.Variable(1.0)]}
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.kept["factors"][0].assign_add(0.3)
-        self.model.loss.scales[1].assign(self.kept["factors"][0])
-        (above,) = (one for one in self.model._compile_metrics.metrics if one.name == "above")
-        above.threshold.assign(0.2 * self.kept["factors"][0])
+def running() -> keras.Model:
+    """A model whose loss keeps a running mean in a variable of TensorFlow's."""
+    model = beside.running((5,))
+    model.loss.scale = tf.Variable(1.0, trainable=False)
+    return model
 
 
 def patient() -> list[Any]:
@@ -196,8 +158,9 @@ CASES = {
     "averaged weights": {"optimizer": lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)},
     "steps, not epochs": {"epochs": None, "steps": 13},
     "what losses, metrics and callbacks hold": {
-        "callbacks": lambda: [Raising()], "loss": Remembering, "metrics": lambda: [Above()],
+        "make": beside.net, "data": "beside", "callbacks": lambda: [beside.Changing()], "optimizer": lambda: None,
     },
+    "what a step assigns to": {"make": running, "data": "beside", "optimizer": lambda: None},
 }  # fmt: skip
 SAMPLED = (
     ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8), ("averaged weights", 6),
@@ -208,7 +171,7 @@ SAMPLED = (
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "after"),
-    [("adam", 4), ("adam", 5), ("what losses, metrics and callbacks hold", 8), *sampled(SAMPLED, 3)],
+    [("adam", 4), ("adam", 5), *((case, 8) for case in CASES if case.startswith("what")), *sampled(SAMPLED, 3)],
 )
 def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     """Five steps make an epoch, the last of them a smaller one: it leaves in, at the end of, and after one."""
