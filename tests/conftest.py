@@ -164,6 +164,14 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: 
     return Ran(process.returncode, out, err, time.monotonic() - began, folder)
 
 
+def launched(folder: Path, *command: str, timeout: float = 300.0) -> Ran:
+    """How a command line that something else launches, such as `mpirun`, ended in a folder."""
+    folder.mkdir(exist_ok=True)
+    began = time.monotonic()
+    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout)
+    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+
+
 @pytest.fixture(scope="session")
 def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that has what backend=jax needs, and no TensorFlow."""

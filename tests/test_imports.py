@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -23,13 +24,8 @@ SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 def imported_by(code: str, folder: Path) -> set[str]:
     """Top-level names of what a fresh Python has imported after `code`."""
     ends = f"{code}\nimport sys; print('IMPORTED', *{{name.split('.')[0] for name in sys.modules}})"
-    shown = subprocess.run(
-        [sys.executable, "-c", ends],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    given = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([sys.executable, "-c", ends], cwd=folder, env=given, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     return set(shown.stdout.rpartition("IMPORTED")[2].split())
 
@@ -97,18 +93,24 @@ def test_every_choice_opens_with_when_to_pick_it():
         assert re.match(r"(# @package _global_\n)?# [A-Z0-9].*[.?]", path.read_text()), path
 
 
+def imported() -> Iterator[tuple[Path, str]]:
+    """Yields each import of ours: (the file, the module that it names)."""
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((path, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                yield path, node.module or ""
+
+
 def test_every_package_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = [text for texts in project["optional-dependencies"].values() for text in texts]
     built = (ROOT / "horovod.txt").read_text().splitlines()
     texts = [*project["dependencies"], *optional, *(line for line in built if line[0] not in "#-")]
     declared = {canonicalize_name(Requirement(text.partition(" --hash")[0]).name) for text in texts}
-    found, distributions = {}, metadata.packages_distributions()
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found |= {name.partition(".")[0]: path for name in names}
+    distributions = metadata.packages_distributions()
+    found = {module.partition(".")[0]: path for path, module in imported()}
     # Its stubs are the type checker's own.
     theirs = found.keys() - {"pipeline", "_typeshed", *sys.stdlib_module_names}
     given = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in theirs}

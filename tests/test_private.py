@@ -3,7 +3,6 @@
 Names of losses, metrics and optimizers, which are refused before Keras is imported, are those of the Keras there is.
 """
 
-import ast
 import re
 
 import keras
@@ -11,6 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT
 from keras.src import losses, metrics, optimizers
+from test_imports import imported
 
 from pipeline import private, private_keras
 from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
@@ -29,15 +29,7 @@ def test_what_is_used_of_it_is_still_there(owner, name):
 
 
 def test_no_other_file_reaches_into_tensorflow_or_keras():
-    reaching = []
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = (
-                [node.module or ""] if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names] if isinstance(node, ast.Import)
-                else []
-            )  # fmt: skip
-            reaching += [f"{path.relative_to(ROOT)}: {module}" for module in modules if PRIVATE.match(module)]
+    reaching = [f"{path.relative_to(ROOT)}: {module}" for path, module in imported() if PRIVATE.match(module)]
     kept = [found for found in reaching if not found.startswith(("pipeline/private.py", "pipeline/private_keras.py"))]
     # Keras's folder for downloads has no other name, and the data sets of a process without TensorFlow ask for it.
     assert kept == ["pipeline/data/image_sets.py: keras.src.backend.config"]

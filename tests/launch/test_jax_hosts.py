@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pretend_slurm
 import pytest
+import run_events
 from namespaces import made
 
 pytestmark = [
@@ -25,10 +26,9 @@ def losses(pipeline, folder, *arguments):
     """The loss of each step, and the hosts that its processes were on."""
     pipeline(*arguments, f"output_dir={folder.name}").ok()
     (run,) = (folder / "runs").iterdir()
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     plan = json.loads((run / "plan.json").read_text())
     hosts = {str(process["address"]).rpartition(":")[0] for process in plan["processes"]}
-    return [loss for event in events if event["event"] == "steps" for loss in event["losses"]], hosts
+    return [*run_events.losses(run).values()], hosts
 
 
 def test_two_hosts_and_two_nodes_of_slurm_train_as_one_device_does(pipeline, tmp_path):

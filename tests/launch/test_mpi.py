@@ -2,13 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import Ran, environment, left_behind
+from conftest import Ran, launched, left_behind
 from under_way import UnderWay, losses
 
 from pipeline.config.schema import ClusterConfig
@@ -23,11 +21,7 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 
 
 def typed(folder: Path, processes: int, *arguments: str) -> Ran:
-    folder.mkdir(exist_ok=True)
-    command = [*MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments]
-    began = time.monotonic()
-    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
-    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+    return launched(folder, *MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments)
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Ran, environment, left_behind
+from conftest import ROOT, Ran, launched, left_behind
 from own import CONF
 from run_events import LONG
 from under_way import UnderWay
@@ -30,11 +29,9 @@ REFUSED = (
 
 def typed(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), timeout: float = 300.0) -> Ran:
     """A command of the Python that has Horovod."""
-    folder.mkdir(exist_ok=True)
-    began, command = time.monotonic(), [*launcher, str(PYTHON), "-m", "pipeline", *arguments]
-    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout)
+    ran = launched(folder, *launcher, str(PYTHON), "-m", "pipeline", *arguments, timeout=timeout)
     assert not left_behind(folder)
-    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+    return ran
 
 
 def losses(ran: Ran) -> np.ndarray:

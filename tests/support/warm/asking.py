@@ -7,72 +7,41 @@ environment, the arguments and the module path of one that was started. What is 
 import contextlib
 import gc
 import io
-import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from warm.running import path_of_all, run, take_streams
-
-SUPPORT = Path(__file__).resolve().parents[1]
-# Bytes of a command's arguments and environment.
-LARGEST = 1 << 17
+from warm import running
+from warm.running import Forking, path_of_all, run, take_streams
 
 
-class Asking:
-    """The process that has all imported, as the tests see it."""
+class Asking(Forking):
+    """The process of which commands that train nothing are forks."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from warm import asking; asking.serve({theirs.fileno()})"],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))},
-                pass_fds=[theirs.fileno()],
-                stdout=subprocess.DEVNULL,
-            )
+        super().__init__("asking")
 
     def ask(
         self, arguments: Sequence[str], folder: Path, environ: Mapping[str, str], module: str, timeout: float
     ) -> tuple[int, str, str]:
         """The exit code, stdout and stderr of `python -m module arguments`. Raises `TimeoutError`."""
         asked = {"module": module, "arguments": arguments, "folder": str(folder), "environ": {**environ}}
+        self.socket.settimeout(timeout)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            self._socket.settimeout(timeout)
-            socket.send_fds(self._socket, [json.dumps(asked).encode()], (out.fileno(), err.fileno()))
-            code = int(self._socket.recv(LARGEST))
+            code = self.asked((out.fileno(), err.fileno()), **asked)
             for written in (out, err):
                 written.seek(0)
             return code, out.read(), err.read()
-
-    def close(self) -> None:
-        """Ends it."""
-        self._socket.close()
-        self._process.wait()
 
 
 def serve(descriptor: int) -> None:
     """Imports what commands do, and runs them, one after the other, until the tests have ended."""
     compose_once()
-    path = path_of_all()
-    tests = socket.socket(fileno=descriptor)
-    while True:
-        asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 2)
-        if not asked:
-            return
-        pid = os.fork()
-        if not pid:
-            tests.close()
-            _run(streams=streams, path=path, **json.loads(asked))
-        for stream in streams:
-            os.close(stream)
-        _, status = os.waitpid(pid, 0)
-        tests.send(str(os.waitstatus_to_exitcode(status)).encode())
+    become = partial(_run, path=path_of_all())
+    running.serve(descriptor, 2, os.fork, become, lambda pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def compose_once() -> None:

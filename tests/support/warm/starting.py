@@ -22,54 +22,37 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from pipeline.launch.signals import DRIVER_PID, PR_SET_PDEATHSIG, PREEMPTING, die_with_driver
+from warm import running
 from warm.asking import compose_once
-from warm.running import path_of_all, run, take_streams
+from warm.running import LARGEST, Forking, path_of_all, run, take_streams
 
-SUPPORT = Path(__file__).resolve().parents[1]
 # linux/sched.h: the child is one of the caller's parent.
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
-# Bytes of a command line and its environment.
-LARGEST = 1 << 17
 # Beyond any descriptor that a command passes to its fork server.
 BEYOND = 512
 
 
-class Warm:
-    """The process that has all imported, as the tests see it."""
+class Warm(Forking):
+    """The process of which commands are forks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            path = os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))
-            given = {"PYTHONPATH": path, DRIVER_PID: str(os.getpid())}
-            as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
-            # Arrow's allocator has a thread, which no process that is forked has.
-            as_ever["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from warm import starting; starting.serve({theirs.fileno()})"],
-                env=os.environ | given | as_ever,
-                pass_fds=[theirs.fileno()],
-            )
+        as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", DRIVER_PID: str(os.getpid())}
+        # Arrow's allocator has a thread, which no process that is forked has.
+        super().__init__("starting", **as_ever, JE_ARROW_MALLOC_CONF="background_thread:false")
 
     def start(self, arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int]) -> int:
         """Starts a command on three streams, as a child of this process; its id."""
-        asked = {"arguments": arguments, "folder": folder, "environ": {**environ}}
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(asked).encode()], streams)
-            return int(self._socket.recv(LARGEST))
-
-    def close(self) -> None:
-        """Ends it."""
-        self._socket.close()
-        self._process.wait()
+            return self.asked(streams, arguments=arguments, folder=folder, environ={**environ})
 
 
 class Command(subprocess.Popen[str]):
@@ -101,18 +84,8 @@ def serve(descriptor: int) -> None:
     libc = ctypes.PyDLL(None)
     # It ends with its socket: the thread that it was started in may end before.
     libc.prctl(PR_SET_PDEATHSIG, 0)
-    tests = socket.socket(fileno=descriptor)
-    while True:
-        asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 3)
-        if not asked:
-            return
-        pid = libc.syscall(SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
-        if not pid:
-            tests.detach()
-            _become(streams=streams, path=path, theirs=theirs, **json.loads(asked))
-        for stream in streams:
-            os.close(stream)
-        tests.send(str(pid).encode())
+    clone = partial(libc.syscall, SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    running.serve(descriptor, 3, clone, partial(_become, path=path, theirs=theirs), lambda pid: pid)
 
 
 class Imported:
