@@ -57,29 +57,39 @@ def not_measured(results: Path) -> list[str]:
 
 
 def filled(text: str, results: Path) -> str:
-    """A page with its tables as the files in `results` say; one that has no file stays. Raises `KeyError`."""
+    """A page with its tables as the files in `results` say; one that has no file stays. Raises `KeyError`.
+
+    A machine with its versions is named under the first of the tables that follow each other.
+    """
+    before = ""
 
     def table(found: re.Match[str]) -> str:
+        nonlocal before
         path = results / f"{found['name']}.json"
         if not path.exists():
             return found[0]
         values = json.loads(path.read_text())
-        lines = [*TABLES[found["name"]](values["rows"], found["part"] or ""), "", measured_on(values)]
+        machine = machine_of(values)
+        where = "" if machine == before else f": {machine}"
+        before = machine
+        lines = [*TABLES[found["name"]](values["rows"], found["part"] or ""), "", f"{measured_by(values)}{where}."]
         return f"{found[1]}" + "\n".join(lines) + "\n<!-- end -->"
 
     return BLOCK.sub(table, text)
 
 
-def measured_on(values: Rows) -> str:
-    """When, where and of what version a benchmark's figures are."""
-    machine, rounds = values["machine"], values["rounds"]
-    day = datetime.fromtimestamp(values["time"], UTC).date()
+def measured_by(values: Rows) -> str:
+    """The command that measured a benchmark's figures, when, and of what version."""
+    rounds, day = values["rounds"], datetime.fromtimestamp(values["time"], UTC).date()
     typed = " ".join(["python", f"benchmarks/{values['benchmark']}.py", *_shown(values["arguments"])])
+    return f"`{typed}`, {rounds} round{'s' * (rounds != 1)}, at commit {str(values['commit'])[:12]} on {day}"
+
+
+def machine_of(values: Rows) -> str:
+    """The machine that measured a benchmark's figures, and its libraries."""
+    machine = values["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
-    return (
-        f"`{typed}`, {rounds} round{'s' * (rounds != 1)}, at commit {str(values['commit'])[:12]} on {day}: "
-        f"{machine['cpu']}, {machine['cores']} cores; {versions}."
-    )
+    return f"{machine['cpu']}, {machine['cores']} cores; {versions}"
 
 
 def _shown(arguments: Sequence[str]) -> list[str]:
