@@ -1,6 +1,6 @@
 """Turns seconds of steps, with parts of them switched off in turn, into the parts of the lost efficiency.
 
-Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in docs/explaining.md.
+Arithmetic only: no clock, no TensorFlow. `Round` says what was switched off.
 """
 
 import math

@@ -4,7 +4,7 @@
 
 Each part is a sum of terms, which are known from the plan, times coefficients, which are fitted and never below 0.
 Where one worker's step of the model was timed, computing takes as long as that says, and the fit says what more workers
-add. `docs/predicting.md` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
+add. `step_model.terms` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
 """
 
 import dataclasses
