@@ -132,11 +132,11 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
-    """A note if the efficiency that was timed in training is another: the machine has changed.
+    """Returns a note if the efficiency timed in training differs: load on the machine changed in between.
 
     >>> found = Explanation(0.5, 0.4, 0.6, parts=[], bound=None, straggler=None, advice="")
     >>> disagreement(found, (0.9, 0.8, 0.95))
-    ['The efficiency was 90% while training was timed, and 50% when its loss was explained: the machine has changed.']
+    ['The efficiency was 90% while training was timed, 50% when its loss was explained: load changed in between.']
     >>> disagreement(found, (0.7, 0.6, 0.8))
     []
     """
@@ -144,8 +144,8 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
     if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
         return []
     return [
-        f"The efficiency was {value:.0%} while training was timed, and {1 - explained.lost:.0%} when its loss was "
-        f"explained: the machine has changed."
+        f"The efficiency was {value:.0%} while training was timed, {1 - explained.lost:.0%} when its loss was "
+        "explained: load changed in between."
     ]
 
 

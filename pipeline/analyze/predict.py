@@ -325,9 +325,9 @@ def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed])
     """Notes on what too few runs, or too few sizes, leave open."""
     notes = []
     if len(runs) <= PRIOR_FREEDOM:
-        notes.append("So few points leave hardly a residual: the interval is that which their repeats let expect.")
+        notes.append("Too few runs to estimate the fit's error: the interval reflects noise between repeats only.")
     if len({run.case.replica_batch for run in sizes}) == 1 and case.replica_batch != runs[0].case.replica_batch:
-        notes.append("One replica batch was measured, so what grows with it is not told from what does not.")
+        notes.append("One replica batch was measured: how speed changes with the batch is a guess.")
     return notes
 
 

@@ -328,7 +328,7 @@ def _show_log(log: str | None, error: str, console: "Console") -> None:
     text = Path(log).read_text(errors="replace")
     if (frames := own_frames(text, error)) is not None:
         # What it failed with was told when it did.
-        shown = [*(f"    {line}" for line in frames), f"All of where it failed is in {log}."]
+        shown = [*(f"    {line}" for line in frames), f"Full traceback: {log}."]
     else:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]

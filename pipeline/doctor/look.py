@@ -221,7 +221,7 @@ def _in_a_process(
         report = json.loads(ended.stdout.splitlines()[-1])
         return (report, None) if ended.returncode == 0 else (None, errors[-1])
     except (ValueError, IndexError):
-        return None, errors[-1] if errors else f"it ended with {ended.returncode} and told nothing"
+        return None, errors[-1] if errors else f"it ended with {ended.returncode} and printed nothing"
 
 
 def _number(file: Path) -> int | None:

@@ -42,7 +42,7 @@ from pipeline.record.results import Baseline, Ending, Result, Tracked
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
-UNLIKE = "The replicas ended with different weights: something that steps go by is not the same on all of them."
+UNLIKE = "The replicas ended with different weights: a step depends on something that differs between them."
 
 
 class Supervisor:

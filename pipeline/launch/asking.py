@@ -72,7 +72,7 @@ class ProcessLine:
         code = self._process.wait()
         self._said.seek(0)
         lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else f"it ended with {code} and told nothing"
+        return lines[-1] if lines else f"it ended with {code} and printed nothing"
 
 
 def here(environ: Mapping[str, str]) -> ProcessLine:

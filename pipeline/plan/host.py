@@ -21,7 +21,7 @@ AHEAD = 2
 # Under JAX they lie in blocks: two that are ready, one that waits for room, and the one that is trained on. A block has
 # as many as one of these loops makes steps, the first whose batches take no more bytes than that.
 READY_BLOCKS, LOOPS, BLOCK_BYTES = 2, (32, 4, 1), 64 * MIB
-# Batches that are there at a time, beside those that are made ahead.
+# Batches resident at once, not counting prefetched ones.
 BATCHES = 2
 
 

@@ -64,7 +64,7 @@ class ShardJob:
             examples = f"some that cannot: {first_of(broken, NAMED)}"
             raise DataError("examples that can be trained on", examples, remedy.format("the others"))
         if flaws and not self.skip:
-            raise DataError("data that lack nothing", flaws[0], remedy.format("them nevertheless"))
+            raise DataError("complete data", flaws[0], remedy.format("them nevertheless"))
 
 
 @dataclass(frozen=True)

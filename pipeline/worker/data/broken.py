@@ -67,7 +67,7 @@ def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str =
         raise TrainingError("examples that can be trained on", f"{lost} that cannot: {named}", instead)
     if complaints:
         instead = "data.on_error=skip, which trains nevertheless, or putting the data right"
-        raise TrainingError("data that lack nothing", complaints[0], instead)
+        raise TrainingError("complete data", complaints[0], instead)
 
 
 def without(part: Any, lost: Sequence[Broken]) -> Any:

@@ -352,9 +352,7 @@ def never_empty(batch: Batch) -> Batch:
 
 
 def _counted_apart(model: keras.Model) -> tuple[list[keras.Variable], bool]:
-    """The variables of metrics that each replica updates by its own examples: (those of which it has a copy of its own,
-    whether there are others, that all replicas add to and none can put back).
-    """
+    """(per-replica metric variables, whether there are shared ones, which cannot be rolled back)."""
     together = {id(variable) for metric in metrics.on_global_batch(model) for variable in metric.variables}
     apart = [variable for variable in model.metrics_variables if id(variable) not in together]
     copied = [variable for variable in apart if hasattr(variable.value, "values")]
