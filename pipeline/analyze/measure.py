@@ -271,13 +271,18 @@ class Goodput:
     """The useful share of a run's time, counted from the events of its log as they are written.
 
     A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
-    steps that were made again and checkpoints count against it, and the time between two commands does not.
+    steps that were made again and checkpoints count against it, and the time between two commands does not, but for
+    steps then that no driver has heard at once.
 
     >>> counted, again = Goodput(), [(2, 3.0), (3, 6.0)]
     >>> for event in (Run(), *(Steps(step, [1.0, 1.0], seconds=2.0, time=time) for step, time in again)):
     ...     counted.note(event)
     >>> counted.repeated, counted.share
     (1, 0.5)
+    >>> for event in (Resumed(time=20.0), Steps(5, [1.0, 1.0], seconds=2.0, time=9.0)):
+    ...     counted.note(event)
+    >>> counted.repeated, counted.share
+    (1, 0.625)
     """
 
     # Steps that were made twice, and times that the run was gone on with.
@@ -286,14 +291,19 @@ class Goodput:
     _top: int = 0
     _useful: float = 0.0
     _wall: float = 0.0
+    _began: float = 0.0
     _last: float | None = None
 
     def note(self, event: Event) -> None:
         """Counts an event."""
         begins = isinstance(event, Run | Resumed)
         self.resumed += isinstance(event, Resumed)
-        self._wall += 0.0 if begins or self._last is None else event.time - self._last
-        self._last = event.time
+        self._began = event.time if begins else self._began
+        if event.time < self._began:
+            self._wall += (event.seconds or 0.0) if isinstance(event, Steps) and event.of_point else 0.0
+        else:
+            self._wall += 0.0 if begins or self._last is None else event.time - self._last
+            self._last = event.time
         if isinstance(event, Steps) and event.of_point:
             count = max(1, len(event.losses))
             new = min(count, max(0, event.step - self._top))

@@ -23,7 +23,6 @@ from pipeline.record.events import (
     Finished,
     Joined,
     Left,
-    Restored,
     Signalled,
     Warned,
 )
@@ -241,4 +240,4 @@ def _scheduled(event: Event) -> int | None:
 
 def _line(event: Event) -> int:
     """A number that equal lines of the log share."""
-    return hash(to_line(replace(event, recent=()) if isinstance(event, Restored) else event))
+    return hash(to_line(event))

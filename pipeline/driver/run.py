@@ -27,11 +27,11 @@ from pipeline.record.events import (
     Ended,
     Epoch,
     Event,
-    EventBase,
     Profiled,
     Restarted,
     Resumed,
     Steps,
+    Unheard,
 )
 from pipeline.record.findings import Check, Pace
 from pipeline.record.log import EventLog, write_whole
@@ -121,11 +121,11 @@ class Run:
             case events.Measured() if event.group is not None:
                 self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 
-    def missed(self, earlier: Sequence[EventBase]) -> list[Event]:
-        """The events before a checkpoint that the log lacks, as its driver was killed meanwhile."""
+    def missed(self, unheard: Unheard) -> list[Event]:
+        """The events among those of earlier processes that the log lacks, as no driver has heard them."""
         return [
             msgspec.structs.replace(event, group="point", rank=0)
-            for event in earlier
+            for event in map(log.from_plain, unheard.events)
             if (isinstance(event, Steps) and event.step > self.step)
             or (isinstance(event, Epoch) and event.epoch > self.epoch)
         ]

@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-import msgspec
 from omegaconf import OmegaConf
 
 from pipeline.driver import takeover
@@ -36,8 +35,7 @@ from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
 from pipeline.record.commands import Resume
-from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
-from pipeline.record.log import from_plain
+from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Signalled, Unheard
 from pipeline.record.results import Baseline, Ending, Result, Tracked
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
@@ -103,10 +101,11 @@ class Supervisor:
         """Shows an event, and writes it to the log unless that has it."""
         if self._replay is not None and self._replay.is_logged(event):
             return
-        if isinstance(event, Restored):
-            for missed in self.run.missed([from_plain(values) for values in event.recent]):
+        if isinstance(event, Unheard):
+            # A new run has none, whatever another of its name has left.
+            for missed in self.run.missed(event) if self._resume else ():
                 self.emit(missed)
-            event = msgspec.structs.replace(event, recent=())
+            return
         now = time.monotonic()
         self._progress.update(event, now)
         if not isinstance(event, PASSING):

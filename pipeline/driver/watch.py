@@ -21,6 +21,7 @@ from pipeline.record.events import (
     Steps,
     Stopped,
     System,
+    Unheard,
     Unreachable,
 )
 
@@ -105,7 +106,7 @@ class Watch:
         match event:
             case Exited(code=code):
                 process.exited = code
-            case Started() | Signalled():
+            case Started() | Signalled() | Unheard():
                 pass
             case Stopped():
                 process.stopped = True

@@ -219,14 +219,16 @@ class Epoch(EventBase, frozen=True):
 
 
 class Restored(EventBase, frozen=True):
-    """Chief: training resumes from `step`; `found` says whether there was a checkpoint.
-
-    `recent` are the last events before the checkpoint. The driver logs those that no driver has heard in its place.
-    """
+    """Chief: training resumes from `step`; `found` says whether there was a checkpoint."""
 
     step: int = 0
     found: bool = False
-    recent: tuple[dict[str, Any], ...] = ()
+
+
+class Unheard(EventBase, frozen=True):
+    """Chief or agent: steps and epochs of earlier processes, of which the driver logs those that the log lacks."""
+
+    events: tuple[dict[str, Any], ...]
 
 
 class Restarted(EventBase, frozen=True):
@@ -389,11 +391,10 @@ class Unknown(EventBase, frozen=True):
 Event = (
     Run | Resumed | Attached | Started | Joined | Loaded | Built | Checked | Sized | Profiling | Profiled | Calibrated
     | Measured | Restored | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed
-    | Finished | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unknown
+    | Finished | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unheard
+    | Unknown
 )  # fmt: skip
 
-KINDS: dict[str, type[Event]] = {
-    str(kind.__struct_config__.tag): kind for kind in get_args(Event) if kind is not Unknown
-}
+KINDS: dict[str, type[Event]] = {str(one.__struct_config__.tag): one for one in get_args(Event) if one is not Unknown}
 # Kinds that only the driver needs.
-PASSING = (Beat, Stopped, Unreachable, Exited)
+PASSING = (Beat, Stopped, Unreachable, Exited, Unheard)

@@ -147,7 +147,8 @@ class WorkerProcess:
             if resume == "back":
                 checkpointer.drop_after(-1 if state is None else state.values["step"])
             values = {} if state is None else state.values
-            self._emit(events.Restored(values.get("step", 0), state is not None, tuple(values.get("told", ()))))
+            self._emit(events.Unheard(tuple(values.get("told", ()))))
+            self._emit(events.Restored(values.get("step", 0), state is not None))
         if state is None:
             return BEGINNING
         check_same_data(state.values["data"], data)

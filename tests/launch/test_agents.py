@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import with_
 from plans import config, machine
 
 from pipeline.launch import LaunchError
@@ -18,10 +20,13 @@ from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER, Close, Start, from_bytes
+from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.agents.unheard import Lines
 from pipeline.launch.hosts import HostsCluster
 from pipeline.plan import planning
-from pipeline.record.events import Signalled
+from pipeline.record.events import Event, Signalled, Steps, Unheard
 from pipeline.record.kept import Kept
+from pipeline.record.log import from_plain
 
 
 class Here:
@@ -30,6 +35,7 @@ class Here:
     def __init__(self) -> None:
         self.did: list[str] = []
         self.signals: list[int] = []
+        self.emits: list[Event] = []
 
     def inventory(self):
         return machine()
@@ -45,7 +51,8 @@ class Here:
         self.did.append(f"stop {grace:g}")
 
     def events(self, timeout):
-        return []
+        emitted, self.emits = self.emits, []
+        return emitted
 
     def sources(self):
         return []
@@ -121,6 +128,84 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     late.close()
     for cluster in (first, second, third):
         cluster.close(0)
+
+
+def steps(first: int, last: int) -> list[Steps]:
+    """The events of some steps."""
+    return [Steps(step, [1.0 / step], time=1.0 + step, group="point") for step in range(first, last + 1)]
+
+
+def heard(job: RemoteJob, last: int) -> list[int]:
+    """The steps that a job hears of, once that is the last, those of earlier processes too."""
+    found: list[int] = []
+
+    def reached() -> bool:
+        for event in job.events(0.05):
+            lines = map(from_plain, event.events) if isinstance(event, Unheard) else [event]
+            # As `Run.missed`: what an agent was not sure of comes again.
+            found.extend(line.step for line in lines if isinstance(line, Steps) and line.step > [0, *found[-1:]][-1])
+        return found[-1:] == [last]
+
+    until(reached)
+    return found
+
+
+def test_steps_that_no_command_hears_are_heard_by_the_next_however_the_agent_ends(tmp_path):
+    one = planning.make(config("one_device"), machine())
+    one = with_(one, "checkpoint", folder=str(tmp_path / "checkpoints"))
+    first, second, third = (OneHost(config().cluster, os.environ) for _ in range(3))
+    first.gather()
+    job = first.start(one, "point", tmp_path)
+    until(lambda: first.here.did == ["start point"], job)
+    first.here.emits += steps(1, 100)
+    assert heard(job, 100) == [*range(1, 101)]
+    # Done with, and so in no file.
+    until(lambda: not [path for path in tmp_path.glob("checkpoints/*") if path.stat().st_size], job)
+    first.agents.endpoint.close()
+    first.here.emits += steps(101, 20_000)
+    until(lambda: not first.here.emits)
+    second.gather()
+    second.serve(lambda text: None, lambda: None)
+    second.end_earlier(tmp_path)
+    assert first.here.did[-1] == "ended with 0"
+    job = second.start(one, "point", tmp_path)
+    assert heard(job, 20_000) == [*range(101, 20_001)]
+    # Those of processes that are given up, by the next ones.
+    second.agents.ending(job.number)
+    second.here.emits += steps(20_001, 20_100)
+    until(lambda: not second.here.emits)
+    job.stop(0.0)
+    job = second.start(one, "point", tmp_path)
+    assert heard(job, 20_100) == [*range(20_001, 20_101)]
+    # An agent that is killed removes nothing.
+    until(lambda: not [path for path in tmp_path.glob("checkpoints/*") if path.stat().st_size], job)
+    second.agents.endpoint.close()
+    second.here.emits += steps(20_101, 20_200)
+    until(lambda: not second.here.emits)
+    third.gather()
+    job = third.start(one, "point", tmp_path)
+    assert heard(job, 20_200) == [*range(20_101, 20_201)]
+    third.close(0)
+    until(lambda: third.here.did[-1] == "ended with 0")
+    for cluster in (first, second):
+        cluster.close(0)
+
+
+def test_lines_that_a_full_disk_has_no_room_for_are_not_torn(tmp_path):
+    lines = Lines(planning.make(config("one_device"), machine()), "point", [0], tmp_path)
+    lines.append(b"a line\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="No space"):
+            lines.append(b"another line\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    lines.append(b"more\n")
+    assert (lines.next(), lines.more) == (b"a line\nmore\n", False)
+    lines.heard()
+    lines.close()
+    assert not list(tmp_path.glob("unheard*"))
 
 
 def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_processes(tmp_path):

@@ -17,7 +17,9 @@ SMALL = (
     "strategy=multi_worker", "model=mlp", "data=digits", "measure.steps=0", "train.deterministic=true",
     "train.steps_per_call=10",
 )  # fmt: skip
-LONG = (*SMALL, "workers=2", "train.steps=2500", "checkpoint.every_steps=50")
+# So many calls' events go with a checkpoint.
+RECENT = 64
+LONG = (*SMALL, "train.steps_per_call=5", "workers=2", "train.steps=2500", "checkpoint.every_steps=50")
 
 
 @pytest.fixture
@@ -35,6 +37,11 @@ def unharmed(pipeline: Callable[..., Ran], *arguments: str) -> Path:
     return folder
 
 
+def saved(folder: Path) -> int:
+    """The step of a run's last checkpoint."""
+    return max((int(path.name.split("-")[1]) for path in folder.glob("checkpoints/step-*.json")), default=0)
+
+
 @pytest.mark.slow
 @pytest.mark.waits
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and_of_drivers(pipeline, two, tmp_path):
@@ -42,6 +49,15 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     hosts = (*LONG, *two.options())
     run = UnderWay(tmp_path, *hosts, "launch.heartbeat_timeout=15")
     run.until(lambda: run.step() >= 100)
+    # Killed outright; nobody hears of more steps than a checkpoint tells of before it is typed again.
+    run.kill()
+    (folder,) = run.runs
+    heard = run.step()
+    until(lambda: saved(folder) >= heard + 5 * (RECENT + 20))
+    run.type(*hosts, "launch.heartbeat_timeout=15")
+    run.until(lambda: run.told("restored"))
+    run.more(100)
+    assert [*run_events.losses(folder)] == [*range(1, max(run_events.losses(folder)) + 1)]
     # Where the hosts reach it, and nowhere else.
     assert listening([psutil.Process(run.process.pid)]) == {two.gateway}
     # Shorter than anybody's patience.
@@ -51,7 +67,6 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     run.more(100)
     # Its driver killed outright, and another in its place.
     run.kill()
-    (folder,) = run.runs
     run.type("attach", folder.name)
     run.more(100)
     assert not run.restarted()
@@ -72,13 +87,13 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     two.mend(2)
     # And where one host goes on without the other.
     run.type(*hosts, "launch.elastic=true", "launch.heartbeat_timeout=10")
-    run.until(lambda: run.told("resumed"))
+    run.until(lambda: len(run.told("resumed")) == 2)
     run.more(100)
     two.cut(2)
     ran = run.ended().ok()
     two.mend(2)
     result = json.loads((folder / "result.json").read_text())
-    assert (result["resumed"], result["workers_at_end"]) == (1, 1)
+    assert (result["resumed"], result["workers_at_end"]) == (2, 1)
     assert "training goes on with 1 worker" in run.restarted()[-1]
     (*_, alone_from) = [event["step"] for event in run.told("restored")]
     ours, theirs = ([*run_events.losses(each).items()][:alone_from] for each in (folder, alone))

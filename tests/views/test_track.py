@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -488,6 +490,23 @@ time.sleep(60)
     assert len(values(uri, run)) == 2
     assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
     assert only_run(uri, writer.key).info.end_time == run.info.end_time
+
+
+@pytest.mark.slow
+def test_a_follower_whose_driver_is_gone_before_it_begins_ends_with_its_folder_or_without(tmp_path: Path) -> None:
+    driver = subprocess.Popen(["true"])
+    driver.wait()
+    writer, uri = Writer(tmp_path / "run", pid=driver.pid), local(tmp_path).uri
+    remember(writer.folder, local(tmp_path))
+    command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(driver.pid)]
+    for _ in range(2):
+        with tempfile.TemporaryFile() as names:
+            names.write(os.fsencode(writer.folder) + b"\0")
+            names.flush()
+            subprocess.run(command, stdin=names, timeout=100, check=True, cwd=ROOT)
+        if writer.folder.exists():
+            assert only_run(uri, writer.key).info.status == "KILLED"
+            shutil.rmtree(tmp_path)
 
 
 def alive(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """Starts, watches and stops the processes of its host for a driver elsewhere.
 
-Events of processes, and what they write into their logs, are sent on as they come, and kept until the driver is done
-with them. Of heartbeats, the last of each kind of each process is sent once a second, while there is a connection.
+Events of processes, and what they write into their logs, go to files, which are sent on from where the driver has them:
+no process waits for a driver. Of heartbeats, the last of each kind of each process is sent once a second, while there
+is a connection.
 """
 
 import json
@@ -42,6 +43,7 @@ from pipeline.launch.agents.messages import (
     alike,
     from_bytes,
 )
+from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
 from pipeline.launch.asking import ProcessLine, here
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
@@ -51,12 +53,9 @@ from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, EventBas
 from pipeline.record.log import to_line
 
 POLL_SECONDS, BEATS_SECONDS = 0.2, 1.0
-PIECE_BYTES = 1 << 20
-# Kept for the next driver of a run that trains on without one: some days of it.
-DETACHED_BYTES = 1 << 30
 # For how long an agent without a process waits for a driver that is cut off, and for one that has ended.
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
-# For how long a driver that is away is waited for before a job ends whose files it should have.
+# For how long a driver may be away that is still sent files.
 AWAY_SECONDS = 10.0
 # What an agent ends with whose driver was given up, or has never come: EX_TEMPFAIL, EX_UNAVAILABLE of sysexits.h.
 ABANDONED, UNREACHED = 75, 69
@@ -70,6 +69,7 @@ class _Job:
     plan: Plan
     running: LocalJob
     folder: Path
+    lines: Lines
     commands: int = 0
     exited: dict[int, int | None] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -99,6 +99,8 @@ class Agent:
         self._endpoint, self._channel, self._cluster = endpoint, channel, cluster
         self._order, self._address, self._gone, self._leaves = order, address, gone, leaves
         self._jobs: dict[int, _Job] = {}
+        # Of these jobs, and of those before that the driver was not done with.
+        self._lines: list[Lines] = []
         # The driver's life, which another driver has not.
         self._life = ""
         self._next_beats = 0.0
@@ -126,6 +128,7 @@ class Agent:
                             return message.code
                         self._do(message, Path(folder))
                     self._pass_all_on()
+                    self._forget_heard()
                     if signal is None and (signal := signalled()) is not None:
                         self._report(signal)
                     if signal is not None and self._leaves and self._is_done():
@@ -137,8 +140,8 @@ class Agent:
             finally:
                 if self._helper is not None:
                     self._helper.close()
-                for job in self._jobs.values():
-                    job.running.stop(0.0)
+                self._forget_heard()
+                self._drop_all()
 
     def _orphan_timeout(self) -> float:
         """Returns for how long it goes on without a driver."""
@@ -148,8 +151,7 @@ class Agent:
 
     def _wait(self) -> None:
         sources = [source for job in self._jobs.values() for source in job.running.sources()]
-        # Processes wait until the driver has taken enough of what they have emitted.
-        wait([self._endpoint.news, *(sources if self._channel.has_room else ())], POLL_SECONDS)
+        wait([self._endpoint.news, *sources], POLL_SECONDS)
         self._endpoint.hear()
 
     def _meet(self) -> None:
@@ -157,9 +159,7 @@ class Agent:
         if self._channel.life == self._life:
             return
         if self._life and not self._channel.adopts:
-            for job in self._jobs.values():
-                job.running.stop(0.0)
-            self._jobs.clear()
+            self._drop_all()
         self._life = self._channel.life
         held = [
             Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
@@ -194,15 +194,14 @@ class Agent:
 
     def _start(self, message: Start, folder: Path) -> None:
         plan = on_cores(from_json(zlib.decompress(message.plan).decode()), message.ranks, this_machine.usable_cores())
-        if plan.launch.detach:
-            self._channel.window = DETACHED_BYTES
         folder.mkdir()
+        self._lines.append(lines := Lines(plan, message.group, message.ranks, folder))
         try:
             running = self._cluster.start(plan, message.group, folder, message.ranks)
         except LaunchError as error:
             self._send(Lost(message.job, str(error)))
             return
-        self._jobs[message.job] = _Job(message, plan, running, folder)
+        self._jobs[message.job] = _Job(message, plan, running, folder, lines)
 
     def _do_with(self, job: _Job, message: Give | Restart | DumpStacks | Stop) -> None:
         match message:
@@ -220,16 +219,15 @@ class Agent:
             case Stop(grace=grace):
                 job.running.stop(grace)
                 self._pass_on(job)
-                while self._bring(job):
+                while self._send_lines(job) or self._bring(job):
                     time.sleep(0.0 if self._channel.has_room else POLL_SECONDS)
                 del self._jobs[message.job]
                 self._send(Stopped(message.job))
 
     def _pass_all_on(self) -> None:
         """Sends on what all processes have emitted and written, and now and then their heartbeats."""
-        if self._channel.has_room:
-            for job in self._jobs.values():
-                self._pass_on(job)
+        for job in self._jobs.values():
+            self._pass_on(job)
         if time.monotonic() >= self._next_beats and self._channel.connection is not None:
             self._next_beats = time.monotonic() + BEATS_SECONDS
             for number, job in self._jobs.items():
@@ -238,7 +236,7 @@ class Agent:
                     job.beats.clear()
 
     def _pass_on(self, job: _Job) -> None:
-        number, events = job.start.job, list[Event]()
+        events = list[Event]()
         for event in job.running.events(0.0):
             match event:
                 case Beat():
@@ -252,10 +250,43 @@ class Agent:
                     job.left.add(rank)
             events.append(event)
         if events:
-            self._send(Emitted(number, b"".join(map(to_line, events))))
+            self._keep(job, b"".join(map(to_line, events)))
+        self._send_lines(job)
         for log in sorted(job.folder.glob("*.log")):
-            self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
+            if self._channel.has_room:
+                self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
         self._bring(job)
+
+    def _keep(self, job: _Job, lines: bytes) -> None:
+        """Writes what processes have emitted where it is sent from, or sends it if the disk is full, say."""
+        try:
+            job.lines.append(lines)
+        except OSError:
+            self._send(Emitted(job.start.job, lines))
+
+    def _send_lines(self, job: _Job) -> bool:
+        """Sends on the next of what processes have emitted, unless the driver is away for too long; is more left?"""
+        if not job.lines.more or self._channel.away > AWAY_SECONDS:
+            return False
+        if self._channel.has_room and (lines := job.lines.next()):
+            self._send(Emitted(job.start.job, lines))
+        return True
+
+    def _forget_heard(self) -> None:
+        """Forgets what processes have emitted and the driver has, once it is done with all messages."""
+        with self._endpoint.lock:
+            done = not self._channel.kept and self._channel.life == self._life
+        for lines in self._lines if done else ():
+            lines.heard()
+
+    def _drop_all(self) -> None:
+        """Ends all processes; what they have emitted and no driver has heard stays in files."""
+        for job in self._jobs.values():
+            job.running.stop(0.0)
+        self._jobs.clear()
+        for lines in self._lines:
+            lines.close()
+        self._lines.clear()
 
     def _bring(self, job: _Job) -> bool:
         """Sends on a piece of a trained model, or of what it wrote here, where the run's folder is not; is more left?

@@ -72,7 +72,7 @@ class Channel:
         self.problem, self.nobody = "", False
         # This end's messages that the other is not done with, by number.
         self.kept: dict[int, bytes] = {}
-        self.kept_bytes, self.sent, self.window = 0, 0, WINDOW_BYTES
+        self.kept_bytes, self.sent = 0, 0
         # The other end's messages: the last that has come, and the last before which this end is done with all.
         self.came, self.done_with = 0, 0
         self.inbox: list[Received] = []
@@ -91,7 +91,7 @@ class Channel:
     @property
     def has_room(self) -> bool:
         """True while little enough is kept for the other end that more may be sent."""
-        return self.kept_bytes < self.window
+        return self.kept_bytes < WINDOW_BYTES
 
     def send(self, data: bytes) -> None:
         """Sends a message, now or once there is a connection again."""

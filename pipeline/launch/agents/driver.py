@@ -19,6 +19,7 @@ from pipeline.launch.agents.messages import (
     DRIVER,
     Ask,
     Close,
+    Emitted,
     Find,
     Hello,
     Leaving,
@@ -28,11 +29,14 @@ from pipeline.launch.agents.messages import (
     from_bytes,
     unlike,
 )
+from pipeline.launch.agents.unheard import unheard
 from pipeline.launch.asking import answer_of
 from pipeline.plan.machine import Host, Machine
 
 # For agents to say which ports they hold, and what is late on the way.
 POLL_SECONDS, CLOSE_SECONDS, LATE_SECONDS = 0.2, 3.0, 10.0
+# Stands for the jobs that are over: their last lines are the next job's to hear.
+OVER = 0
 # Connections that were refused and are reported.
 MOST_REFUSED = 20
 
@@ -78,8 +82,8 @@ class Agents:
         # Does this driver go, and leaves the agents and their processes to the next?
         self.left = False
         self._jobs = self._requests = 0
-        # Messages of jobs that are over are done with as they come.
-        self._open = set[int]()
+        # Jobs that are not over, whose messages wait for them, and those that end or are over.
+        self._open, self._ending = set[int](), set[int]()
 
     def number(self) -> int:
         """Returns a number for a job that no other has."""
@@ -93,8 +97,12 @@ class Agents:
         self._jobs = max(self._jobs, number)
         self._open.add(number)
 
+    def ending(self, number: int) -> None:
+        """Leaves what the processes of a job emit from now on to the next job."""
+        self._ending.add(number)
+
     def over(self, number: int) -> None:
-        """Passes over what comes about a job from now on."""
+        """Passes over what else comes about a job from now on."""
         self._open.discard(number)
         self.about(number)
         self.about(number)
@@ -161,6 +169,8 @@ class Agents:
 
     def close(self, code: int, seconds: float = CLOSE_SECONDS) -> None:
         """Tells all agents what the command ends with."""
+        if not self.left:
+            self.over(OVER)
         for agent in self.known.values():
             self.send(agent.channel.name, Close(code))
         self.endpoint.close(0.0 if self.left else seconds)
@@ -217,6 +227,10 @@ class Agents:
                 self._leaving.add(received.life)
             case Response(number=number):
                 self._responses[channel.name, number] = message
+            case Emitted(job=number, lines=lines) if number in self._ending or number not in self._open:
+                if lines := unheard(lines.splitlines()):
+                    self._inbox[OVER].append((channel.name, Emitted(OVER, lines), received))
+                    return
             case _ if (job := getattr(message, "job", None)) in self._open:
                 self._inbox[job].append((channel.name, message, received))
                 return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch import LaunchError
-from pipeline.launch.agents.driver import POLL_SECONDS, Agents
+from pipeline.launch.agents.driver import OVER, POLL_SECONDS, Agents
 from pipeline.launch.agents.messages import (
     Beats,
     DumpStacks,
@@ -100,7 +100,7 @@ class RemoteJob:
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
         for text in self._agents.warnings():
             self._add(0, Warned(text))
-        for name, message in self._agents.about(self._number):
+        for name, message in [*self._agents.about(OVER), *self._agents.about(self._number)]:
             self._take(name, message)
         self._find_unreachable()
         waiting, self._waiting = self._waiting, []
@@ -141,6 +141,7 @@ class RemoteJob:
         if self._agents.left:
             return
         self._pending.clear()
+        self._agents.ending(self._number)
         self._send(Stop(self._number, grace))
         if self._here is not None:
             self._here.stop(grace)

@@ -1,11 +1,11 @@
 """Turns the folders of runs into MLflow runs that hold all of their logs: later, by `sync`, or a little behind them.
 
-    python -m pipeline.views.mlflow.sync_runs < NAMES
+    python -m pipeline.views.mlflow.sync_runs DRIVER < NAMES
 
-is the follower, a process that sends the logs of the runs that its driver names. NAMES is a file that the driver
-appends folders to, each with a NUL behind it. A folder is followed from then on; one that is named again is waited for.
-Once an empty name is in the file, or the driver is gone, the follower sends what is left, ends as KILLED the runs that
-nobody will end, and exits. One log is left to `pipeline.views.mlflow.copies`.
+is the follower, a process that sends the logs of the runs that its driver names, whose process number DRIVER is. NAMES
+is a file that the driver appends folders to, each with a NUL behind it. A folder is followed from then on; one that is
+named again is waited for. Once an empty name is in the file, or the driver is gone, the follower sends what is left,
+ends as KILLED the runs that nobody will end, and exits. One log is left to `pipeline.views.mlflow.copies`.
 """
 
 import contextlib
@@ -178,7 +178,8 @@ def _store_of(folder: Path, uri: str | None) -> TrackingStore | None:
 
 def main() -> None:
     """Follows until the driver ends it, or is gone."""
-    driver, first_niceness = os.getppid(), os.getpriority(os.PRIO_PROCESS, 0)
+    # Not the parent: of a driver that is gone already that is another.
+    driver, first_niceness = int(sys.argv[1]), os.getpriority(os.PRIO_PROCESS, 0)
     prepare(os.environ)
     # Ctrl-C and a scheduler's signals are for the driver, whose end this process then sees.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -190,16 +191,19 @@ def main() -> None:
         import mlflow.tracking  # noqa: F401
     gc.freeze()
     gc.enable()
-    follower, names, offset, niceness = LogFollower(), list[bytes](), 0, first_niceness
-    while os.getppid() == driver and b"" not in names:
+    follower, offset, niceness = LogFollower(), 0, first_niceness
+    is_over = False
+    while not is_over:
+        is_over = os.getppid() != driver
         # The driver writes at the file's own position, which this leaves alone.
         names = os.pread(sys.stdin.fileno(), NAME_BYTES, offset).split(b"\0")[:-1]
         offset += sum(len(name) + 1 for name in names)
+        is_over = is_over or b"" in names
         for name in filter(None, names):
             follower.name(Path(os.fsdecode(name)))
         if niceness != (niceness := first_niceness + (0 if follower.is_waited_for else NICENESS)):
             _set_niceness(niceness)
-        if not follower.turn():
+        if not (is_over or follower.turn()):
             time.sleep(LOOK_SECONDS)
     _set_niceness(first_niceness)
     follower.end(driver, round(1000 * time.time()))

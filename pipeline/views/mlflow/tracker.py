@@ -111,7 +111,7 @@ class Tracker:
             os.unlink(names_file)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.views.mlflow.sync_runs"],
+                [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())],
                 stdin=self._names,
                 stdout=log,
                 stderr=log,
