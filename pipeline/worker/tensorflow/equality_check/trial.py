@@ -108,7 +108,7 @@ class Trials:
 
         with self._put_back(trial), _quiet(), _threads_joined():
             values = self._make(step, trial, examples, batches)
-            trial.numbers = self._numbers(values, self._loop.metrics())
+            trial.numbers = self._numbers(values, flat(self._loop.metrics()))
         self._loop.reset_metrics()
         return trial
 
