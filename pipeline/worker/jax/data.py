@@ -28,6 +28,8 @@ from pipeline.worker.state import digest
 
 # (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
 Arrays: TypeAlias = tuple[Any, ...]
+# Examples of whose epochs the orders are drawn at once: an epoch of few takes NumPy as long as one of some thousands.
+DRAWN_AT_ONCE = 1 << 14
 PARTS = {"train": "training", "validation": "validation"}
 
 
@@ -43,13 +45,21 @@ class DeviceData:
     def steps(self, position: Position = BEGINNING) -> Iterator[np.ndarray]:
         """The rows of each step's global batch, int64 [examples], from the position on, epoch after epoch."""
         position = self.layout.settled(position)
-        examples, batch, first = self.layout.examples, self.layout.global_batch, position.examples
-        for epoch in itertools.count(position.epoch):
-            places = order(examples, self.seed, epoch) if self.shuffle else np.arange(examples)
+        batch, first = self.layout.global_batch, position.examples
+        for places in self._orders(position.epoch):
             for step in range(self.layout.steps_after(first)):
                 start = first + step * batch
                 yield places[start : start + batch]
             first = 0
+
+    def _orders(self, epoch: int) -> Iterator[np.ndarray]:
+        """The places of the examples in their order, int64 [examples], of each epoch from that one on."""
+        examples = self.layout.examples
+        if not self.shuffle:
+            yield from itertools.repeat(np.arange(examples))
+        many = max(1, DRAWN_AT_ONCE // max(1, examples))
+        for start in itertools.count(epoch, many):
+            yield from orders(examples, self.seed, range(start, start + many))
 
 
 class ProcessData:
@@ -274,21 +284,23 @@ _SCRAMBLING = (0x3EC8F720, 0x02461E29)
 _WORD = 0xFFFFFFFF
 
 
-def order(examples: int, seed: int, epoch: int) -> np.ndarray:
-    """The places of an epoch's examples in their order, int64 [examples]; drawn from `seed` and `epoch` alone.
+def orders(examples: int, seed: int, epochs: Sequence[int]) -> Iterator[np.ndarray]:
+    """The places of examples in their order, int64 [examples], of each epoch; drawn from `seed` and the epoch alone.
 
     That of `tf.random.experimental.stateless_shuffle`: a Fisher-Yates shuffle whose draws are Philox's words.
 
-    >>> order(5, seed=0, epoch=1).tolist()
-    [4, 3, 1, 0, 2]
+    >>> [order.tolist() for order in orders(5, seed=0, epochs=[1, 2])]
+    [[4, 3, 1, 0, 2], [3, 4, 0, 2, 1]]
     """
-    mixed = _philox((*_words(seed), *_words(epoch)), _SCRAMBLING)
+    mixed = _philox((*_words(seed), *_words(np.array(epochs, np.uint64)[:, None])), _SCRAMBLING)
     draws = max(0, examples - 1)
     blocks = np.arange(-(-draws // 4), dtype=np.uint64)
-    words = np.stack(_philox((blocks & _WORD, blocks >> 32, *mixed[2:]), mixed[:2]), axis=1).ravel()[:draws]
-    others = np.arange(examples)
-    others[:draws] += (words % np.arange(examples, examples - draws, -1, dtype=np.uint64)).astype(np.int64)
-    return swapped(others)
+    words = np.stack(_philox((blocks & _WORD, blocks >> 32, *mixed[2:]), mixed[:2]), axis=2)
+    jumps = words.reshape(len(epochs), -1)[:, :draws] % np.arange(examples, examples - draws, -1, dtype=np.uint64)
+    for of_epoch in jumps.astype(np.int64):
+        others = np.arange(examples)
+        others[:draws] += of_epoch
+        yield swapped(others)
 
 
 def swapped(others: np.ndarray) -> np.ndarray:
@@ -311,7 +323,7 @@ def swapped(others: np.ndarray) -> np.ndarray:
     return taken
 
 
-def _words(number: int) -> tuple[int, int]:
+def _words(number: Any) -> tuple[Any, Any]:
     return number & _WORD, number >> 32 & _WORD
 
 
