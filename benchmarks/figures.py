@@ -79,10 +79,11 @@ def filled(text: str, results: Path) -> str:
 
 
 def measured_by(values: Rows) -> str:
-    """The command that measured a benchmark's figures, when, and of what version."""
+    """The command that measured a benchmark's figures, of which commit, and when."""
     rounds, day = values["rounds"], datetime.fromtimestamp(values["time"], UTC).date()
-    typed = " ".join(["python", f"benchmarks/{values['benchmark']}.py", *_shown(values["arguments"])])
-    return f"`{typed}`, {rounds} round{'s' * (rounds != 1)}, at commit {str(values['commit'])[:12]} on {day}"
+    typed = " ".join([f"benchmarks/{values['benchmark']}.py", *_shown(values["arguments"])])
+    times = "" if "--rounds" in values["arguments"] else f"{rounds} round{'s' * (rounds != 1)}, "
+    return f"`{typed}`, {times}{str(values['commit'])[:12]}, {day}"
 
 
 def machine_of(values: Rows) -> str:

@@ -3,6 +3,7 @@
 A table takes the rows of the benchmark's JSON, and which of its tables is asked for.
 """
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,38 +11,53 @@ from typing import Any
 # Rows as a benchmark wrote them to JSON.
 Rows = Mapping[str, Any]
 Table = Callable[[Rows, str], list[str]]
-# What contestants of `side_by_side.py` and `on_jax.py` are called where people read of them.
+# What contestants of benchmarks that compare throughput are called where people read of them.
 WORDS = {
-    "limit": "the limit: as many processes that never talk",
+    "limit": "the limit",
     "one": "one device",
-    "bare-one-same": "a bare loop, the same threads and steps per call",
-    "bare-mirrored": "bare MirroredStrategy, TensorFlow's threads",
-    "bare-multi_worker": "bare MultiWorkerMirroredStrategy, TensorFlow's threads",
-    "bare-mirrored-same": "a bare MirroredStrategy loop, our threads and steps per call",
-    "bare-multi_worker-same": "a bare MultiWorkerMirroredStrategy loop, our threads and steps per call",
-    "fit-mirrored-arrays": "Keras `model.fit` under MirroredStrategy, the best of three ways to call it",
-    "fit-global-arrays": "Keras `model.fit` without a strategy on both cores, the best of four ways to call it",
-    "keras-one-arrays": "Keras `model.fit` on JAX, the better of two ways to call it",
-    "keras-mirrored-arrays": "Keras `model.fit` on JAX under `DataParallel`, the better of two ways to call it",
-}
-WORDS |= {
-    "ring": "multi_worker by TensorFlow's ring",
+    "bare-one-same": "a bare loop",
+    "bare-mirrored-same": "a bare `MirroredStrategy` loop",
+    "bare-multi_worker-same": "a bare `MultiWorkerMirroredStrategy` loop",
     "horovod": "multi_worker by Horovod's all-reduce",
-    "bare-horovod": "a script of Horovod's guide, TensorFlow's threads",
-    "bare-horovod-same": "a script of Horovod's guide, our threads and steps per call",
-    "bare-coordinator": "a bare ClusterCoordinator, our threads and steps per call",
+    "bare-horovod-same": "a script of Horovod's guide",
+    "bare-coordinator": "a bare `ClusterCoordinator`",
     "bare-unmeasured": "the same without a metric",
 }
-for _name, _like in (
-    ("fit-mirrored-dataset", "fit-mirrored-arrays"),
-    ("fit-mirrored-same", "fit-mirrored-arrays"),
-    ("fit-global-dataset", "fit-global-arrays"),
-    ("fit-replica-arrays", "fit-global-arrays"),
-    ("fit-replica-dataset", "fit-global-arrays"),
-    ("keras-one-dataset", "keras-one-arrays"),
-    ("keras-mirrored-dataset", "keras-mirrored-arrays"),
-):
-    WORDS[_name] = WORDS[_like]
+for _name, _ways in {
+    "Keras `fit` under `MirroredStrategy`": ("fit-mirrored-arrays", "fit-mirrored-dataset", "fit-mirrored-same"),
+    "Keras `fit` on both cores": (
+        *("fit-global-arrays", "fit-global-dataset"),
+        *("fit-replica-arrays", "fit-replica-dataset"),
+    ),
+    "Keras `fit`": ("keras-one-arrays", "keras-one-dataset"),
+    "Keras `fit` under `DataParallel`": ("keras-mirrored-arrays", "keras-mirrored-dataset"),
+}.items():
+    WORDS |= dict.fromkeys(_ways, _name)
+# Rivals with TensorFlow's own threads: those with our threads are harder to beat, and have names above.
+EASIER = ("bare-mirrored", "bare-multi_worker", "bare-horovod")
+# What `growth.py` grows.
+GROWS = {
+    "planning": "planning a run",
+    "composing": "composing and planning a sweep",
+    "noting": "noting the end of one run of a sweep",
+    "starting": "starting a run among others",
+    "predict": "`mode=predict`",
+    "compare": "`compare` of two runs among others",
+    "clean": "`clean`",
+    "report": "`report`",
+    "tracking": "uploading to MLflow",
+    "memory": "memory of the driver",
+    "checkpoints": "training waits for a checkpoint",
+    "reading": "training an epoch on files of eight examples",
+}
+# How many lines of a transcript are shown of those that are longer.
+EXCERPTS = {"predict": 4}
+# What `differential.py` calls what became of a case.
+VERDICTS = {
+    "equal within what the order of a batch's examples changes on one device": "within the noise of batch order",
+    "refused in words": "refused",
+    "not trained by one device either": "untrainable",
+}
 
 
 # The pairs of `reading.py`.
@@ -55,72 +71,62 @@ READ = {
 
 
 def side_by_side(rows: Rows, part: str) -> list[str]:
-    """A model's claims: the contestant, what it is compared with, the ratio and its range."""
-    lines = ["| throughput of / of | ratio | range | rounds |", "|---|---|---|---|"]
-    for claim in rows[part]["claims"]:
-        if claim["ratio"] is None:
-            lines.append(f"| {claim['claim']} | not measured | | |")
-            continue
-        contestant = claim["claim"].partition(" / ")[0]
-        two = " / ".join(WORDS.get(name, name) for name in (contestant, claim["against"]))
-        ratios = claim["ratios"]
-        lines.append(f"| {two} | {claim['ratio']:.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |")
-    return lines
-
-
-def sweep(rows: Rows, part: str) -> list[str]:
-    """What a sweep takes, beside its points as commands of their own."""
-    ratios = rows["ratios"]
+    """Contestants and what each is compared with, and for each model the ratio and its range."""
+    cells: dict[str, dict[str, str]] = {}
+    for model, found in rows.items():
+        for claim in found["claims"]:
+            contestant, _, against = claim["claim"].partition(" >= ")[0].partition(" / ")
+            against = claim.get("against") or against.partition("|")[0]
+            if against not in EASIER and contestant not in EASIER:
+                two = " / ".join(WORDS.get(name, name) for name in (contestant, against))
+                cells.setdefault(two, {})[model] = "not measured" if claim["ratio"] is None else spread(claim["ratios"])
     return [
-        "| seconds of / of | ratio | range |",
-        "|---|---|---|",
-        f"| a sweep of six points / the same points as commands of their own | {statistics.median(ratios):.2f} "
-        f"| {min(ratios):.2f} to {max(ratios):.2f} |",
+        f"| throughput of / of | {' | '.join(rows)} |",
+        f"|---{'|---' * len(rows)}|",
+        *(f"| {two} | {' | '.join(found.get(model, '') for model in rows)} |" for two, found in cells.items()),
     ]
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The median of ratios, and their range if there are several.
+
+    >>> spread([0.91, 0.9, 1.0]), spread([0.5])
+    ('0.91 (0.90–1.00)', '0.50')
+    """
+    median = f"{statistics.median(ratios):.2f}"
+    return f"{median} ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else median
 
 
 def every_strategy(rows: Rows, part: str) -> list[str]:
-    """How far models under a strategy are from one device."""
-    titles = rows["models"]
-    return [
-        f"| strategy | {' | '.join(titles)} |",
-        f"|---{'|---' * len(titles)}|",
-        *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows["strategies"].items()),
-    ]
+    """How far weights and metrics are from one device at most, for strategies that promise to be equal."""
+    lines = ["| strategy | largest difference |", "|---|---|"]
+    for name, cells in rows["strategies"].items():
+        if differences := [float(found) for cell in cells for found in re.findall(r"\de[+-]\d+", cell)]:
+            lines.append(f"| {name} | {max(differences):.0e} |")
+    return [*lines, "", f"Models: {'; '.join(rows['models'])}."]
 
 
 def differential(rows: Rows, part: str) -> list[str]:
     """What became of models that were drawn, under each strategy."""
     verdicts = list(next(iter(rows.values()))["verdicts"])
     lines = [
-        f"| strategy | cases | {' | '.join(verdicts)} | furthest of the equal |",
-        f"|---|---{'|---' * len(verdicts)}|---|",
+        f"| strategy | {' | '.join(VERDICTS.get(name, name) for name in verdicts)} | furthest of the equal |",
+        f"|---{'|---' * len(verdicts)}|---|",
     ]
     for strategy, row in rows.items():
         counts = [row["verdicts"][name] for name in verdicts]
-        lines.append(f"| {strategy} | {sum(counts)} | {' | '.join(map(str, counts))} | {row['furthest']:.0e} |")
+        lines.append(f"| {strategy} | {' | '.join(map(str, counts))} | {row['furthest']:.0e} |")
     return lines
-
-
-def checkpoints(rows: Rows, part: str) -> list[str]:
-    """What a checkpoint costs."""
-    low, high = rows["quartiles"]
-    return [
-        "| seconds of / of | ratio | quartiles | pairs |",
-        "|---|---|---|---|",
-        f"| 50 steps with a checkpoint / 50 steps without | {rows['median']:.3f} | {low:.3f} to {high:.3f} "
-        f"| {len(rows['ratios'])} |",
-    ]
 
 
 def predict(rows: Rows, part: str) -> list[str]:
     """How far predictions are off, by the number of workers, beside how far another run of the same point is."""
-    lines = ["| | within 10% | median error | intervals that held the run that followed |", "|---|---|---|---|"]
+    lines = ["| | within 10% | median error | runs inside the interval |", "|---|---|---|---|"]
     for workers in sorted({point["workers"] for point in rows["points"]}):
         points = [point for point in rows["points"] if point["workers"] == workers]
         errors = [abs(point["ratio"] - 1) for point in points]
         held = [held for point in points for held in point["held"]]
-        lines.append(f"| predicted, workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
+        lines.append(f"| workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
     again = rows["another_run"]  # none in a single round
     lines += [f"| another run of the same point | {_near(again)} | |"] if again else []
     if apart := rows.get("equal_runs_apart"):
@@ -136,10 +142,14 @@ def _near(errors: Sequence[float]) -> str:
 def ties(rows: Rows, part: str) -> list[str]:
     """How often two equal points are called a tie."""
     return [
-        "| pairs of equal points | called a tie | equal runs lie apart by, a standard deviation |",
-        "|---|---|---|",
-        f"| {len(rows['apart'])} | {rows['ties']} | {rows['deviation']:.1%} |",
+        f"Of {len(rows['apart'])} pairs, {rows['ties']} were called a tie; "
+        f"equal runs lie {rows['deviation']:.1%} apart (a standard deviation)."
     ]
+
+
+def ratio_of(title: str) -> Table:
+    """A line with the ratio of a benchmark that measures one."""
+    return lambda rows, part: [f"{title}: {spread(rows['ratios'])}."]
 
 
 def ratios_of(title: str, kinds: Callable[[Rows], Mapping[str, Sequence[float]]]) -> Table:
@@ -147,12 +157,9 @@ def ratios_of(title: str, kinds: Callable[[Rows], Mapping[str, Sequence[float]]]
 
     def table(rows: Rows, part: str) -> list[str]:
         return [
-            f"| {title} | ratio | range | rounds |",
-            "|---|---|---|---|",
-            *(
-                f"| {name} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |"
-                for name, ratios in kinds(rows).items()
-            ),
+            f"| {title} | ratio |",
+            "|---|---|",
+            *(f"| {name} | {spread(ratios)} |" for name, ratios in kinds(rows).items()),
         ]
 
     return table
@@ -171,24 +178,26 @@ def overlap(rows: Rows, part: str) -> list[str]:
 
 
 def _prepared(rows: Rows) -> dict[str, Sequence[float]]:
-    """Ratios by data and what of the command they are of."""
-    words = {"shards": "the shards alone", "whole": "the whole command"}
-    return {f"{label}, {words[kind]}": row[kind] for label, row in rows.items() for kind in words}
+    """Ratios of whole commands by data."""
+    return {label: row["whole"] for label, row in rows.items()}
 
 
 def deep(rows: Rows, part: str) -> list[str]:
-    """Deep models beside a bare loop: to the first step, and a step."""
-    lines = [
-        "| seconds of ours / a bare loop's | to the first step | a step | range of steps | starts |",
-        "|---|---|---|---|---|",
-    ]
+    """Deep models beside a bare loop under each strategy: to the first step, and a step."""
+    cells: dict[str, dict[str, str]] = {}
     for name, row in rows.items():
+        model, strategy = name.split(", ")
         first, step = ([ours / bare for ours, bare in row[kind]] for kind in ("first", "step_ms"))
-        lines.append(
-            f"| {name} | {statistics.median(first):.2f} | {statistics.median(step):.2f} "
-            f"| {min(step):.2f} to {max(step):.2f} | {len(first)} |"
-        )
-    return lines
+        cells.setdefault(model, {})[strategy] = f"{spread(first)} | {spread(step)}"
+    strategies = list(dict.fromkeys(strategy for found in cells.values() for strategy in found))
+    return [
+        f"| ours / a bare loop | {' | '.join(f'{name}: to the first step | a step' for name in strategies)} |",
+        f"|---{'|---|---' * len(strategies)}|",
+        *(
+            f"| {model} | {' | '.join(found.get(name, ' | ') for name in strategies)} |"
+            for model, found in cells.items()
+        ),
+    ]
 
 
 def estimates(rows: Rows, part: str) -> list[str]:
@@ -200,13 +209,17 @@ def estimates(rows: Rows, part: str) -> list[str]:
 
 
 def memory(rows: Rows, part: str) -> list[str]:
-    """What a host is estimated to hold beside what was measured, of cases whose names hold the part."""
-    lines = ["| | estimated | measured | estimated / measured |", "|---|---|---|---|"]
+    """What a process is estimated to hold over what was measured, by case and backend."""
+    cells: dict[str, dict[str, str]] = {}
     for name, row in rows.items():
-        if ("100m" in name) == (part == "large"):
-            estimated, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated", "measured"))
-            lines.append(f"| {name} | {estimated} | {measured} | {row['estimated'] / row['measured']:.2f} |")
-    return lines
+        backend, _, case = name.partition(": ")
+        cells.setdefault(case, {})[backend] = f"{row['estimated'] / row['measured']:.2f}"
+    backends = list(dict.fromkeys(backend for found in cells.values() for backend in found))
+    return [
+        f"| estimated / measured | {' | '.join(backends)} |",
+        f"|---{'|---' * len(backends)}|",
+        *(f"| {case} | {' | '.join(found.get(name, '') for name in backends)} |" for case, found in cells.items()),
+    ]
 
 
 def perplexity(rows: Rows, part: str) -> list[str]:
@@ -224,7 +237,7 @@ def _bytes(count: float) -> str:
 
 def explain(rows: Sequence[Rows], part: str) -> list[str]:
     """What cases lose, and to what: medians over rounds, the largest part first, and the bounds that were told."""
-    lines = ["| | lost | to | bound | rounds |", "|---|---|---|---|---|"]
+    lines = ["| | lost | to (from 3% on) | bound |", "|---|---|---|---|"]
     for case in dict.fromkeys(row["case"] for row in rows):
         found = [row for row in rows if row["case"] == case]
         shares: dict[str, list[float]] = {}
@@ -232,59 +245,53 @@ def explain(rows: Sequence[Rows], part: str) -> list[str]:
             for one in row["parts"]:
                 shares.setdefault(one["name"], []).append(one["share"])
         middle = sorted(((statistics.median(shares[name]), name) for name in shares), reverse=True)
-        parts = ", ".join(f"{name} {share:.0%}" for share, name in middle if abs(share) >= 0.005)
+        parts = ", ".join(f"{name} {share:.0%}" for share, name in middle if abs(share) >= 0.025)
         bounds = ", ".join(dict.fromkeys(str(row["bound"] or "none") for row in found))
-        lost = statistics.median(row["lost"] for row in found)
-        lines.append(f"| {case} | {lost:.0%} | {parts} | {bounds} | {len(found)} |")
+        lines.append(f"| {case} | {statistics.median(row['lost'] for row in found):.0%} | {parts} | {bounds} |")
     return lines
 
 
 def scale(rows: Rows, part: str) -> list[str]:
-    """What a driver takes by the number of processes, how that grows, and what a plan for many takes."""
+    """What a driver takes by the number of processes."""
     runs = rows["runs"]
-    limit = runs[0]["silent_limit"]
+    silent = f"a silent one, `launch.heartbeat_timeout={runs[0]['silent_limit']:g}`"
     lines = [
-        "| processes | hosts | events a second | cores of the driver | its memory | a process "
-        f"| a killed one is noticed after | a silent one, `launch.heartbeat_timeout={limit:g}` |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| processes | events a second | cores | memory | notices a killed one after | {silent} |",
+        "|---|---|---|---|---|---|",
     ]
     for run in runs:
         lines.append(
-            f"| {run['processes']:,} | {run['hosts']} | {run['events_per_second']:,.0f} | {run['cores']:.2f} "
-            f"| {run['memory_mib']:.0f} MiB | {run['memory_mib'] * 1024 / run['processes']:.0f} KiB "
-            f"| {run['killed_seconds']:.1f} s | {run['silent_seconds']:.1f} s |"
+            f"| {run['processes']:,} | {run['events_per_second']:,.0f} | {run['cores']:.2f} "
+            f"| {run['memory_mib']:.0f} MiB | {run['killed_seconds']:.1f} s | {run['silent_seconds']:.1f} s |"
         )
-    first, last = runs[0], runs[-1]
-    grown = [
-        f"{last[name] / first[name]:.1f} times" if first[name] else ""
-        for name in ("processes", "hosts", "events_per_second", "cores", "memory_mib")
-    ]
-    lines.append(f"| {' | '.join(grown)} | | | |")
-    plan = rows["plan"]
-    return [*lines, "", f"A plan for {plan['workers']:,} workers, each a process, takes {plan['seconds']:.1f} s."]
+    return lines
 
 
 def growth(rows: Rows, part: str) -> list[str]:
-    """What grows with the size of what is done, at the smallest and the largest size, and by which exponent."""
-    lines = ["| what is done | sizes | at the smallest | at the largest | exponent |", "|---|---|---|---|---|"]
-    for row in rows.values():
-        (first, *_, last), values = row["sizes"], row["values"]
-        low, high = (
-            f"{value:.2g} {row['unit']}" if value < 1 else f"{value:.1f} {row['unit']}"
-            for value in (values[0], values[-1])
+    """What the largest size takes of what is done, and by which exponent that grows."""
+    lines = ["| | sizes | at the largest | exponent |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        (first, *_, last), value = row["sizes"], row["values"][-1]
+        largest = f"{value:.2g}" if value < 1 else f"{value:.1f}"
+        lines.append(
+            f"| {GROWS.get(name, row['about'])} | {first:,}–{last:,} {row['of']} "
+            f"| {largest} {row['unit']} | {row['exponent']:.2f} |"
         )
-        lines.append(f"| {row['about']} | {first:,} to {last:,} {row['of']} | {low} | {high} | {row['exponent']:.2f} |")
     return lines
 
 
 def transcripts(rows: Rows, part: str) -> list[str]:
     """What a terminal said, as a block of code, and how long that took."""
     said = rows[part]
-    return [*(f"    {line}".rstrip() for line in said["lines"]), "", f"It took {said['seconds']:.0f} seconds in all."]
+    shown = EXCERPTS.get(part, len(said["lines"]))
+    lines = [*said["lines"][:shown], *["..."] * (shown < len(said["lines"]))]
+    return [*(f"    {line}".rstrip() for line in lines), "", f"It took {said['seconds']:.0f} seconds in all."]
 
 
 def gpu(rows: Rows, part: str) -> list[str]:
     """A model's rate on a GPU, the share of the GPU's operations, and ratios to Keras's fit and a loop by hand."""
+    if not any(rows["table"].values()):
+        return ["Not measured: the machine has no GPU."]
     lines = [
         "| model, precision | a second | MFU | peak memory | / Keras's `fit` | / a loop by hand |",
         "|---|---|---|---|---|---|",
@@ -302,19 +309,16 @@ def gpu(rows: Rows, part: str) -> list[str]:
             ratios = [one / another for one, another in pairs]
             cells.append(f"{statistics.median(ratios):.2f}" if ratios else "failed")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    if not rows["checks"]:
-        return [*lines, "", "The machine that this was typed on has no GPU."]
     device, furthest = rows["device"], max(rows["checks"].values())
     return [*lines, "", f"{device['kind']}, JAX {device['jax']}; its checks were {furthest:.0e} apart at most."]
 
 
 def xla(rows: Rows, part: str) -> list[str]:
     """A model's throughput with XLA over that without, what `train.xla=auto` chose, and how far losses are apart."""
-    lines = ["| model | XLA / TensorFlow | range | `auto` chose | losses apart |", "|---|---|---|---|---|"]
+    lines = ["| model | XLA / TensorFlow | `auto` chose | losses apart |", "|---|---|---|---|"]
     for name, found in rows.items():
-        ratios, chosen = found["ratios"], "XLA" if found["chosen"] else "TensorFlow"
-        cells = (f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}", chosen)
-        lines.append(f"| {name} | {' | '.join(cells)} | {found['apart']:.0e} |")
+        chosen = "XLA" if found["chosen"] else "TensorFlow"
+        lines.append(f"| {name} | {spread(found['ratios'])} | {chosen} | {found['apart']:.0e} |")
     return lines
 
 
@@ -323,15 +327,13 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "on_jax": side_by_side,
     "collectives": side_by_side,
     "asynchronous": side_by_side,
-    "sweep": sweep,
+    "sweep": ratio_of("Seconds of a sweep of six points / of the same points as commands of their own"),
     "every_strategy": every_strategy,
     "differential": differential,
-    "checkpoints": checkpoints,
+    "checkpoints": ratio_of("Seconds of 50 steps with a checkpoint / without"),
     "predict": predict,
     "ties": ties,
-    "input": ratios_of(
-        "throughput of / of", lambda rows: {"training without the slow map / as predicted with it": rows["ratios"]}
-    ),
+    "input": ratio_of("Throughput without the slow map / as predicted with it"),
     "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
