@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.analyze import comparable
 from pipeline.analyze.history import TimedRun
 from pipeline.config.parts import Part, flat
-from pipeline.plan.batch_sizes import bucket_of
+from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan
 
 # Of the median polish, which soon changes nothing more.

@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import check_installed
-from pipeline.plan.batch_sizes import expect_batch
+from pipeline.plan.division import expect_batch
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import links

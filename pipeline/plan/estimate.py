@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
-from pipeline.plan.balance import laid_out
-from pipeline.plan.batch_sizes import bucket_of
+from pipeline.plan.division import bucket_of, laid_out
 from pipeline.plan.host import Host, HostMemory, ahead, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers

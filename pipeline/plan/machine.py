@@ -1,7 +1,18 @@
-"""The facts of the hosts that a plan is laid over."""
+"""The hosts that a plan is laid over, which of their devices a config computes on, and what follows from their kind.
 
+Devices that are not there are refused.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pipeline.config.schema import Baseline, Config, Kind, Object, Precision
+from pipeline.errors import UserError, refuse
+from pipeline.plan.division import left_out
+
+# Where a TPU's worker listens; the port that Google's TPUs have is 8470.
+TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 
 @dataclass(frozen=True)
@@ -110,3 +121,140 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) > 4:
         return f"{', '.join(shown)} and {len(names) - 3} more"
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
+    """(kind that computes, devices per host, notes)."""
+    hardware = config.hardware
+    notes: list[str] = []
+    _check_on_tpu(config, machine)
+    kind = hardware.kind
+    if kind is Kind.auto and config.strategy.on_tpu:
+        kind = Kind.tpu
+    elif kind is Kind.auto:
+        kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
+    count = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
+    per_host = hardware.devices_per_host or max(1, count)
+    if hardware.rehearse:
+        return "cpu", per_host, notes
+    if kind is Kind.tpu:
+        return kind.value, per_host, _absent_tpu(config, machine, present)
+    needed = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
+    if kind is Kind.gpu and needed > len(machine.gpus):
+        gpus, cores = len(machine.gpus), len(machine.cores)
+        fewest = min(machine.members, key=lambda host: len(host.gpus), default=None)
+        whose = "this machine" if fewest is None else fewest.hostname
+        lacks = f"hardware={hardware.name} has {needed} GPUs, {whose} has {gpus} and {cores} CPU cores"
+        if present:
+            instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
+            instead += ", or hardware.rehearse=true to run the same layout on logical CPU devices"
+            raise UserError("the devices that the hardware names", f"a machine without them: {lacks}", instead)
+        notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
+    return kind.value, per_host, notes
+
+
+def _check_on_tpu(config: Config, machine: Machine) -> None:
+    """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
+    strategy, hardware = config.strategy, config.hardware
+    by_itself = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    refuse(
+        (strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself,
+         f"the hardware of a TPU, since {strategy.name} trains on nothing else", f"hardware={hardware.name}",
+         "hardware=tpu_v5e_8, with hardware.rehearse=true where there is none"),
+        (hardware.kind is Kind.tpu and not strategy.on_tpu,
+         f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"),
+    )  # fmt: skip
+
+
+def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
+    """A note on a TPU that is not there; with `present` true it is refused."""
+    if _tpu_address(config, machine):
+        return []
+    name = config.hardware.name
+    called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+    if present:
+        raise UserError(
+            f"a TPU for hardware={name}",
+            f"a machine without one and no address of one{called}",
+            "it on a TPU VM, strategy.build.address=grpc://HOST:8470, or hardware.rehearse=true to run the "
+            "same plan on logical CPU devices",
+        )
+    return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
+            f"hardware.rehearse=true."]  # fmt: skip
+
+
+def _tpu_address(config: Config, machine: Machine) -> str | None:
+    """Returns the TPU's address, "local" for one that is attached, None where there is none. Refuses others."""
+    typed = config.strategy.build.get("address")
+    key, address = ("strategy.build.address", str(typed)) if typed else ("TPU_NAME", machine.tpu_name or "")
+    if typed == "local":
+        return "local" if machine.tpus else None
+    if not typed and not address.startswith("grpc:"):
+        return "local" if machine.tpus else None
+    match = TPU_ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match.group(2)) <= 65535:
+        bare = re.sub(r"^[a-z]*:/*", "", address)
+        near = [place for place in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(place)]
+        offered = near[0] if near and match is None else "grpc://10.0.0.2:8470"
+        raise UserError(f"{key} to be local or grpc://HOST:PORT, with a port up to 65535", address, f"{key}={offered}")
+    return address
+
+
+def with_address(config: Config, machine: Machine) -> Object:
+    """Returns what makes the strategy, with the TPU's address where its function takes one."""
+    build = config.strategy.build
+    return build | {"address": _tpu_address(config, machine)} if "address" in build else build
+
+
+def precision_of(config: Config) -> str:
+    """Keras's dtype policy. Raises `UserError`."""
+    named, on_tpu = config.train.precision, config.strategy.on_tpu
+    if on_tpu and named is Precision.mixed_float16:
+        expected = "train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in bfloat16"
+        raise UserError(expected, "mixed_float16", "train.precision=mixed_bfloat16")
+    return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
+
+
+def baseline_source(config: Config, kind: str) -> str:
+    """Returns where the baseline comes from; a TPU belongs to one process, which leaves none for a baseline."""
+    named = config.measure.baseline
+    if kind != "tpu":
+        return named.value if named else "once"
+    if named not in (None, Baseline.none):
+        expected = "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline"
+        instead = f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare"
+        raise UserError(expected, named.value, instead)
+    return "none"
+
+
+def is_explained(config: Config, kind: str) -> bool:
+    """True if the lost efficiency is explained. Refused where none is known."""
+    if not config.measure.explain:
+        return False
+    refuse(
+        (config.measure.steps == 0, "a run that is measured with measure.explain=true", "measure.steps=0",
+         "measure.steps=null, or measure.explain=false"),
+        (baseline_source(config, kind) == "none",
+         "a baseline with measure.explain=true, since efficiency is lost against it",
+         f"none{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}",
+         f"{'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false"),
+    )  # fmt: skip
+    return True
+
+
+def notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:
+    """Returns what batches of one size leave out, and why there is no baseline."""
+    if not config.strategy.on_tpu:
+        return []
+    notes, examples = [], config.data.train_examples
+    out = None if examples is None else left_out(examples, workers, global_batch)
+    if out != 0:
+        count = f"up to {global_batch - 1}" if out is None else f"{out} of {examples}"
+        others = ", others each time" if config.data.shuffle else ""
+        notes.append(
+            f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {count} training "
+            f"examples{others}."
+        )
+    if kind == "tpu" and config.measure.baseline is None and config.measure.steps != 0:
+        notes.append("A TPU belongs to one process, which leaves none for a baseline: compare with a run of workers=1.")
+    return notes

@@ -266,7 +266,7 @@ class Plan:
     @property
     def bucket_bytes(self) -> int | None:
         """Bytes of gradients that leave together for other hosts while backpropagation makes others; 0: all leave at
-        the end; None: as `batch_sizes.bucket_of` has it.
+        the end; None: as `division.bucket_of` has it.
         """
         in_buckets = (
             self.hardware.kind == "cpu"

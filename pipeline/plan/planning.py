@@ -11,11 +11,19 @@ from typing import Any, TypeVar
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
 from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums, notes_on_xla, xla_of
-from pipeline.plan.batch_sizes import check_micro_batches, shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
-from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
+from pipeline.plan.division import check_micro_batches, shared, split_batch
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
-from pipeline.plan.machine import Machine, differences
+from pipeline.plan.machine import (
+    Machine,
+    baseline_source,
+    devices_of,
+    differences,
+    is_explained,
+    notes_on_tpu,
+    precision_of,
+    with_address,
+)
 from pipeline.plan.plan import (
     BUILDER,
     Checkpoints,

@@ -14,8 +14,8 @@ from shipped_sizes import planned
 from pipeline.config.parts import ABOVE_ZERO, LEAST, places
 from pipeline.config.schema import Baseline, Config, Precision, Scaling, Store, TrackingConfig
 from pipeline.errors import UserError
-from pipeline.plan.batch_sizes import split_batch
 from pipeline.plan.checks import check_ranges
+from pipeline.plan.division import split_batch
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, fingerprint, from_json
 from pipeline.plan.planning import DEFAULT_EPOCHS, baseline_of, make

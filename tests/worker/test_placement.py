@@ -10,7 +10,7 @@ from conftest import sampled
 from scripts import came
 
 from pipeline.errors import UserError
-from pipeline.plan.balance import balanced, written
+from pipeline.plan.division import balanced, written
 from pipeline.plan.size import Layer
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build

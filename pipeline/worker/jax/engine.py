@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.examples import rows
 from pipeline.plan.backends import shares_memory_under_jax
-from pipeline.plan.batch_sizes import expect_batch
+from pipeline.plan.division import expect_batch
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.findings import Check

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import keras
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipeline.plan.balance import matched
+from pipeline.plan.division import matched
 from pipeline.worker.jax.devices import MODEL
 from pipeline.worker.model_error import TrainingError
 

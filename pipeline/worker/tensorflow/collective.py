@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from pipeline.plan.batch_sizes import bucket_of
+from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective

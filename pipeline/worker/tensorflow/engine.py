@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.plan.batch_sizes import expect_batch, left_out
+from pipeline.plan.division import expect_batch, left_out
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.events import Beat, Warned

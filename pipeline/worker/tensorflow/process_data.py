@@ -14,7 +14,7 @@ import tensorflow as tf
 from pipeline.config import targets
 from pipeline.data.examples import Broken, Examples
 from pipeline.data.manifest import SPLITS
-from pipeline.plan.batch_sizes import dealt, shared
+from pipeline.plan.division import dealt, shared
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker import labels

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
-from pipeline.plan.balance import balanced, written
+from pipeline.plan.division import balanced, written
 from pipeline.plan.size import Layer
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.rates import within
