@@ -30,22 +30,21 @@ def imported_by(code: str, folder: Path) -> set[str]:
     return set(shown.stdout.rpartition("IMPORTED")[2].split())
 
 
-@pytest.mark.parametrize(("command", "arguments", "code", "slow"), [
-    ("train", ["mode=plan"], 0, ()),
-    ("train", ["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0, ()),
-    ("train", ["mode=predict", "model=mlp"], 2, ()),
-    ("train", ["--cfg", "job"], 0, ()),
-    ("train", ["workers=0"], 2, ()),
-    ("prepare", ["data=digits", "seed=-1", "out=d"], 2, ("dask", "distributed")),
-    ("report", ["sweep=nothing"], 2, ("jinja2", "scipy")),
-    ("report", ["--help"], 0, ("jinja2", "scipy")),
-    ("report", ["swep=mine"], 2, ("jinja2", "scipy")),
+@pytest.mark.parametrize(("typed", "code", "slow"), [
+    (["mode=plan"], 0, ()),
+    (["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0, ()),
+    (["mode=predict", "model=mlp"], 2, ()),
+    (["--cfg", "job"], 0, ()),
+    (["workers=0"], 2, ()),
+    (["prepare", "data=digits", "seed=-1", "out=d"], 2, ("dask", "distributed")),
+    (["report", "sweep=nothing"], 2, ("jinja2", "scipy")),
+    (["report", "--help"], 0, ("jinja2", "scipy")),
+    (["report", "swep=mine"], 2, ("jinja2", "scipy")),
 ])  # fmt: skip
-def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, command, arguments, code, slow):
-    found = imported_by(
-        f"from pipeline.commands import {command}\nassert {command}.main({arguments!r}) == {code}", tmp_path
-    )
-    assert "hydra" in found or command == "report"
+def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, typed, code, slow):
+    runs = f"import sys\nfrom pipeline.commands.verbs import main\nsys.argv[1:] = {typed!r}\nassert main() == {code}"
+    found = imported_by(runs, tmp_path)
+    assert "hydra" in found or typed[0] == "report"
     assert not found & {*SLOW, *slow}
 
 

@@ -13,6 +13,7 @@ from conftest import ROOT, Ran, finish, left_behind, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
+from pipeline.commands.verbs import MODULES
 from pipeline.config import config as configs
 from pipeline.config.composing import config_of
 from pipeline.config.schema import Config, PrepareConfig
@@ -20,7 +21,7 @@ from pipeline.config.schema import Config, PrepareConfig
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "docs/commands.md").read_text())
 # Verbs that have keys of their own, and none of a config.
 FOR_A_RUN = {
-    name: import_module(f"pipeline.commands.{name}").VERB
+    name: getattr(import_module(f"pipeline.commands.{MODULES.get(name, name)}"), name)
     for name in ("report", "compare", "sync", "ui", "clean", "attach")
 }
 

@@ -11,22 +11,21 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell, tell_id
-from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.config import config as configs
-from pipeline.driver import sweep
+from pipeline.driver import sweep, takeover
 from pipeline.driver.requests import devices
 from pipeline.driver.run_folders import PLAN, find
 from pipeline.driver.session import Session
 from pipeline.driver.supervisor import Supervisor
-from pipeline.driver.takeover import attach
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.record.log import from_here
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 
-VERB = Verb(
-    "attach",
+
+@verb(
     "RUN",
     "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
     "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
@@ -34,10 +33,7 @@ VERB = Verb(
     least=1,
     most=1,
 )
-
-
-@VERB
-def main(typed: Words) -> int:
+def attach(typed: Words) -> int:
     """Takes the place of the run's driver."""
     configs.register(partial(devices, os.environ))
     screen = show.Terminal(show.console_on(sys.stdout), time.time)
@@ -46,7 +42,7 @@ def main(typed: Words) -> int:
     try:
         end, output = typed.is_true("end"), Path(typed["output_dir"])
         folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
-        with signals.interrupt(session.spares), attach(folder.resolve(), session, end) as supervisor:
+        with signals.interrupt(session.spares), takeover.attach(folder.resolve(), session, end) as supervisor:
             code = _trained(supervisor, session)
         return code
     except UserError:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.driver.run_folders import LOCK, PLAN, Lock
 from pipeline.errors import UserError
 from pipeline.launch import standby
@@ -32,8 +32,15 @@ from pipeline.views.mlflow.stores import prepare, reason
 from pipeline.views.terminal.words import amount, brackets, duration, listed, plural, times
 
 A_DAY = 86_400  # seconds
-VERB = Verb(
-    "clean",
+SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
+AGE = re.compile(r"(\d{1,6})([hdw])")
+# Why something stays.
+BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
+    "under way", "not finished, so that a command can go on with it", "younger", "among the best", "part of a sweep",
+)  # fmt: skip
+
+
+@verb(
     "",
     "Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.\n"
     "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
@@ -46,16 +53,7 @@ VERB = Verb(
         OUTPUT_DIR,
     ),
 )
-SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
-AGE = re.compile(r"(\d{1,6})([hdw])")
-# Why something stays.
-BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
-    "under way", "not finished, so that a command can go on with it", "younger", "among the best", "part of a sweep",
-)  # fmt: skip
-
-
-@VERB
-def main(typed: Words) -> int:
+def clean(typed: Words) -> int:
     """Removes old runs, or lists them."""
     rules, dry = _rules(typed), typed.is_true("dry")
     console, now = show.console_on(sys.stdout), time.time()

@@ -56,7 +56,7 @@ The exit code is the worst finding's:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def doctor(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline doctor", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")

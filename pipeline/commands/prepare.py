@@ -27,7 +27,7 @@ from pipeline.views.terminal.prepared import PrepareProgress, summary_lines
 NAME = "prepare"
 
 
-def main(arguments: Sequence[str]) -> int:
+def prepare(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline prepare", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")

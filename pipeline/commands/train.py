@@ -186,7 +186,7 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
         screen.shares([*points.shown(session.results).values()])
     if points.sweep is not None and points.to_run:
         # While processes import TensorFlow, and nothing is timed.
-        module("report").report.warm_up()
+        module("results").reports.warm_up()
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
         began = time.monotonic()
@@ -258,7 +258,7 @@ def _report(points: Requests, session: Session, console: "Console") -> "WrittenR
     written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
         try:
-            written = module("report").report.write(points.sweep.folder)
+            written = module("results").reports.write(points.sweep.folder)
         except (UserError, OSError) as error:
             show.say_error(f"The report of the sweep was not written: {error}")
     if points.many and session.results:
@@ -266,7 +266,7 @@ def _report(points: Requests, session: Session, console: "Console") -> "WrittenR
         if written is None:
             console.print(show.sweep_table(_done(points, session)))
         else:
-            module("report").show_written(written, console)
+            module("results").show_written(written, console)
     return written
 
 
@@ -274,7 +274,7 @@ def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signa
     """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
     folder = written.sweep.folder
     try:
-        if sent := module("report").send(written, session.tracker(folder.parents[1])):
+        if sent := module("results").send(written, session.tracker(folder.parents[1])):
             session.upload_later(sent, CLOSE_SECONDS)
     except OSError as error:
         show.say_error(f"The report of the sweep was not written: {error}")

@@ -11,14 +11,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pipeline.commands import module
 from pipeline.config.near import near
 from pipeline.errors import UserError
 
-# The verbs and what each does. One that is no setting has a module of its own, whose `main` takes its arguments and
-# returns the exit code.
+# The verbs and what each does. One that is no setting is a function of its name, from its arguments to the exit code.
 VERBS = {
     "report": "writes a sweep's report: verdict, figures, page, table",
     "compare": "compares runs: what differs, which is faster, and how sure that is",
@@ -31,6 +29,10 @@ VERBS = {
     "predict": "predicts how fast a run would be, from logged runs",
     "explain": "trains, and explains the lost efficiency",
 }
+# The modules of verbs that share one; others have one of their own.
+MODULES = {
+    "report": "results", "compare": "results", "explain": "results", "sync": "mlflow_store", "ui": "mlflow_store",
+}  # fmt: skip
 # Verbs that train, or say what training would do, and the setting that each is short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
 HELP = {
@@ -67,6 +69,8 @@ class Key:
     means: str
 
 
+# More words than anybody types.
+MANY = 10_000
 OUTPUT_DIR = Key("output_dir", "outputs", "the folder of runs and sweeps")
 
 
@@ -89,9 +93,9 @@ class Words:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb as it is typed: its name, its words and how many of them, what it does, and its keys."""
+    """A verb's command: what does it and has its name, its words and how many of them, what it does, and its keys."""
 
-    name: str
+    do: Callable[[Words], int]
     words: str
     does: str
     keys: tuple[Key, ...] = (OUTPUT_DIR,)
@@ -99,16 +103,18 @@ class Verb:
     most: int = 0
 
     @property
+    def name(self) -> str:
+        """The verb."""
+        return self.do.__name__
+
+    @property
     def usage(self) -> str:
         """Its form, in a line."""
         keys = [f"[{key.name}={'...' if key.default is None else key.default}]" for key in self.keys]
         return " ".join(["python -m pipeline", self.name, *([self.words] if self.words else []), *keys])
 
-    def __call__(self, do: Callable[[Words], int]) -> Callable[[Sequence[str]], int]:
-        """Makes what does the verb the `main` of its module: from arguments to the exit code, 2 for what is refused."""
-        return partial(self._run, do)
-
-    def _run(self, do: Callable[[Words], int], arguments: Sequence[str]) -> int:
+    def __call__(self, arguments: Sequence[str]) -> int:
+        """Does it, and returns the exit code: 2 for what is refused."""
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):
@@ -117,7 +123,7 @@ class Verb:
             print("\n".join([self.usage, "", self.does, "", *keys]))
             return 0
         try:
-            return do(self.typed(arguments))
+            return self.do(self.typed(arguments))
         except UserError as error:
             say_error(str(error))
             return 2
@@ -149,6 +155,13 @@ class Verb:
         return UserError("key=value", option, instead)
 
 
+def verb(
+    words: str, does: str, keys: tuple[Key, ...] = (OUTPUT_DIR,), least: int = 0, most: int = 0
+) -> Callable[[Callable[[Words], int]], Verb]:
+    """Makes what does a verb its command."""
+    return lambda do: Verb(do, words, does, keys, least, most)
+
+
 def main() -> int:
     """Runs the command line; returns the exit code."""
     # To look for garbage among what is imported, on the way and again at the end, takes a third of the time of --help.
@@ -173,7 +186,7 @@ def _run() -> int:
             return 0
         return int(module("train").main([*arguments, SETTINGS[verb]]))
     if verb in VERBS:
-        return int(module(verb).main(arguments))
+        return int(getattr(module(MODULES.get(verb, verb)), verb)(arguments))
     if _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
@@ -183,7 +196,7 @@ def _run() -> int:
 def _doctor(arguments: Sequence[str]) -> int:
     """Returns what the doctor's command does, or says that it lacks a module, which is a finding too."""
     try:
-        return int(module("doctor").main(arguments))
+        return int(module("doctor").doctor(arguments))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("pipeline"):
             raise

@@ -13,8 +13,8 @@ from judged_points import without_figures
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import load
-from pipeline.commands import compare
-from pipeline.commands.report import main
+from pipeline.commands.results import compare
+from pipeline.commands.results import report as main
 from pipeline.views import report
 
 __all__ = ["without_figures"]
@@ -89,7 +89,7 @@ def test_what_cannot_be_compared_is_refused_or_marked_wherever_it_shows(all_kind
     assert re.search(rf"{place}  mirrored, 2 workers \([^()]*{mark}\): 300", page)
     # The comparison of two runs.
     (other,) = folder.glob(f"{place}_*")
-    assert compare.main([str(folder / "0_mirrored"), str(other)]) == 0
+    assert compare([str(folder / "0_mirrored"), str(other)]) == 0
     out = capsys.readouterr().out
     why = re.search("0 and 1: not compared, since (.*)", out)
     assert why is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands import clean
-from pipeline.commands.clean import main
+from pipeline.commands.clean import clean as main
 from pipeline.driver.run_folders import Lock
 
 DAY = 86_400

@@ -475,7 +475,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SUPPORT))
-    assert command.main(arguments) == 2
+    assert command.prepare(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
@@ -612,7 +612,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
 
 
 def test_help_names_the_sources_and_says_what_each_key_is(capsys):
-    assert command.main(["--help"]) == 0
+    assert command.prepare(["--help"]) == 0
     said = capsys.readouterr().out
     assert "digits" in said
     for key in command.PrepareConfig.__dataclass_fields__:

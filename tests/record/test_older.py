@@ -10,7 +10,7 @@ from older_runs import OLD
 from plans import config, machine
 
 from pipeline.analyze import comparable, history, step_model
-from pipeline.commands import compare
+from pipeline.commands.results import settings_of
 from pipeline.config.parts import SAYS, leaves
 from pipeline.config.schema import Config
 from pipeline.driver import resume, run_folders
@@ -60,7 +60,7 @@ def test_its_runs_are_compared(old_sweep):
     runs = [history.load(run_folders.find(name, old_sweep.parents[1])) for name in ("1_mirrored", "3_multi_worker")]
     assert comparable.unlike(*runs) == []
     assert all(len(run.repeats) == 2 for run in runs)
-    assert ("strategy", ("mirrored", "multi_worker")) in compare.settings_of(runs)
+    assert ("strategy", ("mirrored", "multi_worker")) in settings_of(runs)
 
 
 def test_its_sweep_is_read_and_reported(old_sweep):

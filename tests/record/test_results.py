@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from older_runs import OLD
 
-from pipeline.commands import compare
+from pipeline.commands.results import compare
 from pipeline.config.parts import flat, leaves
 from pipeline.record import predictions, results, sweeps, tracking
 from pipeline.record.events import Result as Told
@@ -146,7 +146,7 @@ def test_fresh_results_have_all_values_whether_they_are_known_or_not_and_are_com
         assert result.keys() - {"seconds_driver", "other_work"} == always == {"version", *then}
         (told,) = (event for event, _ in read(folder / "events.jsonl") if isinstance(event, Told))
         assert told.values == result
-    assert compare.main([str(folder) for folder in ran.run_folders]) == 0
+    assert compare([str(folder) for folder in ran.run_folders]) == 0
     out = capsys.readouterr().out
     assert "strategy_build._target_" in out
     assert re.search("0 and 1: (not known|as fast)|times as fast", out)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from compared_runs import wrote
 
-from pipeline.commands.report import main
+from pipeline.commands.results import report as main
 from pipeline.views import report
 
 # Each point: strategy, workers, examples a second, and what else its result says. One device makes 100.

@@ -9,7 +9,7 @@ from compared_runs import wrote
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import load
-from pipeline.commands.compare import main
+from pipeline.commands.results import compare as main
 from pipeline.driver.run_folders import find
 
 

@@ -14,7 +14,7 @@ from compared_runs import wrote
 from judged_points import without_figures
 
 from pipeline.analyze import history
-from pipeline.commands.report import main
+from pipeline.commands.results import report as main
 from pipeline.driver.run_folders import find
 from pipeline.errors import UserError
 from pipeline.record import sweeps

@@ -47,7 +47,7 @@ with warnings.catch_warnings():
     from mlflow.entities import ViewType
 
 import pipeline
-from pipeline.commands.sync import main
+from pipeline.commands.mlflow_store import sync as main
 from pipeline.driver.run_folders import find
 from pipeline.record import kept
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned

@@ -23,7 +23,8 @@ from conftest import ROOT, Ran, finish, left_behind, start
 from ports import free_port
 from under_way import until
 
-from pipeline.commands.ui import HOST, main
+from pipeline.commands.mlflow_store import HOST
+from pipeline.commands.mlflow_store import ui as main
 
 # On a busy machine.
 SECONDS = 60

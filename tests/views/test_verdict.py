@@ -11,7 +11,7 @@ from judged_points import Point, point, told_of, without_figures
 
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load
-from pipeline.commands import compare
+from pipeline.commands.results import compare
 from pipeline.record import sweeps
 from pipeline.record.events import Report
 from pipeline.record.log import read
@@ -267,7 +267,7 @@ def test_two_runs_of_different_engines_are_compared_and_said_to_be(tmp_path, cap
             ("three", 151.0, {"versions": VERSIONS | {"jax": "0"}, "backend": "jax"}),
         )
     ]
-    assert compare.main(folders) == 0
+    assert compare(folders) == 0
     out = capsys.readouterr().out
     assert "1 (jax) is 1.50 times as fast as 0 (tensorflow), almost certainly" in out
     assert "1 and 2: not known which is faster" in out

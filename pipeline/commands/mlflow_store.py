@@ -1,13 +1,12 @@
-"""Turns the runs below a folder into MLflow's user interface, opened at the runs sorted by speedup.
+"""The verbs of MLflow's store: `sync` uploads what it lacks of runs, `ui` opens its user interface at them by speedup.
 
-    python -m pipeline ui [port=5000] [output_dir=outputs]
-
-It starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
+`ui` starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,14 +16,15 @@ import urllib.error
 import urllib.request
 import webbrowser
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-from pipeline.commands.verbs import OUTPUT_DIR, Key, Verb, Words
+from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import pages
-from pipeline.views.mlflow.stores import open_client, prepare
+from pipeline.views.mlflow import pages, sync_runs
+from pipeline.views.mlflow.stores import logged_in, open_client, prepare, sqlite_path, without_password
 
 HOST = "127.0.0.1"
 # Until the server answers, which imports MLflow first.
@@ -35,16 +35,49 @@ for second in 1 2 3 4 5; do sleep 1; kill -s 0 -- -$0 || exit; done
 kill -s KILL -- -$0"""
 
 
-VERB = Verb(
-    "ui",
+@verb(
+    "[FOLDER ...]",
+    "Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.\n"
+    "A FOLDER is a run's, or holds some; without one, all runs are uploaded.",
+    (OUTPUT_DIR, Key("uri", None, "another MLflow store than each run's own")),
+    most=MANY,
+)
+def sync(typed: Words) -> int:
+    """Uploads what MLflow lacks. 0: all of it. 1: not all. 2: a wrong argument."""
+    folders, uri = [*map(_folder, typed.words)], typed["uri"] and _store_uri(typed["uri"])
+    prepare(os.environ)
+    uri = uri and logged_in(uri, os.environ)
+    try:
+        is_whole = sync_runs.sync(folders, Path(typed["output_dir"]), uri or None, partial(print, flush=True))
+        return 0 if is_whole else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _store_uri(text: str) -> str:
+    """The URI of a store, with an absolute path in it. Raises `UserError`."""
+    if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
+        raise UserError(
+            "uri to be an MLflow store",
+            without_password(text),
+            f"uri=http://127.0.0.1:5000, or uri={sync_runs.local_uri(Path('outputs'))}",
+        )
+    path = sqlite_path(text)
+    return text if path is None else f"sqlite:///{path.resolve()}"
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise UserError("a run's folder, or one that holds some", text, sync.usage)
+    return Path(text)
+
+
+@verb(
     "",
     "Opens MLflow's UI at the runs by speedup, on this machine only.",
     (Key("port", "5000", "port on 127.0.0.1"), OUTPUT_DIR),
 )
-
-
-@VERB
-def main(typed: Words) -> int:
+def ui(typed: Words) -> int:
     """Serves MLflow's pages. 0: it was ended. 1: the server ended by itself. 2: it cannot start."""
     output = typed["output_dir"]
     try:
