@@ -31,8 +31,8 @@ import record
 from rich.console import Console
 from scale import config_of, planning_seconds
 
+from pipeline.commands.verbs import options
 from pipeline.config import config as configs
-from pipeline.config.command_line import options
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.driver import resume

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands import module
+from pipeline.commands.verbs import Parser, options, where_configs_are
 from pipeline.config import config as configs
-from pipeline.config.command_line import options, where_configs_are
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.driver import start
@@ -78,7 +78,7 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
         if typed.help:
             print(module("help").text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
             return True
-        shown = composer.show(typed)
+        shown = composer.show(typed, Parser())
         sys.stdout.flush()
         return shown
     finally:

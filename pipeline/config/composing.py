@@ -32,11 +32,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config import shipped
-from pipeline.config.command_line import Parser, check_not_swept, check_override
-from pipeline.config.config import NAMED, Typed, parsed, register, typed_as
+from pipeline.config.config import Typed, parsed, register, typed_as
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
-from pipeline.config.refusals import ALONE, missing_value, not_alone, refusal
-from pipeline.config.schema import Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
+from pipeline.config.refusals import ALONE, check_not_swept, check_override, missing_value, not_alone, refusal
+from pipeline.config.schema import NAMED, Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
 from pipeline.errors import UserError
 
 # What Hydra's own part of a config may name, and where it names something, as JSON.
@@ -92,13 +91,13 @@ class Composer:
         self._of_choices: dict[tuple[str, ...], DictConfig] = {}
         self._keys_of: dict[str, list[str]] = {}
 
-    def show(self, typed: argparse.Namespace) -> bool:
-        """Prints what options ask to see instead of a run; False where they ask for nothing."""
+    def show(self, typed: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
+        """Prints what options of a parser ask to see instead of a run; False where they ask for nothing."""
         hydra, overrides = GlobalHydra.instance().hydra, typed.overrides
         assert hydra is not None
         with _refused(self._schema):
             if typed.hydra_help:
-                hydra.hydra_help(None, Parser(), argparse.Namespace(overrides=[]))
+                hydra.hydra_help(None, parser, argparse.Namespace(overrides=[]))
             elif typed.cfg:
                 print(self._text_of(typed), end="")
             elif typed.info:

@@ -24,10 +24,6 @@ from pipeline.errors import UserError
 SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
 
 
-# Groups whose choices have names.
-NAMED = ("strategy", "hardware", "model", "data")
-
-
 Typed = TypeVar("Typed", Config, PrepareConfig)
 
 

@@ -32,6 +32,12 @@ LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 # A whole number written as another, and the largest that is offered; words that may be the items of a list.
 ROUND, MOST = re.compile(r"\d+(\.0*)?([eE]\+?\d{1,2})?"), 1e9
 WORDS = re.compile(r"[\w.]+(,\s*[\w.]+)*")
+# Options with a value, as they are typed.
+WITH_VALUE = {
+    "--config-path": "--config-dir=FOLDER", "--config-dir": "--config-dir=FOLDER",
+    "--config-name": "--config-name=config", "--cfg": "--cfg job", "--info": "--info searchpath",
+    "--package": "--cfg job --package train",
+}  # fmt: skip
 # Where the functions are that a key takes.
 PACKAGES = {
     "train.optimizer": "keras.optimizers", "train.loss": "keras.losses", "train.metrics": "keras.metrics",
@@ -77,6 +83,30 @@ def meant_by_key(key: str, schema: type = Config, value: str | None = None) -> l
     lines = [line for line in elsewhere(key.rpartition(".")[2], value or "") if line.partition("=")[0] in names]
     lines = lines or [f"{name}={value}" for name in near_keys(key, names)]
     return [line.partition("=")[0] for line in lines] if value is None else [fitting(line, schema) for line in lines]
+
+
+def meant_by_option(arguments: Sequence[str], problem: str) -> str:
+    """Returns what to type in place of an option that `problem` names: `key=value` where it is a key with dashes.
+
+    >>> meant_by_option(["--batch-size", "8"], "unrecognized arguments: --batch-size"), meant_by_option(["--x"], "--x")
+    ('train.global_batch=8', '`python -m pipeline --help`')
+    """
+    for option, text in WITH_VALUE.items():
+        if option in problem:
+            return text
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if not option.startswith("-") or option not in problem:
+            continue
+        following = "".join(arguments[place + 1 : place + 2])
+        if not equals and not following.startswith("-") and "=" not in following:
+            value = following
+        key = option.strip("-").replace("-", "_")
+        if not find(key)[3]:
+            return fitting(f"{key}={value or (usual(key) or ('null',))[0]}")
+        if closest := meant_by_key(key, value=value):
+            return " or ".join(closest)
+    return "`python -m pipeline --help`"
 
 
 def chosen(group: str, choice: str, options: Sequence[str]) -> str:

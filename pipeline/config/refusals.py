@@ -1,7 +1,8 @@
-"""Turns what Hydra, OmegaConf and YAML raise into refusals in words of our own."""
+"""Refuses overrides before Hydra composes, and turns what Hydra, OmegaConf and YAML raise into words of our own."""
 
 import dataclasses
 import enum
+import re
 import sys
 import types
 import typing
@@ -24,12 +25,29 @@ from omegaconf.errors import (
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config import shipped, targets
-from pipeline.config.instead import chosen, find, groups_of, in_shell, keys, meant, meant_by_key, repaired, usual
+from pipeline.config.instead import (
+    chosen,
+    find,
+    fitting,
+    groups_of,
+    in_shell,
+    is_list,
+    keys,
+    meant,
+    meant_by_key,
+    misfit,
+    repaired,
+    usual,
+)
 from pipeline.config.near import near
-from pipeline.config.schema import Config
+from pipeline.config.schema import NAMED, Config
 from pipeline.errors import UserError, as_typed
 
 LISTS = (list[int], list[str])
+# A number written with a comma in each thousand.
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+# Keys that a whole sweep has one value of.
+WHOLE = ("sweep", "output_dir", "mode", "hydra")
 # Hydra's parts that can only be its basic ones, and why.
 ALONE = {
     "launcher": "points that run side by side spoil each other's timing",
@@ -138,6 +156,46 @@ def _new_argument(error: OmegaConfBaseException, override: Override, schema: typ
             if key in str(refused):
                 return refused
     return UserError(f"{_beside(key, schema)} that is there already", key, in_shell(f"+{line}"))
+
+
+def check_not_swept(overrides: Sequence[Override]) -> None:
+    """Refuses several values where one run was asked for."""
+    for override in overrides:
+        if override.is_sweep_override():
+            line, key = str(override.input_line), override.key_or_group
+            value = line.partition("=")[2]
+            one = f"{key}=[{value}]" if is_list(key) else f"{key}={value.replace(',', '')}"
+            instead = f"{in_shell(one)}, or " if is_list(key) or THOUSANDS.fullmatch(value) else ""
+            raise UserError("one value", line, f"{instead}-m {in_shell(line)} for a run with each")
+
+
+def check_override(override: Override, schema: type, is_choice: bool) -> None:
+    """Refuses a key that is not in the schema, a value of another type, and what can be no choice. Raises `UserError`.
+
+    What depends on the files of choices, as the arguments of a function do, shows when it is composed.
+    """
+    key, line = override.key_or_group, str(override.input_line)
+    if override.is_sweep_override() and key.replace("/", ".").split(".")[0] in WHOLE:
+        raise UserError(f"one value of {key} for a whole sweep", line, "a command for each")
+    _, kind, default, rest = find(key, schema)
+    value = override.value()
+    if override.is_delete():
+        if not rest and key not in NAMED:
+            # The schema would put its own defaults back, not those of conf/.
+            holds, instead = "a value", f"{key}={'...' if default == '???' else as_typed(default)}"
+            if dataclasses.is_dataclass(kind):
+                holds, instead = "its keys", f"without it, or {key}.{dataclasses.fields(kind)[0].name}=... for a key"
+            raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
+    elif is_choice:
+        if not isinstance(value, str | list) and not override.is_sweep_override():
+            instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else help_of(schema)
+            raise UserError("the name of a choice after a group", as_typed(value), instead)
+    elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
+        raise unknown_key(key, schema, line.partition("=")[2])
+    elif rest or override.is_sweep_override() or "${" in line:
+        return
+    elif (error := misfit(key, value, schema)) is not None:
+        raise refusal(error, schema, [override]) from error
 
 
 def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:

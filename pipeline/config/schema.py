@@ -22,6 +22,8 @@ Object = dict[str, Json]
 
 # Where Hydra puts the points of a named sweep, which are numbered anew by each command.
 COMPOSED = ".composed"
+# Groups whose choices have names.
+NAMED = ("strategy", "hardware", "model", "data")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 # The use of a composed config.

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
+from pipeline.commands.verbs import options
 from pipeline.config import config as configs
-from pipeline.config.command_line import options
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.driver import resume, run_folders, sweep

@@ -22,11 +22,11 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from pipeline.commands.verbs import VERBS
+from pipeline.commands.verbs import VERBS, options
 from pipeline.config import config, shipped
-from pipeline.config.command_line import check_override, options
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.parts import places
+from pipeline.config.refusals import check_override
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
