@@ -16,10 +16,10 @@ from enum import EnumType
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.commands.verbs import VERBS
-from pipeline.config import shipped
+from pipeline.config import offered
 from pipeline.config.composing import Composer
 from pipeline.config.instead import find, keys, meant_by_key
-from pipeline.config.near import near
+from pipeline.config.offered import near
 from pipeline.config.refusals import in_words
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
@@ -309,7 +309,7 @@ def complete(arguments: Sequence[str]) -> int:
 def words() -> Iterator[str]:
     """All that can be typed: verbs, options, `group=choice` of the configs that are shipped, and `key=value`."""
     yield from (*VERBS, *OPTIONS)
-    yield from (f"{group}={choice}" for group, choices in shipped.choices().items() for choice in choices)
+    yield from (f"{group}={choice}" for group, choices in offered.choices().items() for choice in choices)
     for key in keys(Config):
         kind = find(key)[1]
         yield f"{key}="

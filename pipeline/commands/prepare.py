@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.config import shipped, targets
+from pipeline.config import offered, targets
 from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
@@ -107,8 +107,8 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
 
 def help_text() -> str:
     """The text of `--help`: the usage, the sources, and the keys with what they mean."""
-    choices = ", ".join(shipped.choices()["data"])
-    text = (shipped.folder() / f"{NAME}.yaml").read_text()
+    choices = ", ".join(offered.choices()["data"])
+    text = (offered.folder() / f"{NAME}.yaml").read_text()
     keys = text[text.index("\nout:") :].strip()
     return (
         "Turns a source of data into TFRecord shards and a manifest, which data=tfrecord trains on.\n\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pipeline.commands import module
-from pipeline.config.near import near
+from pipeline.config.offered import choices, elsewhere, near
 from pipeline.errors import UserError
 
 # The verbs and what each does. One that is no setting is a function of its name, from its arguments to the exit code.
@@ -298,8 +298,6 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
     """
     # Only where something is wrong: what knows Hydra's errors takes a moment to import.
     from pipeline.config.instead import find, fitting, groups_of, meant, meant_by_key
-    from pipeline.config.near import elsewhere
-    from pipeline.config.shipped import choices
 
     if arguments and (word.startswith("python") or word in ("pipeline", "-m")):
         # The start of a command, typed once more.

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config import shipped
+from pipeline.config import offered
 from pipeline.config.config import Typed, parsed, register, typed_as
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
 from pipeline.config.refusals import ALONE, check_not_swept, check_override, missing_value, not_alone, refusal
@@ -80,7 +80,7 @@ class Composer:
                 f"{in_shell(f'--config-dir={ours}')} for choices beside these",
             )
         # Where files of choices are, a person's own first.
-        self._places = [Path(os.path.abspath(place)) for place in (own, ours or shipped.folder()) if place is not None]
+        self._places = [Path(os.path.abspath(place)) for place in (own, ours or offered.folder()) if place is not None]
         OwnChoices.folder = self._places[0] if own is not None else None
         Plugins.instance().register(OwnChoices)
         GlobalHydra.instance().clear()
@@ -135,7 +135,7 @@ class Composer:
 
     def choices(self) -> dict[str, list[str]]:
         """Returns the choices of each group: ours, a person's own, and those that installed packages offer."""
-        for name in shipped.LAYOUTS:
+        for name in offered.LAYOUTS:
             self._lay_out(name)
         return {group: self._listed(group) for group in self._listed("", ObjectType.GROUP) if group != "hydra"}
 

@@ -21,8 +21,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import shipped, targets
-from pipeline.config.near import elsewhere, near, near_keys
+from pipeline.config import offered, targets
+from pipeline.config.offered import elsewhere, near, near_keys
 from pipeline.config.parts import USUAL, places
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
@@ -57,9 +57,9 @@ def meant(word: str, schema: type = Config) -> str | None:
     ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
     """
     groups, all_keys = groups_of(schema), keys(schema)
-    of_groups = {group: options for group, options in shipped.choices().items() if group in groups or schema is Config}
+    of_groups = {group: options for group, options in offered.choices().items() if group in groups or schema is Config}
     chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
-    defaults = {group: choice for group, choice in shipped.defaults().items() if group in groups}
+    defaults = {group: choice for group, choice in offered.defaults().items() if group in groups}
     closest = near(word, [*defaults, *groups, *all_keys, *chosen]) or near_keys(word, all_keys, 1)
     if not closest:
         return None
@@ -126,7 +126,7 @@ def chosen(group: str, choice: str, options: Sequence[str]) -> str:
         if "." in file and all(part.isidentifier() for part in file.split(".")):
             return f"{group}.build._target_={file}"
     alone = [f"{choice}gpu"] if group == "hardware" and LAYOUT.match(f"{choice}gpu") else []
-    closest = alone or near(choice, options) or [shipped.defaults().get(group, options[0])]
+    closest = alone or near(choice, options) or [offered.defaults().get(group, options[0])]
     return f"{group}={closest[0]}"
 
 
@@ -137,7 +137,7 @@ def fitting(line: str, schema: type = Config, *others: str) -> str:
     ('train.epochs=2', '-m workers=1,2', 'strategy=mirrored', "'resume=a b'")
     """
     key, _, value = line.partition("=")
-    if key in (choices := shipped.choices()):
+    if key in (choices := offered.choices()):
         is_choice = LAYOUT.match(value) if key == "hardware" else value in choices[key]
         return in_shell(line) if is_choice else chosen(key, value, choices[key])
     for form in (line, *others):

@@ -24,7 +24,7 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config import shipped, targets
+from pipeline.config import offered, targets
 from pipeline.config.instead import (
     chosen,
     find,
@@ -39,7 +39,7 @@ from pipeline.config.instead import (
     repaired,
     usual,
 )
-from pipeline.config.near import near
+from pipeline.config.offered import near
 from pipeline.config.schema import NAMED, Config
 from pipeline.errors import UserError, as_typed
 
@@ -188,7 +188,7 @@ def check_override(override: Override, schema: type, is_choice: bool) -> None:
             raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
     elif is_choice:
         if not isinstance(value, str | list) and not override.is_sweep_override():
-            instead = fitting(f"{key}={value}", schema) if key in shipped.choices() else help_of(schema)
+            instead = fitting(f"{key}={value}", schema) if key in offered.choices() else help_of(schema)
             raise UserError("the name of a choice after a group", as_typed(value), instead)
     elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
         raise unknown_key(key, schema, line.partition("=")[2])
@@ -203,7 +203,7 @@ def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
     if closest := meant_by_key(key, schema, value):
         return UserError("a key that exists", key, " or ".join(closest))
     place, _, _, rest = find(key, schema)
-    page = help_of(schema, place if schema is Config and place in shipped.choices() else "")
+    page = help_of(schema, place if schema is Config and place in offered.choices() else "")
     return UserError(_beside(".".join(filter(None, (place, rest[0]))), schema), key, page)
 
 
@@ -253,7 +253,7 @@ def _missing_choice(error: MissingConfigException, schema: type) -> UserError:
     # What is typed for a choice may be a path; only Hydra's own groups are in one.
     parts = missing.rpartition("/") if missing.startswith("hydra/") else missing.partition("/")
     group, choice = (parts[0], parts[2]) if parts[1] else ("", missing)
-    options = sorted({*(error.options or []), *(shipped.LAYOUTS if group == "hardware" else ())})
+    options = sorted({*(error.options or []), *(offered.LAYOUTS if group == "hardware" else ())})
     if group in [f"hydra/{name}" for name in ALONE]:
         return not_alone(group.removeprefix("hydra/"), choice)
     if not group:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.near import elsewhere, near
+from pipeline.config.offered import elsewhere, near
 from pipeline.config.schema import Json
 from pipeline.errors import UserError
 

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.analyze import comparable
-from pipeline.config import parts, shipped, targets
+from pipeline.config import offered, parts, targets
 from pipeline.config.parts import Part
 from pipeline.config.schema import Config
 from pipeline.config.schema import Store as Kind
@@ -95,7 +95,7 @@ def _key(override: str) -> str:
 def _keys_of_ready(name: str, options: Sequence[str]) -> list[str] | None:
     """The keys of a ready sweep's file beside the sweep; None if they cannot be typed."""
     named = [option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))]
-    files = [folder / EXPERIMENT / f"{name}.yaml" for folder in (*map(Path, named), shipped.folder())]
+    files = [folder / EXPERIMENT / f"{name}.yaml" for folder in (*map(Path, named), offered.folder())]
     contents: object = None
     with suppress(OSError, YAMLError, OmegaConfBaseException, StopIteration):
         contents = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())), resolve=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.config.shipped import load_offer
+from pipeline.config.offered import load_offer
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event

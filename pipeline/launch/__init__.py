@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.config.offered import load_offer
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.config.shipped import load_offer
 from pipeline.errors import UserError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from pipeline.config.near import near
+from pipeline.config.offered import near
 from pipeline.config.parts import ABOVE_ZERO, LEAST, USUAL, places
 from pipeline.config.schema import Config, DataConfig, Exchange, Json, PrepareConfig, Store, TrainConfig, check_password
 from pipeline.errors import UserError, refuse

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pipeline.config.shipped import check_offer, load_offer
+from pipeline.config.offered import check_offer, load_offer
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from pipeline.config.shipped import check_offer, load_offer
+from pipeline.config.offered import check_offer, load_offer
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Failed, Warned

@@ -9,7 +9,7 @@ import pytest
 from pipeline.commands import help as pages
 from pipeline.commands.verbs import VERBS
 from pipeline.config import refusals
-from pipeline.config.shipped import choices
+from pipeline.config.offered import choices
 
 
 def test_the_first_page_is_read_to_its_end_and_names_verbs_groups_and_the_keys_that_matter(asked, tmp_path):

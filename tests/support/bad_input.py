@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.commands.verbs import VERBS, options
-from pipeline.config import config, shipped
+from pipeline.config import config, offered
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.parts import places
 from pipeline.config.refusals import check_override
@@ -42,7 +42,7 @@ ZERO_IS_FINE = {
 TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpath$")
 PLACEHOLDERS = ("..", "...", "VALUE", "NAME", "FOLDER", "RUN")
 CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "conf" / group).glob("*.yaml"))}
-           for group, of in shipped.choices().items()}  # fmt: skip
+           for group, of in offered.choices().items()}  # fmt: skip
 STARTED = 70
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
-from pipeline.config import shipped
+from pipeline.config import offered
 from pipeline.driver.views import RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
 from pipeline.record.results import Result, Speed, Training
@@ -309,7 +309,7 @@ def _joined(folder: str, path: str) -> str:
 
 def tracked(run_id: str) -> str:
     """A run's id in MLflow, and how to look at it; empty without one."""
-    typed = "make ui" if shipped.is_checkout_here() else "python -m pipeline ui"
+    typed = "make ui" if offered.is_checkout_here() else "python -m pipeline ui"
     return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
 
 
