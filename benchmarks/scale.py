@@ -26,6 +26,7 @@ from pretended import NOBODY, Doom, Pretended, serve
 from rich.console import Console
 
 from pipeline.config import config as configs
+from pipeline.config import offered
 from pipeline.config.schema import Config
 from pipeline.driver.group import Group, Preemption, RunFailed
 from pipeline.launch.agents.messages import alike
@@ -99,7 +100,7 @@ def config_of(heartbeat: float) -> Config:
         "strategy=multi_worker", "strategy.devices_per_process=1", "model=mlp", "data=digits", "tracking=none",
         "measure.baseline=none", f"launch.heartbeat_timeout={heartbeat}",
     )  # fmt: skip
-    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
+    with initialize_config_dir(str(offered.folder()), version_base="1.3"):
         return configs.typed(compose("config", list(chosen)))
 
 

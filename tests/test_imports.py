@@ -16,7 +16,7 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline.config import config
+from pipeline.config import offered
 
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
@@ -88,7 +88,7 @@ def test_imports_run_downwards():
 
 
 def test_every_choice_opens_with_when_to_pick_it():
-    for path in sorted(config.folder().rglob("*.yaml")):
+    for path in sorted(offered.folder().rglob("*.yaml")):
         assert re.match(r"(# @package _global_\n)?# [A-Z0-9].*[.?]", path.read_text()), path
 
 

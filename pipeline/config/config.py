@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.instead import blank, in_shell, usual
-from pipeline.config.offered import folder as folder
 from pipeline.config.parts import places
 from pipeline.config.refusals import LISTS, in_words, refusal
 from pipeline.config.schema import COMPOSED, Config, Json, PrepareConfig

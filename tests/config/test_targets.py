@@ -7,7 +7,7 @@ import pytest
 import yaml
 from conftest import SUPPORT
 
-from pipeline.config import config, targets
+from pipeline.config import offered, targets
 from pipeline.config.targets import check
 from pipeline.errors import UserError
 
@@ -173,7 +173,7 @@ def test_every_choice_that_comes_with_the_program_passes():
     addresses = ("addresses", "coordinator", "workers", "parameter_servers")
     given = {"strategy": ("devices", "rank", *addresses), "model": GIVEN, "data": ("shard", "shards")}
     for group, names in given.items():
-        for path in sorted((config.folder() / group).glob("*.yaml")):
+        for path in sorted((offered.folder() / group).glob("*.yaml")):
             check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, SEARCH)
 
 

@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.commands.verbs import VERBS, options
-from pipeline.config import config, offered
+from pipeline.config import offered
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.parts import places
 from pipeline.config.refusals import check_override
@@ -60,7 +60,7 @@ def keys() -> list[tuple[str, Any]]:
 def of_key(key: str, kind: Any) -> list[Case]:
     """What is wrong for one key."""
     if dataclasses.is_dataclass(kind):
-        choices = (config.folder() / key).is_dir()
+        choices = (offered.folder() / key).is_dir()
         values = _some(("3", "null", "[a]") if not choices else ("nothing_like_it", "null", "3"), key, 1)
         below = (f"{key}.nothing_like_it=3", f"+{key}.nothing_like_it=3", f"+{key}.nothing.like.it={{a: 1}}")
         return [*((f"{key}={value}",) for value in values), *((each,) for each in _some(below, key, 1))]
@@ -106,8 +106,8 @@ def _some(values: tuple[str, ...], key: str, count: int) -> list[str]:
 
 
 def _of_choices() -> Iterator[Case]:
-    for group in sorted(path.name for path in config.folder().iterdir() if path.is_dir()):
-        (first, *_) = sorted(path.stem for path in (config.folder() / group).glob("*.yaml"))
+    for group in sorted(path.name for path in offered.folder().iterdir() if path.is_dir()):
+        (first, *_) = sorted(path.stem for path in (offered.folder() / group).glob("*.yaml"))
         wrong = (
             f"{group}={first}x", f"{group}={{a: 1}}", f"+{group}={first}", f"~{group}", f"{group}=''",
             f"{group}={first},{first}", f"{group}@nowhere={first}",
