@@ -15,12 +15,11 @@ INSTALL = "python -m pip install 'distributed-keras-pipeline{}'"
 
 @dataclass(frozen=True)
 class Backend:
-    """`seen` is the module that prints the devices of a host, `alike` the packages that all processes of a run have in
-    the same version, `extra` ours that it is in, and `spared` those of our requirements that it does without.
+    """`alike` are the packages that all processes of a run have in the same version, `extra` ours that it is in, and
+    `spared` those of our requirements that it does without.
     """
 
     name: str
-    seen: str
     alike: tuple[str, ...]
     install: str
     install_gpu: str
@@ -30,12 +29,11 @@ class Backend:
 
 BACKENDS: Mapping[str, Backend] = {
     "tensorflow": Backend(
-        "TensorFlow", "pipeline.worker.tensorflow.seen", ("tensorflow", "keras", "numpy"),
-        INSTALL.format(""), INSTALL.format("[gpu]"),
+        "TensorFlow", ("tensorflow", "keras", "numpy"), INSTALL.format(""), INSTALL.format("[gpu]"),
     ),
     "jax": Backend(
-        "JAX", "pipeline.worker.jax.seen", ("jax", "jaxlib", "keras", "numpy"),
-        INSTALL.format("[jax]"), "python -m pip install 'jax[cuda12]'", "jax", ("tensorflow",),
+        "JAX", ("jax", "jaxlib", "keras", "numpy"), INSTALL.format("[jax]"),
+        "python -m pip install 'jax[cuda12]'", "jax", ("tensorflow",),
     ),
 }  # fmt: skip
 

@@ -143,7 +143,7 @@ def _why_no_gpu(gpus: Gpus, accelerator: Accelerator, required: int, backend: st
     if len(gpus.visible) < required:
         have = len(gpus.visible)
         return f"the host has {have}", f"hardware.devices_per_host={have}"
-    return "neither driver nor libraries say why", f"python -m {BACKENDS[backend].seen}, and what it says"
+    return "neither driver nor libraries say why", f"python -m pipeline.worker.seen {backend}, and what it says"
 
 
 def cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:

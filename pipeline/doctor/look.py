@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from pipeline.doctor import judge
-from pipeline.doctor.facts import BACKENDS, Accelerator, Expected, Finding, Gpus
+from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus
 from pipeline.launch import this_machine
 from pipeline.launch.this_machine import PCI, holder, pci_devices
 
@@ -87,7 +87,7 @@ def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[
 
 def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
     """The devices that a backend sees on this host."""
-    report, error = _in_a_process([BACKENDS[backend].seen], environ, BACKEND_SECONDS)
+    report, error = _in_a_process(["pipeline.worker.seen", backend], environ, BACKEND_SECONDS)
     try:
         return Accelerator(error=error) if report is None else msgspec.convert(report, Accelerator)
     except msgspec.ValidationError as wrong:

@@ -1,20 +1,28 @@
-"""Compiles a model with what a run chooses and keeps the rest; says why a model takes no batch of the data."""
+"""Compiles a model with what a run chooses and keeps the rest, and says why a model takes no batch of the data.
+
+The blocks of a model, layers made of layers, are what `train.remat` computes again on the way back.
+"""
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import keras
 
 # A saved model names the layers that are ours, which Keras knows once they are imported.
 import pipeline.models  # noqa: F401
 from pipeline.data.errors import DataError
-from pipeline.worker import labels, rates
+from pipeline.errors import refuse
+from pipeline.worker import labels
 from pipeline.worker.labels import Batch
 from pipeline.worker.model_error import ModelError, reason
+from pipeline.worker.variables import updating, within
 
 # What a loss brings along, and what metrics do: given anew together.
 TOGETHER = (("loss", "loss_weights"), ("metrics", "weighted_metrics"))
+# A block's own call, and that with what it computes forgotten until the backward pass asks for it.
+BlockCall: TypeAlias = Callable[..., Any]
 
 
 def check_made(model: object) -> None:
@@ -28,7 +36,7 @@ def check_made(model: object) -> None:
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses Horovod's wrapper of an optimizer, under which Keras 3 trains each replica by itself, in silence."""
-    for one in rates.within(optimizer):
+    for one in within(optimizer):
         if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
             expected = "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3"
             instead = "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod"
@@ -62,7 +70,7 @@ def compile_chosen(
             metrics = _accuracy(model) if metrics is None else metrics
     check_optimizer(chosen)
     if learning_rate is not None:
-        rates.set_rate(chosen, learning_rate)
+        set_rate(chosen, learning_rate)
     compile_anew(model, chosen, loss, metrics)
 
 
@@ -86,6 +94,97 @@ def compile_anew(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) ->
             now.update({name: before.get(name) for name in names})
     # Found out anew wherever it is loaded: another backend's answer is another.
     now["jit_compile"] = "auto"
+
+
+def set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
+    """Gives an optimizer a fixed rate, also in place of a schedule. Raises `ModelError` for several optimizers."""
+    optimizers = updating(optimizer)
+    received = f"{type(optimizer).__name__}, whose optimizers have learning rates of their own"
+    expected, instead = "a model with one optimizer for train.learning_rate", "these rates as arguments of model.build"
+    refuse((len(optimizers) != 1, expected, received, instead), error=ModelError)
+    (one,) = optimizers
+    if isinstance(one._learning_rate, keras.Variable):
+        one._learning_rate.assign(learning_rate)
+        return
+    with keras.name_scope(one.name, caller=one):
+        rate = keras.Variable(
+            learning_rate, dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica",
+            name="learning_rate",
+        )  # fmt: skip
+    one._track_variable(rate)
+    # Where Keras has it, which saves variables by their places.
+    one._variables.insert(1, one._variables.pop())
+    one._learning_rate = rate
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule, or a function of no arguments, whose rates are all multiplied by one number."""
+
+    def __init__(self, schedule: Any, scale: float) -> None:
+        self.schedule, self._scale = schedule, scale
+
+    def __call__(self, step: Any) -> Any:
+        of_step = isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule)
+        return (self.schedule(step) if of_step else self.schedule()) * self._scale
+
+
+def scale(optimizer: keras.optimizers.Optimizer, scale: float) -> None:
+    """Multiplies the learning rate of each optimizer that updates weights, also one of a schedule."""
+    for one in updating(optimizer):
+        rate = one._learning_rate
+        if isinstance(rate, keras.Variable):
+            rate.assign(rate * scale)
+        else:
+            one._learning_rate = _Scaled(rate, scale)
+
+
+def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives an optimizer back the schedules that it was made with, which load without this program."""
+    for one in updating(optimizer):
+        if isinstance(one._learning_rate, _Scaled):
+            one._learning_rate = one._learning_rate.schedule
+
+
+def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCall], BlockCall], stateful: bool) -> None:
+    """Calls the blocks of a built model through `forgetful`; raises `ModelError` where that would save nothing.
+
+    Without `stateful`, blocks stay as they are whose call changes more than their random numbers' state, such as the
+    averages of a normalization, which calling them twice would change twice.
+    """
+    blocks = [block for block in _blocks(model) if stateful or not _changes(block)]
+    if len(blocks) < 2:
+        without = "" if stateful else " without batch statistics"
+        why = "which keeps what goes into a block and computes the rest again"
+        expected = f"a model of several blocks, layers made of layers{without}, for train.remat=true, {why}"
+        received = f"{model.name} with {len(blocks)}: it would keep as much as without"
+        raise ModelError(expected, received, "train.remat=false, or a smaller train.replica_batch")
+    for block in blocks:
+        # Past Keras's own setter: what is saved of a layer does not know of it.
+        vars(block)["call"] = forgetful(block, block.call)
+        for layer in block._flatten_layers():
+            vars(layer)["add_loss"] = partial(_refuse_loss, block.name)
+
+
+def _refuse_loss(block: str, loss: Any) -> None:
+    expected = "blocks that add no loss as they are called for train.remat=true, which calls them again"
+    raise ModelError(expected, f"{block}, which does", "train.remat=false")
+
+
+def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    """Those of a model and of the models in it, outermost only."""
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        if isinstance(inner, keras.Model):
+            yield from _blocks(inner)
+        # A recurrent layer is a loop, whose steps are not to be forgotten as one.
+        elif not isinstance(inner, keras.layers.RNN | keras.layers.Bidirectional) and any(
+            part.trainable_variables for part in inner._flatten_layers(include_self=False)
+        ):
+            yield inner
+
+
+def _changes(layer: keras.layers.Layer) -> bool:
+    """True if a call changes variables of floating point."""
+    return any("float" in keras.backend.standardize_dtype(one.dtype) for one in layer.non_trainable_variables)
 
 
 # What Keras, and layers, losses and metrics of a user's own, raise on shapes and types. TensorFlow's errors of what

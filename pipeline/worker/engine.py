@@ -29,7 +29,7 @@ class CommandHandler(Protocol):
 # Ours; a package offers others as entry points of the group `pipeline.engines`.
 ENGINES = {
     "tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine",
-    "jax": "pipeline.worker.jax:engine",
+    "jax": "pipeline.worker.jax.engine:JaxEngine",
 }
 INSTEAD = "backend=tensorflow"
 

@@ -24,11 +24,11 @@ from pipeline.record.log import stamped
 from pipeline.worker.artifacts import save
 from pipeline.worker.callbacks import Callbacks, check
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, OnAll, check_same_data, is_good
+from pipeline.worker.compiling import unscaled
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Engine, TrainingLoop, WeightComparison, waited
 from pipeline.worker.model_error import told
-from pipeline.worker.rates import unscaled
 from pipeline.worker.training import Diverged, Preempted, Training
 
 CALIBRATION_STEPS = 3

@@ -17,7 +17,27 @@ import keras
 
 from pipeline.plan import size
 from pipeline.private_keras import keras_variables
-from pipeline.worker.rates import updating
+
+# Optimizers that update no weight themselves, and whose own learning rate is none.
+HANDING_ON = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
+
+
+def within(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Optimizer, ...]:
+    """Returns the optimizers that an optimizer holds, each after those that it holds itself, and the optimizer last.
+
+    >>> scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(name="inner"), name="outer")
+    >>> [one.name for one in within(scaled)]
+    ['inner', 'outer']
+    """
+    attributes = keras.tree.flatten(list(vars(optimizer).values()))
+    inside = [one for one in attributes if isinstance(one, keras.optimizers.Optimizer)]
+    inner_ones = {id(one): one for inner in inside for one in within(inner)}
+    return (*inner_ones.values(), optimizer)
+
+
+def updating(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Optimizer, ...]:
+    """Returns those `within` an optimizer that update weights."""
+    return tuple(one for one in within(optimizer) if not isinstance(one, HANDING_ON))
 
 
 def listed(

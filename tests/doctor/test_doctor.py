@@ -229,7 +229,7 @@ JUDGED = [
     (of_gpus(Gpus(0, TWO, TWO, driver="11.4")), FAULT, "the driver does CUDA 11.4", "525.60.13"),
     (of_gpus(Gpus(0, TWO, TWO), 4, Accelerator(gpus=TWO, cuda="12")), FAULT, "the host has 2", "devices_per_host=2"),
     (of_gpus(Gpus(), 1), FAULT, "the host has none", "hardware=auto"),
-    (of_gpus(Gpus(0, TWO, TWO)), FAULT, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
+    (of_gpus(Gpus(0, TWO, TWO)), FAULT, "neither driver nor libraries", "pipeline.worker.seen tensorflow"),
 ]  # fmt: skip
 
 

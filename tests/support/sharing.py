@@ -228,7 +228,7 @@ def compiling(memory):
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     import jax
 
-    from pipeline.worker.jax.ffi_sum import adding
+    from pipeline.worker.jax.bucket import adding
 
     return jax, adding(memory)
 

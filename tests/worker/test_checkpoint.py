@@ -24,7 +24,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event
 from pipeline.record.log import to_plain
-from pipeline.worker import rates
+from pipeline.worker import compiling
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
 from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.model_error import TrainingError
@@ -458,7 +458,7 @@ def test_a_rolled_back_rate_is_half_of_the_one_that_was_saved(tmp_path):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.0005)
     scheduled, _ = training(tmp_path, told, optimizer=decaying, rate_scale=0.5)
     assert float(scheduled.optimizer.learning_rate) == pytest.approx(0.05)
-    rates.unscaled(scheduled.optimizer)
+    compiling.unscaled(scheduled.optimizer)
     assert type(scheduled.optimizer._learning_rate).__name__ == "ExponentialDecay"
 
 

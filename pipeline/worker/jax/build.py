@@ -1,23 +1,38 @@
 """Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do.
 
-For `train.remat`, `jax.checkpoint` forgets what a block computes, and computes it again on the way back.
+For `train.remat`, `jax.checkpoint` forgets what a block computes, and computes it again on the way back. The model's
+size is read from the built model, and what a step holds from what XLA makes of it, of shapes alone.
 """
 
+import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline.config import targets
 from pipeline.plan.plan import Plan
-from pipeline.worker import compiling, labels, rates, remat
+from pipeline.plan.size import Moment, Size
+from pipeline.worker import compiling, labels, variables
 from pipeline.worker.compiling import check_batches, check_made, compile_chosen
+from pipeline.worker.jax import layouts, step
+from pipeline.worker.jax.compiled import lowered
 from pipeline.worker.jax.data import PARTS, ProcessData
+from pipeline.worker.jax.devices import BATCH, MODEL, on_cpu
+from pipeline.worker.jax.loop import JaxLoop
+from pipeline.worker.jax.reader import of_batch
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.variables import held
+
+# Examples of a replica for which a step is compiled, to tell what grows with them.
+FEW, MANY = 2, 64
+CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+# Numbers of devices that a variable may be cut over, beside those of the plan.
+CUT_OVER = (2, 4, 8)
 
 
 def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) -> keras.Model:
@@ -48,7 +63,7 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
     if not model_built.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if plan.training.rate_scale != 1.0:
-        rates.scale(model_built.optimizer, plan.training.rate_scale)
+        compiling.scale(model_built.optimizer, plan.training.rate_scale)
     if not model_built.optimizer.built:
         model_built.optimizer.build(model_built.trainable_variables)
     outputs = labels.outputs(model_built, sample)
@@ -83,12 +98,12 @@ def _expect_loss(model: keras.Model) -> None:
 
 def forget(model: keras.Model) -> None:
     """Makes all blocks of a built model compute again. Raises `ModelError` where that would save nothing."""
-    remat.forget(model, _forgetful, stateful=True)
+    compiling.forget(model, _forgetful, stateful=True)
 
 
-def _forgetful(block: keras.layers.Layer, call_of_block: remat.BlockCall) -> remat.BlockCall:
+def _forgetful(block: keras.layers.Layer, call_of_block: compiling.BlockCall) -> compiling.BlockCall:
     listed = [*block.non_trainable_variables, *block.metrics_variables]
-    changed = [*listed, *held([block], [*listed, *block.trainable_variables])]
+    changed = [*listed, *variables.held([block], [*listed, *block.trainable_variables])]
 
     @functools.wraps(call_of_block)
     def call(*args: Any, **named: Any) -> Any:
@@ -114,3 +129,65 @@ def _with(leaves: list[Any], places: list[int], arrays: tuple[Any, ...]) -> list
     for place, array in zip(places, arrays, strict=True):
         replaced[place] = array
     return replaced
+
+
+def size_of(loop: JaxLoop, plan: Plan) -> Size:
+    """The size of a loop's model, and what a step of it holds, at last with blocks that compute again, for good."""
+    model, arrays = loop.model, loop.train_data.arrays
+    parts_of_replica = loop.mesh.shape[MODEL]
+    cut: dict[str, tuple[int, ...]] = {}
+    for parts in sorted({parts_of_replica, *CUT_OVER} - {1}):
+        layout = loop.cut if parts == parts_of_replica else layouts.derived(model, parts)
+        cut |= {path: (*cut.get(path, ()), parts) for path in layout}
+    listed, apart = variables.listed(model, (model.optimizer,), cut)
+    leaves = jax.tree.leaves(arrays)
+    per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
+    moment, operations = _step(loop)
+    again: tuple[Moment, ...] | None = None
+    if not plan.training.remat:
+        # A model without blocks has nothing to forget.
+        with contextlib.suppress(ModelError):
+            forget(model)
+            again = (_step(loop)[0],)
+    return Size(listed, apart, (moment,), per_example, operations=operations, forgetful_step=again)
+
+
+def _step(loop: JaxLoop) -> tuple[Moment, int]:
+    """(what a step holds on a device beside variables and slots, operations of it before XLA joins them)."""
+    replicas, held, operations = loop.mesh.shape[BATCH], [], 0
+    # Traced anew: the model may be called otherwise by now.
+    trained = functools.partial(step.train, loop.model, loop.groups)
+    for examples in (FEW, MANY):
+        program = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
+        operations, memory = program.as_text().count("\n"), program.compile().memory_analysis()
+        held.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    growing = max(0, held[1] - held[0]) // (MANY - FEW)
+    fixed = max(0, held[0] - FEW * growing)
+    if on_cpu(loop.mesh):
+        growing += max(map(_patches, loop.model._flatten_layers()), default=0)
+    return (fixed, growing), operations
+
+
+def _patches(layer: keras.layers.Layer) -> int:
+    """Bytes of an example that the gradient of a convolution's kernel takes on a CPU, where XLA does not count them.
+
+    There Eigen puts beside each other all that each place of the output was made from, and the output.
+    """
+    kernel = getattr(layer, "kernel", None)
+    if kernel is None or len(kernel.shape) < 3 or not isinstance(layer, CONVOLUTIONS):
+        return 0
+    output = layer.compute_output_shape(layer._build_shapes_dict["input_shape"])
+    channels_first = layer.data_format == "channels_first"
+    places = math.prod(size or 1 for size in (output[2:] if channels_first else output[1:-1]))
+    width = np.dtype(layer.compute_dtype).itemsize if layer.compute_dtype != "bfloat16" else 4
+    return int(places * (math.prod(kernel.shape[:-1]) + kernel.shape[-1]) * width)
+
+
+def _shapes(loop: JaxLoop, examples: int) -> tuple[Any, Any]:
+    """The state and a batch as shapes, where they are to be."""
+    state = jax.tree.map(
+        lambda value, sharding: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding),
+        loop.values(),
+        loop.places,
+    )
+    return state, of_batch(loop.train_data, examples, NamedSharding(loop.mesh, PartitionSpec(BATCH)))

@@ -18,7 +18,7 @@ from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.jax import bucket, build, compiled, ffi_sum, layouts, size
+from pipeline.worker.jax import bucket, build, compiled, layouts
 from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
@@ -55,7 +55,7 @@ class JaxEngine:
         self._mesh = mesh_of(self._plan, self._process)
         if shares_memory_under_jax(self._plan):
             try:
-                self._add = ffi_sum.of_plan(self._plan, self._process)
+                self._add = bucket.of_plan(self._plan, self._process)
             except ConnectionRefusedError as error:
                 self.notes.add(f"Gloo adds gradients, in place of shared memory: {error}.")
         return versions()
@@ -144,7 +144,7 @@ class JaxEngine:
         """Returns the size of the model, and of what a step of it holds."""
         if self._process.role != BUILDER:
             return events.Sized(error="a step would be compiled twice more for it")
-        return events.Sized(size.of(self._loop, self._plan, forgetful=True))
+        return events.Sized(build.size_of(self._loop, self._plan))
 
     def check(self) -> Check:
         """Nothing: replicas make each step together."""

@@ -25,9 +25,8 @@ from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.loop import Call, TrainingLoop, flat
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.rates import updating
 from pipeline.worker.state import digest
-from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics
+from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
 
 # Bytes of a variable from which on what its copies have left is given back at once.
 LARGE = 2**20
@@ -203,7 +202,9 @@ class JaxLoop(TrainingLoop):
 
     def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> CompiledSteps:
         step_of = partial(step_function, self.model, self.groups)
-        return CompiledSteps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
+        return CompiledSteps(
+            step_of, self.mesh, self.values(), of_batch(data, data.layout.global_batch), data.layout.steps, self._alike
+        )
 
     def _through(
         self, function: CompiledSteps, reader: Reader, count: int

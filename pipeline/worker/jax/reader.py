@@ -131,11 +131,11 @@ class Reader:
         return ReadBlock(keras.tree.map_structure(placed, self._data.arrays), len(chosen), size, room is not None)
 
 
-def of_batch(data: DeviceData) -> Any:
-    """The shapes of a whole batch on the devices."""
-    return keras.tree.map_structure(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (data.layout.global_batch, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)
-        ),
-        data.arrays,
-    )
+def of_batch(data: DeviceData, examples: int, sharding: NamedSharding | None = None) -> Any:
+    """The shapes of a batch of so many examples on the devices, in the types that JAX makes of theirs."""
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((examples, *leaf.shape[1:]), dtype, sharding=sharding)
+
+    return keras.tree.map_structure(shape, data.arrays)

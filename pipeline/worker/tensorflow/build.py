@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
-from pipeline.worker import compiling, labels, rates
+from pipeline.worker import compiling, labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
 from pipeline.worker.data.reading import Batch
@@ -21,6 +21,7 @@ from pipeline.worker.tensorflow.custom_steps import build as custom_build
 from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
 from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.variables import updating
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
@@ -73,7 +74,7 @@ def model(
             _check_applied(built)
         for applied in step.optimizers(built):
             if rate_scale != 1.0:
-                rates.scale(applied, rate_scale)
+                compiling.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
         return built
 
@@ -281,7 +282,7 @@ def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
     check_optimizer(optimizer)
     apart = isinstance(strategy, tf.distribute.ParameterServerStrategy | tf.distribute.TPUStrategy)
-    for accumulated in {one.gradient_accumulation_steps for one in rates.updating(optimizer)} - {None}:
+    for accumulated in {one.gradient_accumulation_steps for one in updating(optimizer)} - {None}:
         if apart:
             raise ModelError(
                 "an optimizer that applies each step's gradients, since Keras cannot accumulate them over "

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.record.events import Beat
-from pipeline.worker import rates
 from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
@@ -25,7 +24,7 @@ from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
-from pipeline.worker.variables import Variable
+from pipeline.worker.variables import Variable, updating
 
 # Of metrics, as a model gives them.
 Results: TypeAlias = dict[str, tf.Tensor]
@@ -70,7 +69,7 @@ class Loop(TrainingLoop):
         )  # fmt: skip
         self._compile = partial(self._training_steps, model, self.replicas)
         self._train = self._compile()
-        self._optimizers = tuple(one for outer in steps.optimizers(model) for one in rates.updating(outer))
+        self._optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
         self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]

@@ -12,16 +12,16 @@ import keras
 import tensorflow as tf
 
 from pipeline.private import SeedGenerator
-from pipeline.worker import remat
+from pipeline.worker import compiling
 from pipeline.worker.tensorflow.patched import patched
 
 
 def forget(model: keras.Model) -> None:
     """Makes the blocks of a built model compute again. Raises `ModelError` where that would save nothing."""
-    remat.forget(model, _forgetful, stateful=False)
+    compiling.forget(model, _forgetful, stateful=False)
 
 
-def _forgetful(block: keras.layers.Layer, call_inside: remat.BlockCall) -> remat.BlockCall:
+def _forgetful(block: keras.layers.Layer, call_inside: compiling.BlockCall) -> compiling.BlockCall:
     @functools.wraps(call_inside)
     def call(*args: Any, **named: Any) -> Any:
         leaves = tf.nest.flatten((args, named))

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xla_ops
-from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.tensorflow import feed
@@ -26,6 +25,7 @@ from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.variables import within
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -208,13 +208,13 @@ def losses_by_output(model: keras.Model) -> tuple[str, ...]:
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
-    for one in rates.within(optimizer):
+    for one in within(optimizer):
         one._all_reduce_sum_gradients = list
 
 
 def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for one in rates.within(optimizer):
+    for one in within(optimizer):
         vars(one).pop("_all_reduce_sum_gradients", None)
 
 

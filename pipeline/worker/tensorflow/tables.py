@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.rates import updating
 from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.variables import updating
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.private import maybe_merge_call, strategy_supports_no_merge_call
-from pipeline.worker import rates
+from pipeline.worker import variables
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.patched import patched
 
@@ -29,7 +29,7 @@ KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, obj
 def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Inside, steps that are traced have an optimizer update weights as it is to among replicas."""
     with contextlib.ExitStack() as stack:
-        for one in rates.updating(optimizer):
+        for one in variables.updating(optimizer):
             stack.enter_context(_accumulated_among_replicas(one))
             stack.enter_context(_overwritten_without_branch(one))
             stack.enter_context(traced_briefly(one))

@@ -21,10 +21,9 @@ import tensorflow as tf
 from pipeline.plan.division import balanced, written
 from pipeline.plan.size import Layer
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.rates import within
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.tensorflow.step import FOLLOWED_AS, ReplicaStep, optimizers
-from pipeline.worker.variables import bytes_of, slots_of
+from pipeline.worker.variables import bytes_of, slots_of, within
 
 # The attribute under which a model keeps where it is.
 KEPT_AS = "_placement_of_pipeline"
