@@ -62,30 +62,34 @@ def waited(waits: np.ndarray) -> float:
 
 
 class Totals:
-    """Adds up losses weighted by examples, so that their mean is exact over batches of different sizes."""
+    """Adds up losses weighted by examples, so that their mean is exact over batches of different sizes.
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._sums = np.zeros(len(names))
-        self._examples = 0.0
+    With `by_steps` that is done with the total loss alone; each output's is a mean over steps, as in Keras.
+    """
+
+    def __init__(self, names: tuple[str, ...], by_steps: bool = False) -> None:
+        self._names, self._by_steps = names, by_steps
+        self._sums, self._weights = np.zeros(len(names)), np.zeros(len(names))
 
     def add(self, values: np.ndarray, sizes: np.ndarray) -> None:
         """Adds losses [steps, losses] of steps with so many examples [steps]."""
-        self._sums += (values.astype(np.float64) * sizes[:, None]).sum(axis=0)
-        self._examples += float(sizes.sum())
+        weights = np.ones(values.shape)
+        weights[:, : 1 if self._by_steps else None] = sizes[:, None]
+        self._sums += (values * weights).sum(axis=0)
+        self._weights += weights.sum(axis=0)
 
     def state(self) -> list[np.ndarray]:
         """Returns what was added up so far, for `set_state`."""
         # A copy: it is written while training goes on.
-        return [self._sums.copy(), np.array(self._examples)]
+        return [self._sums.copy(), self._weights.copy()]
 
     def set_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `state` gave."""
-        self._sums, self._examples = np.array(state[0]), float(state[1])
+        """Goes on from what `state` gave, in earlier versions one weight for all losses."""
+        self._sums[:], self._weights[:] = state
 
     def means(self) -> dict[str, float]:
-        """The mean over examples of each loss so far."""
-        return dict(zip(self._names, (self._sums / max(self._examples, 1.0)).tolist(), strict=True))
+        """The mean of each loss so far."""
+        return dict(zip(self._names, (self._sums / np.maximum(self._weights, 1.0)).tolist(), strict=True))
 
 
 # Digests of each replica here -> those of each process, on all of them.

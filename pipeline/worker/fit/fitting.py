@@ -15,35 +15,43 @@ With several processes each calls `fit` with the same arguments; callbacks run i
 
 import contextlib
 import functools
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from weakref import WeakSet
 
 import keras
 import tensorflow as tf
 
 from pipeline.analyze import measure
 from pipeline.data.nested import Nested
-from pipeline.errors import refuse
+from pipeline.errors import UserError, refuse
 from pipeline.private import array_slicing
+from pipeline.worker import labels
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.data import conversion
 from pipeline.worker.data.reading import FitData
-from pipeline.worker.fit import checks, passes
-from pipeline.worker.fit.hooks import KerasHooks
-from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasLoop
+from pipeline.worker.fit import passes
+from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasHooks, KerasLoop
 from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow import agreement, build
 from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.equality_check import comparison
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
 TIMED_STEPS = 3
 # The attribute under which a model keeps its loop between two calls, as Keras keeps its compiled functions.
 KEPT_AS = "_loop_of_pipeline_fit"
+# How far apart the numbers of two strategies' groups of devices are; each has a few.
+STRIDE = 1_000
+_strategies = WeakSet[tf.distribute.Strategy]()
+_bases = itertools.count(STRIDE, STRIDE)
 
 
 def fit(
@@ -77,22 +85,24 @@ def fit(
     Raises `UserError` for what cannot be honoured.
     """
     strategy, loop_class, where = _checked(model, strategy, gather)
-    hooks = checks.callbacks(callbacks, where)
+    hooks = _callbacks(callbacks, where)
     epochs, steps_per_epoch = min(epochs, keras.config.max_epochs() or epochs), _capped(steps_per_epoch)
-    due = checks.due(model, validation_freq)
+    due = _due(model, validation_freq)
     (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
-    with checks.adding(strategy):
+    with _adding(strategy):
         train = passes.passes(
             where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
             seed=_agreed_seed(strategy, where, x), class_weight=class_weight,
         )  # fmt: skip
         held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
         per_call = _steps_per_call(model, hooks, train)
-        checks.check_same(strategy, where, {
+        _check_same(strategy, where, {
             "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
             "batch_size": batch_size, "validation_steps": validation_steps, "number of callbacks": len(hooks),
             "shuffle": shuffle is True, "number of validations": sum(map(due, range(initial_epoch, epochs))),
-            "steps per call": per_call, **_counts(train, held_out),
+            "steps per call": per_call, "number of batches": train.steps, "number of examples": train.examples,
+            "number of validation batches": getattr(held_out, "steps", None),
+            "number of validation examples": getattr(held_out, "examples", None),
         })  # fmt: skip
         agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
@@ -102,7 +112,7 @@ def fit(
             loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due),
         ):
             if check and loop is not earlier and where.replicas > 1:
-                checks.warn_of_differences(loop, adding, where, train, note)
+                _warn_of_differences(loop, adding, where, train, note)
             make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
             return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
 
@@ -116,16 +126,6 @@ def _split(
         return parts, held_out
     train, validation = array_slicing.train_validation_split(parts, validation_split=part)
     return train, validation
-
-
-def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, int | None]:
-    """Returns how much there is to train and validate on, which must be the same in all processes."""
-    return {
-        "number of batches": train.steps,
-        "number of examples": train.examples,
-        "number of validation batches": None if held_out is None else held_out.steps,
-        "number of validation examples": None if held_out is None else held_out.examples,
-    }
 
 
 def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoop]:
@@ -157,9 +157,12 @@ def _lent(
     note: Callable[[str], object],
 ) -> Iterator[KerasLoop]:
     """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
-    with checks.in_words(), build.lent(model, strategy, train.spec, adding, note, gather):
-        checks.check_labels(model, train, held_out)
-        checks.check_made_under(strategy, model.metrics_variables)
+    with build.lent(model, strategy, train.spec, adding, note, gather):
+        outputs = labels.outputs(model, train.spec)
+        for name, data in (("training", train), ("validation", held_out)):
+            if data is not None and data.labels is not None:
+                labels.check_values(outputs, data.labels, name)
+        _check_made_under(strategy, model.metrics_variables)
         loop = vars(model).get(KEPT_AS)
         if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
             # Past Keras's own setter, which looks for weights in everything.
@@ -177,13 +180,9 @@ def _train(
     steps_per_call: int | None,
 ) -> keras.callbacks.History:
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
-
-    def hooks(*arguments: Any) -> KerasHooks:
-        loop.hooks = make_hooks(*arguments)
-        return loop.hooks
-
     # The user reads the history, and no events.
-    training, timed = Training(loop, epochs, None, callbacks, lambda _: None, hooks=hooks, must_be_finite=False), []
+    training = Training(loop, epochs, None, callbacks, lambda _: None, hooks=make_hooks, must_be_finite=False)
+    timed = []
     if steps_per_call is None:
         for _ in training.advance(1, 1):
             pass
@@ -222,12 +221,21 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
 def _checked(
     model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
 ) -> tuple[tf.distribute.Strategy, type[KerasLoop], ReplicaPlace]:
-    """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so."""
-    checks.check_model(model)
+    """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so, such
+    as one that runs eagerly, or by XLA with several replicas.
+    """
+    _check_model(model)
     strategy = named or model.distribute_strategy
-    checks.check_made_under(strategy, [*model.variables, *model.optimizer.variables])
+    _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
     loop_class, where = _loop_class(strategy, gather), passes.place(strategy)
-    checks.check_compiled(model, where)
+    # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
+    asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
+    refuse(
+        (model.run_eagerly, "a model whose steps may be compiled", "run_eagerly=True",
+         "model.run_eagerly = False; to debug, model.fit without a strategy"),
+        (model.jit_compile and asked_for, "a model that is not compiled with XLA, which fails with several replicas",
+         "jit_compile=True", 'jit_compile="auto"'),
+    )  # fmt: skip
     return strategy, loop_class, where
 
 
@@ -277,3 +285,111 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitDa
     if where.processes == 1:
         return seed
     return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
+
+
+def _warn_of_differences(
+    loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, train: Passes, note: Callable[[str], object]
+) -> None:
+    """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
+    compared = comparison.check(loop, collective, where, train.sample)
+    if compared.outcome == "different" and not compared.noted:
+        advice = compared.advice.replace("train.gather=true", "gather=True").replace("train.check=off", "check=False")
+        note(f"{compared.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
+
+
+@contextlib.contextmanager
+def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Inside, a strategy adds up apart from others of this process; CPU devices of one process through its memory.
+
+    What TensorFlow refuses labels for in the middle of a step, or sums in this process, is a `UserError`.
+    """
+    if strategy not in _strategies:
+        _strategies.add(strategy)
+        base = next(_bases)
+        for kind in (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy):
+            kind._collective_key_base = base
+    usual = vars(strategy.extended).get("_cross_device_ops")
+    # What a MirroredStrategy has where it was not told how to add.
+    by_default = isinstance(strategy, tf.distribute.MirroredStrategy) and usual is strategy.extended._collective_ops
+    in_memory = by_default and all("CPU" in device for device in strategy.extended.worker_devices)
+    if in_memory:
+        strategy.extended._cross_device_ops = tf.distribute.ReductionToOneDevice()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if (wrong := labels.wrong_in_step(error.message)) is not None:
+            raise UserError(wrong) from error
+        if "Restart your program to reset" not in error.message:
+            raise
+        reason = error.message.split("Collective ops is aborted by: ")[-1].splitlines()[0].rstrip(". ")
+        raise UserError(
+            "sums over replicas to work",
+            f"TensorFlow's word that they are stopped in this process, by: {reason}",
+            "starting the process anew; in a notebook, restarting the kernel",
+        ) from error
+    finally:
+        if in_memory:
+            strategy.extended._cross_device_ops = usual
+
+
+def _check_model(model: object) -> None:
+    """Refuses what is no compiled `keras.Model`, and one with steps of its own."""
+    if not isinstance(model, keras.Model):
+        raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
+    for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
+        instead = "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured"
+        raise UserError(f"a model without a {name} of its own", f"{type(model).__name__}, which has one", instead)
+    if not model.compiled or model.optimizer is None:
+        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
+
+
+def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
+    """Refuses variables that were made outside of the strategy."""
+    foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
+    if foreign:
+        under = f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}"
+        instead = "to make and compile the model inside `with strategy.scope():`"
+        raise UserError(under, f"{foreign[0].path}, made outside it", instead)
+
+
+def _callbacks(
+    structure: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks as a list; refuses what is none, and a call that would make each process save."""
+    own = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
+    flat = [callback for callback in keras.tree.flatten(own) if callback is not None]
+    wrong = [type(callback).__name__ for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
+    # To save a model makes variables, which there all processes must make together; callbacks run in the first.
+    inside = bool(flat) and where.processes > 1 and tf.distribute.has_strategy()
+    refuse(
+        (wrong, "Keras callbacks", next(iter(wrong), None), "a subclass of keras.callbacks.Callback"),
+        (inside, "fit with callbacks to be called outside strategy.scope()", "a call inside it",
+         "to end the `with` block before fit"),
+    )  # fmt: skip
+    return flat
+
+
+def _check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments: dict[str, float | None]) -> None:
+    """Refuses, on all processes, a call that differs between them: they would wait for each other for ever."""
+    if where.processes == 1:
+        return
+    numbers = tf.constant([-1.0 if value is None else float(value) for value in arguments.values()], tf.float64)
+    (first,) = agreement.from_first(strategy, over(strategy))([numbers])
+    (differing,) = agreement.over_replicas(strategy, over(strategy))([tf.cast(numbers != first, tf.float64)])
+    for name, own, of_first, differs in zip(arguments, numbers.numpy(), first.numpy(), differing.numpy(), strict=True):
+        if differs:
+            other = "another elsewhere" if own == of_first else f"{own:g} here"
+            raise UserError(
+                f"every process to call fit with the same {name}",
+                f"{of_first:g} in the first process and {other} (-1: none)",
+                f"the same {name} in all",
+            )
+
+
+def _due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
+    """Returns whether an epoch, by its number, is validated."""
+    wrong = not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0
+    expected = "validation_freq to be a number of epochs or a list of them"
+    refuse((wrong, expected, f"{validation_freq!r}", "validation_freq=1"))
+    frequency = validation_freq if isinstance(validation_freq, int) else list(validation_freq)
+    return lambda epoch: bool(model._should_eval(epoch, frequency))

@@ -1,23 +1,30 @@
-"""Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs and its hooks."""
+"""Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs, and its callbacks.
+
+Callbacks that evaluate are answered by a copy of the model, made in one of Keras's ways.
+"""
 
 import contextlib
+import json
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
 from pipeline.errors import UserError, refuse
 from pipeline.private import pythonify_logs
+from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.collective import Collective
-from pipeline.worker.data.reading import Batches
+from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.engine import Emit
-from pipeline.worker.fit.hooks import KerasHooks, KerasTotals
 from pipeline.worker.fit.passes import UNTIL_IT_ENDS, Passes
 from pipeline.worker.loop import Call, Totals
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
@@ -29,7 +36,7 @@ class KerasLoop(Loop):
     """A loop whose epochs, validations and logs are those that Keras's `fit` would have on the same data."""
 
     # Those of the training that it makes now.
-    hooks: KerasHooks
+    hooks: "KerasHooks"
 
     def __init__(
         self,
@@ -177,7 +184,7 @@ class KerasLoop(Loop):
 
     def totals(self) -> Totals:
         """Returns what adds up the losses as Keras does."""
-        return KerasTotals(("loss", *self.outputs))
+        return Totals(("loss", *self.outputs), by_steps=True)
 
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas as Keras logs them, without the losses that it tracks among them."""
@@ -253,3 +260,119 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
 
     def _begin_pass(self) -> None:
         """Nothing: workers read their shares round and round."""
+
+
+class KerasHooks(Callbacks):
+    """The hooks, which also know the epoch and send everything that was restored at the start to all processes."""
+
+    def __init__(
+        self,
+        spec: Nested[keras.KerasTensor],
+        initial_epoch: int,
+        verbose: int | str,
+        callbacks: Sequence[keras.callbacks.Callback],
+        loop: KerasLoop,
+        epochs: int,
+        steps: int,
+    ) -> None:
+        """`spec` is a batch of what it trains on, in shape and type."""
+        steps_per_epoch = None if steps == UNTIL_IT_ENDS else steps
+        super().__init__(
+            callbacks, loop, epochs, steps_per_epoch, verbose, partial(copied, loop.model, spec), tables.weights
+        )  # fmt: skip
+        loop.hooks, self.epoch, self._initial_epoch = self, 0, initial_epoch
+        self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
+
+    @property
+    def first_epoch(self) -> int:
+        """Keras's: where a callback has restored a training, the epoch after it."""
+        return self.model._initial_epoch or self._initial_epoch
+
+    def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
+        """Runs `hook`; see `Callbacks`."""
+        if hook == "on_epoch_begin":
+            (epoch,) = arguments
+            assert isinstance(epoch, int), "Keras's hook takes the epoch"
+            self.epoch = epoch
+        if hook in TEST_BATCH_HOOKS and not self.every_test_batch:
+            return
+        super().call(hook, *arguments)
+        if hook == "on_train_begin" and self._shares:
+            self._send_restored()
+
+    def from_first(self, number: float) -> float:
+        """The first process's number, on every process."""
+        return number if self.loop.alone else float(self.loop.from_first([tf.constant([number], tf.float64)])[0][0])
+
+    def history(self) -> keras.callbacks.History:
+        """Returns the history of the epochs: on every process what the first one recorded."""
+        recorded = self.model.history
+        if self.loop.alone:
+            return recorded
+        record = json.dumps([recorded.epoch, recorded.history], default=_plain).encode() if self.loop.chief else b""
+        length = int(self.from_first(len(record)))
+        (text,) = self.loop.from_first([tf.constant(list(record or bytes(length)), tf.float64)])
+        if not self.loop.chief:
+            recorded.epoch, recorded.history = json.loads(bytes(text.numpy().astype(np.uint8)))
+        return recorded
+
+    def _send_restored(self) -> None:
+        """All variables and the epoch: `BackupAndRestore` has read them in the first process alone."""
+        self._send_values(self.loop.variables())
+        self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
+
+
+def _plain(value: np.ndarray | float) -> object:
+    return np.asarray(value).tolist()
+
+
+def copied(model: keras.Model, batch: Batch) -> keras.Model:
+    """A compiled model made once more, outside its strategy, and built for such a batch. Raises `TrainingError`."""
+    copy = _made_again(model)
+    config = model._compile_config.config
+    copy.compile(
+        optimizer="sgd",
+        loss=config["loss"],
+        loss_weights=config["loss_weights"],
+        metrics=keras.tree.map_structure(_fresh, config["metrics"]),
+        weighted_metrics=keras.tree.map_structure(_fresh, config["weighted_metrics"]),
+    )
+    copy._symbolic_build(data_batch=batch)
+    return copy
+
+
+def _made_again(model: keras.Model) -> keras.Model:
+    """The model, not compiled, in the first of Keras's ways that takes it: layer by layer, as its class says, or from
+    what it was made of.
+    """
+    ways: tuple[Callable[[], keras.Model], ...] = (
+        lambda: keras.models.clone_model(model, clone_function=_layer_again, recursive=True),
+        lambda: type(model).from_config(model.get_config()),
+        lambda: type(model)(**model._auto_config.config),  # where all of that is plain values
+    )
+    reasons = []
+    for way in ways:
+        try:
+            return way()
+        except Exception as error:  # whatever a class of a user's own raises
+            reasons.append(str(error))
+    received = f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})"
+    instead = "get_config and from_config in its class, or to evaluate after fit"
+    raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
+
+
+def _layer_again(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """A layer as its config says, or from what it was made of; one that has no state may be the same."""
+    try:
+        return type(layer).from_config(layer.get_config())
+    except Exception:  # whatever a class of a user's own raises
+        if layer._auto_config is not None:
+            return type(layer)(**layer._auto_config.config)
+        if not layer.variables:
+            return layer
+        raise
+
+
+def _fresh(metric: object) -> object:
+    """A metric without what it has counted."""
+    return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric
