@@ -9,7 +9,7 @@ from run_events import logged
 
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf
-from pipeline.worker.data.class_weights import weighed
+from pipeline.worker.data.conversion import weighed
 
 WEIGHTS = {0: 0.5, 2: 4.0}
 X = np.arange(12, dtype="float32").reshape(6, 2)

@@ -19,7 +19,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
-from pipeline.worker.data import batches, cache, class_weights, conversion, inspection
+from pipeline.worker.data import batches, cache, conversion, inspection
 from pipeline.worker.data import broken as looked
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit, Notes
@@ -220,7 +220,7 @@ class ProcessData:
                 static.check_data(part, name)
         train, validation = (conversion.part(part, name) for name, part in zip(PARTS, parts, strict=True))
         if (class_weight := self._plan.training.class_weight) is not None:
-            train = class_weights.weighed(train, {int(label): weight for label, weight in class_weight.items()})
+            train = conversion.weighed(train, {int(label): weight for label, weight in class_weight.items()})
         return train, validation
 
     def layout(self, counts: list[int]) -> BatchLayout:
