@@ -10,11 +10,12 @@ import io
 import json
 import math
 import posixpath
-import threading
 import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -70,16 +71,6 @@ def grouped(name: str, arrays: Sequence[np.ndarray | float]) -> dict[str, np.nda
 OnAll: TypeAlias = Callable[[State | None], State | None]
 
 
-@dataclass
-class Written:
-    """The progress of writing a checkpoint."""
-
-    state: State
-    gathered: float = 0.0
-    problem: str | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 class Checkpointer:
     """The checkpoints of one run in a folder, local or anything that TensorFlow's file systems reach.
 
@@ -90,11 +81,8 @@ class Checkpointer:
     def __init__(self, checkpoints: Checkpoints, emit: Emit) -> None:
         assert checkpoints.folder is not None, "the driver names the folder"
         self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
-        # The one that waits to be written, and the last one that was asked for.
-        self._waiting: Written | None = None
-        self._last: Written | None = None
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        # What is being written, what waits, and what became of it: whether it was written.
+        self._writer, self._handed_over = ThreadPoolExecutor(1), list[tuple[State, Future[bool]]]()
         self._late = False
         # How long the last one took, with what it took to gather it.
         self._seconds: float | None = None
@@ -119,44 +107,36 @@ class Checkpointer:
         One can be waiting while another is being written. A later one takes its place, unless it was the best so far,
         and the first time that is told.
         """
-        writing = Written(state, gathered)
-        with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_all, daemon=True)
-                self._thread.start()
-            if self._waiting is not None and self._waiting.state.values["best"]:
-                self._changed.wait_for(lambda: self._waiting is None)
-            left_out, self._waiting = self._waiting, writing
-            self._last = writing
-            self._changed.notify_all()
-        if left_out is not None:
-            left_out.done.set()
-            if not self._late:
+        under_way = [one for one in self._handed_over if not one[1].done()]
+        if len(under_way) > 1:
+            (_, first), (left_out, waiting) = under_way
+            if left_out.values["best"]:
+                futures.wait([first])
+            elif waiting.cancel() and not self._late:
                 self._late = True
                 self._warn(
                     f"Checkpoints take longer to write than training takes from one to the next: that of step "
-                    f"{left_out.state.values['step']} was left out for a later one. Try fewer of them."
+                    f"{left_out.values['step']} was left out for a later one. Try fewer of them."
                 )
-        if wait:
-            writing.done.wait()
-        return writing.problem is None
+        writing = self._writer.submit(self._write, state, gathered)
+        self._handed_over = [*(one for one in under_way if not one[1].done()), (state, writing)]
+        return not wait or writing.result()
 
     def expected_seconds(self, size: int) -> float:
         """Returns seconds to write a state of `size` bytes: as the last one took; for ever while that is written."""
-        if self._last is not None and not self._last.done.is_set():
+        if self._handed_over and not self._handed_over[-1][1].done():
             return math.inf
         return WRITE_SECONDS + size / WRITE_BYTES_PER_SECOND if self._seconds is None else self._seconds
 
     def wait(self) -> None:
         """Returns once nothing is being written."""
-        if self._last is not None:
-            self._last.done.wait()
+        futures.wait([writing for _, writing in self._handed_over])
 
     def last(self, good: Callable[[Mapping[str, Any]], bool] = bool) -> State | None:
         """The last whole checkpoint whose values are `good`; of each that cannot be read a warning says why."""
         for name in sorted(self._names(), reverse=True):
             try:
-                values = json.loads(files.read(self._path(f"{name}.json")))
+                values = self._manifest(name)
                 if values["format"] != FORMAT:
                     raise ValueError(f"its format is {values['format']}, and this program reads {FORMAT}")
                 if not good(values):
@@ -186,24 +166,19 @@ class Checkpointer:
             if int(name.split("-")[1]) > step:
                 self._remove(name)
 
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None)
-                writing, self._waiting = self._waiting, None
-                self._changed.notify_all()
-            assert writing is not None
-            try:
-                self._seconds = self._write_one(writing.state) + writing.gathered
-            except BaseException as error:
-                writing.problem = _reason(error)
-                if writing.problem != self._problem:
-                    self._warn(
-                        f"The checkpoint of step {writing.state.values['step']} could not be written to "
-                        f"{self._folder}: {writing.problem}. Those before it are still there, and more are tried."
-                    )
-            self._problem = writing.problem
-            writing.done.set()
+    def _write(self, state: State, gathered: float) -> bool:
+        """Writes a state and returns True; warns and returns False where that fails."""
+        before, self._problem = self._problem, None
+        try:
+            self._seconds = self._write_one(state) + gathered
+        except BaseException as error:
+            self._problem = _reason(error)
+            if self._problem != before:
+                self._warn(
+                    f"The checkpoint of step {state.values['step']} could not be written to {self._folder}: "
+                    f"{self._problem}. Those before it are still there, and more are tried."
+                )
+        return self._problem is None
 
     def _write_one(self, state: State) -> float:
         """Writes a state, and returns how many seconds that took."""
@@ -248,20 +223,20 @@ class Checkpointer:
             last |= {choose(scored, key=scored.__getitem__)} if scored else set()
         for name in set(names) - last:
             self._remove(name)
-        archives = {json.loads(files.read(self._path(f"{name}.json")))["archive"] for name in last}
+        archives = {self._manifest(name)["archive"] for name in last}
         for file in files.names(self._folder):
             if file.endswith(".npz") and file not in archives:
                 files.remove(self._path(file))
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            archive = json.loads(files.read(self._path(f"{name}.json")))["archive"]
+            archive = self._manifest(name)["archive"]
             files.remove(self._path(f"{name}.json"))
             files.remove(self._path(archive))
 
     def _best_of(self, name: str) -> float | None:
         try:
-            value = (json.loads(files.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
+            value = (self._manifest(name).get("best") or {}).get(self.kept.best)
             return None if value is None else float(value)
         except (OSError, ValueError, TypeError, AttributeError):
             return None
@@ -272,6 +247,10 @@ class Checkpointer:
         except OSError:
             return []
         return [file.removesuffix(".json") for file in names if file.startswith("step-") and file.endswith(".json")]
+
+    def _manifest(self, name: str) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(files.read(self._path(f"{name}.json")))
+        return values
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._folder, name)
