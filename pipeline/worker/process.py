@@ -11,6 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,12 +23,12 @@ from pipeline.record.commands import Command
 from pipeline.record.events import Beat, CoreTime, Event, EventBase, Failed
 from pipeline.record.log import stamped
 from pipeline.worker.artifacts import save
-from pipeline.worker.callbacks import Callbacks, check
+from pipeline.worker.callbacks import check
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, OnAll, check_same_data, is_good
 from pipeline.worker.compiling import unscaled
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.loop import Call, Engine, TrainingLoop, WeightComparison, waited
+from pipeline.worker.loop import Call, Engine, waited
 from pipeline.worker.model_error import told
 from pipeline.worker.training import Diverged, Preempted, Training
 
@@ -35,7 +36,10 @@ CALIBRATION_STEPS = 3
 
 
 class WorkerProcess:
-    """A process of a training: carries out commands and emits the events that answer them, whichever engine trains."""
+    """A process of a training: carries out commands and emits the events that answer them, whichever engine trains.
+
+    What training emits while steps are timed is held back until they are over: the driver runs on the same cores.
+    """
 
     def __init__(
         self, plan: Plan, process: Process, engine: Engine, emit: Emit, asked_to_leave: Callable[[], bool]
@@ -44,8 +48,11 @@ class WorkerProcess:
         self._chief = process.rank == plan.leaders[0]
         # A process that serves others, or has left, does nothing more: some of them may still need it.
         self._active = process.rank in plan.leaders
-        self._stepper: Stepper | None = None
+        self._training: Training | None = None
         self._checkpointing: Checkpointing | None = None
+        self._buffer = EventBuffer(emit)
+        # Once training is over, steps are made for the sake of timing alone, and what they change is put back.
+        self._put_back, self._spare = contextlib.ExitStack(), False
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns the versions of what computes once every process has joined."""
@@ -85,39 +92,32 @@ class WorkerProcess:
             case commands.Profile():
                 self._emit(self._engine.profile(command))
             case commands.Begin():
-                self._steps().begin(self._plan, *self._engine.begin(), self._checkpointing)
+                self._begin()
             case commands.Calibrate():
-                self._emit(self._steps().calibrate(command.steps_per_call))
+                self._emit(self._calibrate(command.steps_per_call))
             case commands.Measure():
-                self._emit(self._steps().measure(command))
+                self._emit(self._measure(command))
             case commands.Train():
                 self._train(command)
             case commands.Explain():
                 self._emit(self._engine.explain(command))
             case commands.Leave():
-                if self._stepper is not None:
-                    self._stepper.leave()
+                if self._training is not None:
+                    self._training.leave()
                 self._emit(events.Left())
                 self._active = False
 
     def _build(self, command: commands.Build) -> None:
-        plan, examples = self._plan, sum(command.train_counts)
-        layout, digest = BatchLayout(0, 0, 0, 0, ()), ""
-
-        def position(data: BatchLayout, data_digest: str, on_all: OnAll) -> Position:
-            nonlocal layout, digest
-            layout, digest = data, data_digest
-            return self._resume(command.resume, layout, digest, on_all)
-
-        loop, built = self._engine.build(command.train_counts, command.validation_counts, position)
-        self._stepper = Stepper(loop, self._emit, plan.training.deterministic)
+        plan, resume = self._plan, partial(self._resume, command.resume)
+        self._loop, built = self._engine.build(command.train_counts, command.validation_counts, resume)
+        steps = self._loop.layout.steps
         built = msgspec.structs.replace(
             built,
-            parameters=loop.model.count_params(),
-            train_examples=examples,
-            steps_per_epoch=layout.steps,
-            epochs=plan.training.epochs or -(-(plan.training.steps or 1) // layout.steps),
-            data_digest=digest,
+            parameters=self._loop.model.count_params(),
+            train_examples=sum(command.train_counts),
+            steps_per_epoch=steps,
+            epochs=plan.training.epochs or -(-(plan.training.steps or 1) // steps),
+            data_digest=self._data["digest"],
             notes=self._engine.notes.texts or None,
         )
         self._emit(built)
@@ -128,6 +128,8 @@ class WorkerProcess:
         The first process reads it, and `on_all` gives it to the others. Raises `TrainingError` for one of other data.
         """
         plan, train, state = self._plan, self._plan.training, None
+        shards = len(layout.counts)
+        self._data = {"examples": layout.examples, "shards": shards, "digest": digest, "build": plan.data.build}
         if plan.checkpoint.folder is None:
             return BEGINNING
         checkpointer = Checkpointer(plan.checkpoint, self._emit)
@@ -138,10 +140,9 @@ class WorkerProcess:
                 state = Checkpointer(before, self._emit).last(is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state)
-        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
         self._checkpointing = Checkpointing(
             checkpointer, state, self._asked_to_leave, train.divergence_factor, train.rate_scale,
-            {"data": data, "learning_rate": train.learning_rate}, train.checkpoint_share,
+            {"data": self._data, "learning_rate": train.learning_rate}, train.checkpoint_share,
         )  # fmt: skip
         if resume is not None and self._chief:
             if resume == "back":
@@ -151,7 +152,7 @@ class WorkerProcess:
             self._emit(events.Restored(values.get("step", 0), state is not None))
         if state is None:
             return BEGINNING
-        check_same_data(state.values["data"], data)
+        check_same_data(state.values["data"], self._data)
         return Position(state.values["epoch"], state.values["examples"])
 
     def _size(self) -> None:
@@ -163,63 +164,22 @@ class WorkerProcess:
             sized = events.Sized(error=told(error))
         self._emit(sized)
 
-    def _train(self, command: commands.Train) -> None:
-        training, folder = self._steps().finish(command.steps_per_call), Path(command.folder)
-        digests = self._engine.digests()
-        if self._chief:
-            if self._plan.training.save:
-                for optimizer in self._steps().loop.optimizers():
-                    unscaled(optimizer)
-                self._emit(events.Saved(save(self._engine.trained_model(), folder, self._emit)))
-            self._engine.write_sample(folder)
-        self._emit(events.Finished(digests, **(training.result if self._chief else {})))
-
-    def _steps(self) -> Stepper:
-        assert self._stepper is not None, "build comes first"
-        return self._stepper
-
-
-class Stepper:
-    """The steps of a loop: of a training while it lasts, then for the sake of timing alone.
-
-    What training emits while steps are timed is held back until they are over: the driver runs on the same cores.
-    """
-
-    def __init__(self, loop: TrainingLoop, emit: Emit, deterministic: bool) -> None:
-        """With `deterministic` it reports no waits for the input and no other work, which differ each time."""
-        self.loop, self._deterministic = loop, deterministic
-        self.training: Training | None = None
-        self.buffer = EventBuffer(emit)
-        self._put_back = contextlib.ExitStack()
-        self._spare = False
-
-    def begin(
-        self,
-        plan: Plan,
-        make_hooks: Callable[..., Callbacks],
-        same: WeightComparison,
-        checkpointing: Checkpointing | None,
-    ) -> None:
+    def _begin(self) -> None:
         """Begins the plan's training, which goes on where its checkpoint was, if it has one."""
-        train = plan.training
+        train, checkpointing = self._plan.training, self._checkpointing
+        hooks, same = self._engine.begin()
         callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
         check(callbacks)
-        if checkpointing is not None and self.loop.chief:
+        if checkpointing is not None and self._chief:
             checkpointing.checkpointer.check()
-        self.training = Training(
-            self.loop,
-            train.epochs,
-            train.steps,
-            callbacks,
-            self.buffer.emit,
-            hooks=make_hooks,
-            checkpointing=checkpointing,
-            same=same,
-        )
+        self._training = Training(
+            self._loop, train.epochs, train.steps, callbacks, self._buffer.emit, hooks=hooks,
+            checkpointing=checkpointing, same=same,
+        )  # fmt: skip
 
-    def calibrate(self, steps_per_call: int | None) -> events.Calibrated:
+    def _calibrate(self, steps_per_call: int | None) -> events.Calibrated:
         """Compiles the step, and times a few."""
-        loop, count = self.loop, steps_per_call or CALIBRATION_STEPS
+        loop, count = self._loop, steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
         while not loop.warm:
             self._advance(loop.concurrent_steps, 1)
@@ -227,17 +187,18 @@ class Stepper:
         seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
         return events.Calibrated(seconds / sum(call.steps for call in timed))
 
-    def measure(self, command: commands.Measure) -> events.Measured:
+    def _measure(self, command: commands.Measure) -> events.Measured:
         """Times steps, after some that are not."""
-        loop = self.loop
-        with self.buffer.held():
+        # Waits for the input and other work differ each time.
+        deterministic = self._plan.training.deterministic
+        with self._buffer.held():
             self._advance(command.warmup_steps, command.steps_per_call)
             clock = CoreClock()
             timed = self._advance(command.steps, command.steps_per_call)
             core_time = clock.read()
         waits = [
             sum(waited(call.waits) for call in timed if call.worker == worker)
-            for worker in range(loop.concurrent_steps)
+            for worker in range(self._loop.concurrent_steps)
         ]
         return events.Measured(
             repeat=command.repeat,
@@ -245,35 +206,36 @@ class Stepper:
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
             calls=[events.TimedCall(call.steps, call.seconds) for call in timed],
-            input_seconds=[] if self._deterministic else waits,
-            core_time=None if self._deterministic else core_time,
+            input_seconds=[] if deterministic else waits,
+            core_time=None if deterministic else core_time,
         )
 
-    def finish(self, steps_per_call: int) -> Training:
-        """Trains to the end. What steps changed that were made for time alone is put back."""
-        assert self.training is not None, "begin comes first"
-        for _ in self.training.advance(None, steps_per_call):
-            pass
-        self._put_back.close()
-        return self.training
-
-    def leave(self) -> None:
-        """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
-        if self.training is not None:
-            self.training.leave()
-
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
-        """At least `steps` steps."""
-        loop, training = self.loop, self.training
-        calls = [] if training is None else list(training.advance(steps, steps_per_call))
+        """Makes at least `steps` steps, of training while it lasts."""
+        calls = [] if self._training is None else list(self._training.advance(steps, steps_per_call))
         done = sum(call.steps for call in calls)
-        if done < steps and training is not None and not self._spare:
+        if done < steps and self._training is not None and not self._spare:
             self._spare = True
-            self._put_back.enter_context(loop.put_back())
+            self._put_back.enter_context(self._loop.put_back())
         while done < steps:
-            calls.append(loop.call(steps_per_call, steps - done))
+            calls.append(self._loop.call(steps_per_call, steps - done))
             done += calls[-1].steps
         return calls
+
+    def _train(self, command: commands.Train) -> None:
+        """Trains to the end and saves the model."""
+        assert self._training is not None, "begin comes first"
+        for _ in self._training.advance(None, command.steps_per_call):
+            pass
+        self._put_back.close()
+        digests, folder = self._engine.digests(), Path(command.folder)
+        if self._chief:
+            if self._plan.training.save:
+                for optimizer in self._loop.optimizers():
+                    unscaled(optimizer)
+                self._emit(events.Saved(save(self._engine.trained_model(), folder, self._emit)))
+            self._engine.write_sample(folder)
+        self._emit(events.Finished(digests, **(self._training.result if self._chief else {})))
 
 
 class EventBuffer:
