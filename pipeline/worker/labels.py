@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
+from keras import losses
 
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.nested import Nested
@@ -27,20 +28,16 @@ Key: TypeAlias = str | int
 # A loss as it is named in `compile`.
 Loss: TypeAlias = keras.losses.Loss | Callable[..., Any] | str
 
-SPARSE = (keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy)
-ONE_HOT = (
-    keras.losses.CategoricalCrossentropy, keras.losses.categorical_crossentropy,
-    keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy,
-)  # fmt: skip
-ELEMENTWISE = tuple(
-    getattr(keras.losses, name)
-    for name in (
-        "MeanSquaredError", "mean_squared_error", "MeanAbsoluteError", "mean_absolute_error", "Huber", "huber",
-        "MeanAbsolutePercentageError", "mean_absolute_percentage_error", "LogCosh", "log_cosh", "Poisson", "poisson",
-        "MeanSquaredLogarithmicError", "mean_squared_logarithmic_error", "BinaryCrossentropy", "binary_crossentropy",
-        "BinaryFocalCrossentropy", "binary_focal_crossentropy",
-    )
-)  # fmt: skip
+# The functions that Keras's losses compute, also where a loss is an object.
+KINDS: dict[Kind, tuple[Callable[..., Any], ...]] = {
+    "sparse": (losses.sparse_categorical_crossentropy,),
+    "one-hot": (losses.categorical_crossentropy, losses.categorical_focal_crossentropy),
+    "elementwise": (
+        losses.mean_squared_error, losses.mean_absolute_error, losses.mean_absolute_percentage_error, losses.huber,
+        losses.mean_squared_logarithmic_error, losses.log_cosh, losses.poisson, losses.binary_crossentropy,
+        losses.binary_focal_crossentropy,
+    ),
+}  # fmt: skip
 
 # Labels between which as many are never seen as this, and half as many as there are classes, are far from dense.
 GAP = 5
@@ -259,17 +256,13 @@ def _output(name: str, key: Key | None, loss: Loss, predicted: keras.KerasTensor
 
 def _kind(loss: Loss) -> Kind | None:
     """Returns what a loss takes; None for one that is not known."""
-    if isinstance(loss, str):
+    if isinstance(loss, str | type):
         try:
-            loss = keras.losses.get(loss)
-        except ValueError:
+            loss = losses.get(loss)
+        except (ValueError, TypeError):
             return None
-    kinds: dict[Kind, tuple[Any, ...]] = {"sparse": SPARSE, "one-hot": ONE_HOT, "elementwise": ELEMENTWISE}
-    for kind, names in kinds.items():
-        classes = tuple(name for name in names if isinstance(name, type))
-        if isinstance(loss, classes) or any(loss is name for name in names):
-            return kind
-    return None
+    function = getattr(loss, "fn", loss)
+    return next((kind for kind, functions in KINDS.items() if any(function is one for one in functions)), None)
 
 
 def predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
