@@ -30,7 +30,6 @@ from jax.sharding import Mesh
 from pipeline import models
 from pipeline.models.transformer import SIZES
 from pipeline.worker.artifacts import save
-from pipeline.worker.jax import layouts
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH, MODEL, seed_all
 from pipeline.worker.jax.loop import JaxLoop
@@ -189,7 +188,7 @@ def _loop(
         model.optimizer.build(model.trainable_variables)
     mesh = Mesh(np.array([[device]]), (BATCH, MODEL))
     data = DeviceData(arrays, BatchLayout(batch, 1, 0, 1, (len(arrays[1]),)), True, 0)
-    return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), data, None, alike=alike)
+    return JaxLoop(model, mesh, data, None, alike=alike)
 
 
 def main(contestant: str, name: str = "", precision: str = "float32", tiny: str = "") -> None:

@@ -53,7 +53,6 @@ def loop_of(backend, build, arrays, classes):
     from jax.sharding import Mesh
 
     from pipeline.worker.jax import build as building
-    from pipeline.worker.jax import layouts
     from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.loop import JaxLoop
     from pipeline.worker.layout import BatchLayout
@@ -63,7 +62,7 @@ def loop_of(backend, build, arrays, classes):
     model = building.model(plan, SimpleNamespace(train=arrays, num_classes=classes, parts={}))
     mesh = Mesh(np.array(jax.devices()).reshape(1, 1), ("batch", "model"))
     layout = BatchLayout(BATCH, 1, 0, 1, (len(arrays[1]),))
-    return JaxLoop(model, mesh, layouts.shardings(model, {}, mesh), DeviceData(arrays, layout, True, 5), None)
+    return JaxLoop(model, mesh, DeviceData(arrays, layout, True, 5), None)
 
 
 def saved(folder, backend, name):

@@ -107,8 +107,7 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = layouts.derived(model, parts) if parts > 1 else {}
     train, validation = (DeviceData(arrays, layout, shuffle, 5) for shuffle in (True, False))
-    placed = layouts.shardings(model, cut, mesh)
-    return JaxLoop(model, mesh, placed, train, validation if validates else None, cut=cut, alike=alike)
+    return JaxLoop(model, mesh, train, validation if validates else None, cut=cut, alike=alike)
 
 
 def trained(name, shape, dropout, alike):

@@ -207,7 +207,7 @@ def compiled_killed():
 
     def work(memory, rank, told):
         jax, add = compiling(memory)
-        from pipeline.worker.jax.engine import lost_a_peer
+        from pipeline.worker.jax.engine import JaxEngine
 
         summed = jax.jit(lambda vector: add([vector])[0])
         summed(np.ones(10, np.float32)).block_until_ready()
@@ -217,7 +217,7 @@ def compiled_killed():
         try:
             summed(np.ones(10**6, np.float32)).block_until_ready()
         except Exception as error:
-            return str(error), lost_a_peer(error), time.monotonic() - started
+            return str(error), JaxEngine.lost_a_peer(error), time.monotonic() - started
         return None
 
     return together(3, work, looks_seconds=1e-4)

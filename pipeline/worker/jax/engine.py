@@ -85,9 +85,8 @@ class JaxEngine:
             validation = DeviceData(held_out, own.layout(validation_counts), False, plan.training.seed)
         position = resume(train.layout, own.digest(), partial(on_all, send=told_by_first))
         cut = self._layout(model)
-        placed = layouts.shardings(model, cut, self._mesh)
         self._loop = loop = JaxLoop(
-            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
+            model, self._mesh, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
             alike=plan.training.deterministic, add=self._add,
         )  # fmt: skip
         if self._add is not bucket.by_xla:
@@ -158,21 +157,17 @@ class JaxEngine:
         """Raises `TrainingError`."""
         raise _unknown(command)
 
-    def lost_a_peer(self, error: BaseException) -> bool:
-        """True for what is raised in a process whose peers have gone."""
-        return lost_a_peer(error)
+    @staticmethod
+    def lost_a_peer(error: BaseException) -> bool:
+        """True for what is raised in a process whose peers have gone.
+
+        >>> JaxEngine.lost_a_peer(ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
+        True
+        """
+        return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
 
     def raise_cause(self, error: Exception) -> None:
         """Nothing: what is broken in arrays is found before training."""
-
-
-def lost_a_peer(error: BaseException) -> bool:
-    """True for what is raised in a process whose peers have gone.
-
-    >>> lost_a_peer(ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
-    True
-    """
-    return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
 
 
 def _unknown(command: object) -> TrainingError:

@@ -4,6 +4,7 @@ Large kernels are cut by column and the one that follows by row, so that nothing
 by heads; embeddings by rows. What does not divide evenly is left whole, which costs memory and nothing else.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -125,10 +126,7 @@ def _cut_kernel(
 def _cut(axes_of: dict[str, Axes], variable: keras.Variable, axis: int, parts: int, least: int = LARGE) -> bool:
     """Notes that a variable is cut at an axis, where it is large and divides evenly."""
     shape = tuple(variable.shape)
-    size = 1
-    for length in shape:
-        size *= length
-    if size < least or shape[axis] % parts:
+    if math.prod(shape) < least or shape[axis] % parts:
         return False
     axes_of[variable.path] = tuple(MODEL if place == axis else None for place in range(len(shape)))
     return True

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.engine import Emit
-from pipeline.worker.jax import bucket, step
+from pipeline.worker.jax import bucket, layouts, step
 from pipeline.worker.jax.compiled import CompiledSteps
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.layouts import Axes
@@ -39,7 +39,6 @@ class JaxLoop(TrainingLoop):
         self,
         model: keras.Model,
         mesh: Mesh,
-        shardings: Mapping[int, NamedSharding],
         train: DeviceData,
         validation: DeviceData | None,
         chief: bool = True,
@@ -49,14 +48,14 @@ class JaxLoop(TrainingLoop):
         alike: bool = False,
         add: bucket.Add = bucket.by_xla,
     ) -> None:
-        """`shardings` says where each variable is, by its id; metrics are whole on every device. `cut` are those that
-        are cut, by their paths.
+        """`cut` has the axes of variables that are cut, by their paths; others are whole on every device.
 
-        `alike`: is the same program to make every step?
+        With `alike` the same program makes every step.
         """
         self.model, self.chief, self.alone, self._optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data, self.layout = train, validation, train.layout
-        self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
+        self.mesh, self.cut, self._alike = mesh, cut or {}, alike
+        self._shardings = layouts.shardings(model, self.cut, mesh)
         listed = [one for group in step.variables_of(model) for one in group]
         beside = held([model, model.optimizer], [*listed, *model.variables])
         self._beside = [*kept_by_metrics(model.metrics), *beside]
@@ -239,19 +238,16 @@ class JaxLoop(TrainingLoop):
 
     def _lay(self, variable: keras.Variable) -> None:
         """Puts what a variable has where it is to be, without a copy where it is there already."""
-        value, place = variable.value, self._place(variable)
-        placed = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
-        self._assign(variable, placed)
+        value = variable.value
+        self._assign(variable, step.over(value, self._place(variable)))
         if value.nbytes >= LARGE:
             del value
             _give_back()
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
-        array, place = np.asarray(value, variable.value.dtype), self._place(variable)
-        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
-        local = place.is_fully_addressable
+        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice;
         # `may_alias=False` would share NumPy's memory all the same.
-        self._assign(variable, jax.device_put(jnp.array(array), place) if local else step.over(array, place))
+        self._assign(variable, step.over(jnp.array(value, variable.value.dtype), self._place(variable)))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
@@ -263,7 +259,7 @@ class JaxLoop(TrainingLoop):
         value, sharding = variable.value, self._place(variable)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value if value is self._own.get(id(variable)) else jnp.copy(value)
-        return step.over(np.asarray(value), sharding)
+        return step.over(value, sharding)
 
 
 def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarray:

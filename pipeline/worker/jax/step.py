@@ -118,11 +118,15 @@ def results(model: keras.Model) -> Callable[[Sequence[Any]], dict[str, Any]]:
     return compiled
 
 
-def over(value: np.ndarray, sharding: NamedSharding) -> Any:
-    """An array over all devices, of which each process, which has all of it, gives its own devices their parts."""
+def over(value: Any, sharding: NamedSharding) -> Any:
+    """An array over all devices, of which each process, which has all of it, gives its own devices their parts.
+
+    What is there already is not copied.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
