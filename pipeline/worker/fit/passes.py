@@ -72,7 +72,7 @@ class Passes(abc.ABC):
 
     @property
     def one_by_one(self) -> bool:
-        """Must each call make a single step, because the data may end after any?"""
+        """True if each call must make a single step, because the data may end after any."""
         return self.steps is None and not self.endless
 
     @property
@@ -175,10 +175,9 @@ class _Arrays(Passes):
         self.examples = adapter._num_samples
         refuse((not self.examples, "examples", "arrays of none", "looking at the shapes of x and y"))
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
-        self._layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
-        self.always_fed = self._layout.always_fed
-        self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)
-        self._shuffle, self._seed = bool(shuffle), seed
+        layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
+        self._data, self.always_fed = Data(self._part, layout, bool(shuffle), seed), layout.always_fed
+        self.spec = _symbols(self._part)
         self._endless: Batches | None = None
 
     def sample(self, first: int, count: int) -> Batch:
@@ -186,11 +185,11 @@ class _Arrays(Passes):
 
     def begin(self) -> Batches:
         if self._endless is None:
-            self._endless = iter(Data(self._part, self._layout, self._shuffle, self._seed).stream())
+            self._endless = iter(self._data.stream())
         return self._endless
 
     def source(self, workers: int) -> Source:
-        return source.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+        return source.source(self._data, [self._part], workers)
 
 
 class _Batches(Passes):
@@ -199,12 +198,11 @@ class _Batches(Passes):
     def __init__(
         self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
-        shapes = [spec.shape for spec in _dense_specs(data)]
-        fixed = [shape[0] for shape in shapes]
+        fixed = [spec.shape[0] for spec in _dense_specs(data)]
         self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
-        self.spec = _symbols(shapes, data.element_spec)
+        self.spec = _symbols(data.element_spec)
         shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
         # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
         self._shares = shares if self.varies else shares.prefetch(2)
@@ -244,7 +242,7 @@ def _of_any_size(first: int, count: int) -> Rows:
 
 
 def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
-    """Did the user say that each process reads data of its own?"""
+    """True if the user said that each process reads data of its own."""
     return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
 
 
@@ -310,13 +308,13 @@ def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
     return specs
 
 
-def _symbols(shapes: Sequence[Sequence[int | None]], like: Spec) -> Nested[keras.KerasTensor]:
+def _symbols(like: Spec | Batch) -> Nested[keras.KerasTensor]:
     """A batch of two examples in shape and type alone, in the structure of the data."""
-    leaves = [
-        keras.KerasTensor((2, *list(shape)[1:]), keras.backend.standardize_dtype(leaf.dtype))
-        for shape, leaf in zip(shapes, tf.nest.flatten(like), strict=True)
-    ]
-    return tf.nest.pack_sequence_as(like, leaves)
+
+    def symbol(leaf: tf.TensorSpec | tf.Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((2, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
+
+    return tf.nest.map_structure(symbol, like)
 
 
 def _is_dense(leaf: object) -> bool:
