@@ -39,11 +39,9 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
     """Returns the plan's model, compiled and built; what means nothing here goes to `note`. Raises `UserError`."""
     shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
     if targets.asks_for(plan.model.build, "model.build", "num_classes") and data.num_classes is None:
-        raise ModelError(
-            "the number of classes, which model.build asks for",
-            "data whose labels do not tell",
-            "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
-        )
+        expected, received = "the number of classes, which model.build asks for", "data whose labels do not tell"
+        instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
+        raise ModelError(expected, received, instead)
     model_built = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
     check_made(model_built)
     _check(model_built, note)
@@ -74,14 +72,10 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
 
 
 def _check(model: keras.Model, note: Callable[[str], object]) -> None:
-    base = keras.Model
     for name in ("train_step", "test_step", "compute_loss_and_updates"):
-        if getattr(type(model), name) is not getattr(base, name):
-            raise ModelError(
-                f"a model with Keras's own {name} under backend=jax",
-                f"{type(model).__name__}, which has one of its own",
-                "backend=tensorflow",
-            )
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            received = f"{type(model).__name__}, which has one of its own"
+            raise ModelError(f"a model with Keras's own {name} under backend=jax", received, "backend=tensorflow")
     if model.compiled and model.jit_compile is False:
         note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
 
@@ -89,11 +83,8 @@ def _check(model: keras.Model, note: Callable[[str], object]) -> None:
 def _expect_loss(model: keras.Model) -> None:
     """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
     if model._compile_loss is None and not model.losses and type(model).compute_loss is keras.Model.compute_loss:
-        raise ModelError(
-            "a model that is compiled with a loss, or whose layers add one",
-            "one of neither",
-            "train.loss=sparse_categorical_crossentropy, or whatever fits its labels",
-        )
+        instead = "train.loss=sparse_categorical_crossentropy, or whatever fits its labels"
+        raise ModelError("a model that is compiled with a loss, or whose layers add one", "one of neither", instead)
 
 
 def forget(model: keras.Model) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.config import targets
 from pipeline.data import manifest, narrow, records
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
 from pipeline.plan.plan import Plan, Process
@@ -90,11 +90,7 @@ class ProcessData:
     def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken."""
         for name, part in self._made.items():
-            lost = [
-                Broken(**msgspec.structs.asdict(one))
-                for of_process in broken.values()
-                for one in of_process.get(name, ())
-            ]
+            lost = [Broken(**msgspec.structs.asdict(loss)) for one in broken.values() for loss in one.get(name, ())]
             self._made[name] = looked.without(part, lost)
         return self._loaded({})
 
@@ -115,10 +111,8 @@ class ProcessData:
                     _check_range(leaf, PARTS[name])
         if self.num_classes is None:
             self.num_classes = looked.num_classes(self.parts["train"])
-        if (class_weight := self._plan.training.class_weight) is not None and (
-            arrays := self.parts["train"]
-        ) is not None:
-            self.parts["train"] = _weighed(arrays, {int(label): weight for label, weight in class_weight.items()})
+        if (class_weight := self._plan.training.class_weight) is not None:
+            self.parts["train"] = _weighed(self.train, {int(label): weight for label, weight in class_weight.items()})
 
     @property
     def train(self) -> Arrays:
@@ -146,29 +140,19 @@ def _known(part: Any, name: str) -> Any:
         return part
     if isinstance(part, Examples) or not isinstance(part, tuple | list):
         kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
-        raise DataError(
-            f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax, which "
-            "reads them without TensorFlow",
-            kind,
-            "backend=tensorflow, or numpy.array",
-        )
+        expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
+        raise DataError(f"{expected}, which reads them without TensorFlow", kind, "backend=tensorflow, or numpy.array")
     arrays = tuple(part)
     while arrays and arrays[-1] is None:
         arrays = arrays[:-1]
     if not 1 <= len(arrays) <= 3:
-        raise DataError(
-            f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), received {len(arrays)} of them."
-        )
-    converted: Arrays = tuple(
-        keras.tree.map_structure(_array, one) if not _is_list(one) else _array(one) for one in arrays
-    )
-    lengths = {len(leaf) for leaf in leaves(converted)}
+        received = f"received {len(arrays)} of them"
+        raise DataError(f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), {received}.")
+    converted = tuple(_array(one) if _is_list(one) else keras.tree.map_structure(_array, one) for one in arrays)
+    lengths = sorted({len(leaf) for leaf in leaves(converted)})
     if len(lengths) > 1:
-        raise DataError(
-            f"as many examples in each array of the {PARTS[name]} data",
-            " and ".join(f"{length:,}" for length in sorted(lengths)),
-            f"cutting all to {min(lengths):,}",
-        )
+        expected = f"as many examples in each array of the {PARTS[name]} data"
+        raise DataError(expected, " and ".join(map("{:,}".format, lengths)), f"cutting all to {lengths[0]:,}")
     return converted
 
 
@@ -180,17 +164,13 @@ def _is_list(values: object) -> bool:
 
 
 def _array(values: Any) -> Any:
-    if values is None:
-        raise DataError(
-            "an array in every place of the data under backend=jax", "None", "leaving it out, or zeros in its place"
-        )
     array = np.asarray(values)
-    if not array.ndim or array.dtype.kind not in "biuf":
-        raise DataError(
-            "arrays of numbers under backend=jax",
-            f"{array.dtype} of {array.ndim} axes",
-            ".astype('float32'), or whatever stands for it",
-        )
+    refuse(
+        (values is None, "an array in every place of the data under backend=jax", "None",
+         "leaving it out, or zeros in its place"),
+        (not array.ndim or array.dtype.kind not in "biuf", "arrays of numbers under backend=jax",
+         f"{array.dtype} of {array.ndim} axes", ".astype('float32'), or whatever stands for it"),
+    )  # fmt: skip
     # As Keras does with Python's floats.
     if array.dtype == np.float64 and isinstance(values, list):
         return narrow.floats(array, np.float32, "a list")
@@ -207,12 +187,9 @@ def _arrays(part: Any) -> Arrays:
         return arrays
     if not part.in_files:
         return tuple(part.raw)
-    if part.decode is not None or part.augment is not None:
-        raise DataError(
-            "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's",
-            "such",
-            "backend=tensorflow, or preparing images as arrays",
-        )
+    expected = "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's"
+    encoded = part.decode is not None or part.augment is not None
+    refuse((encoded, expected, "such", "backend=tensorflow, or preparing images as arrays"))
     return _of_records(part)
 
 
@@ -226,11 +203,9 @@ def _of_records(part: Examples) -> Arrays:
             records_of_segment = range(segment.first - segment.at, segment.first - segment.at + segment.records)
             for frame in itertools.islice(records.frames(file), records_of_segment.start, records_of_segment.stop):
                 if frame.data is None:
-                    raise TrainingError(
-                        f"records that can be read in {segment.path}",
-                        f"record {frame.number}, which {frame.broken}",
-                        "data.on_error=skip, or preparing the data anew",
-                    )
+                    received = f"record {frame.number}, which {frame.broken}"
+                    instead = "data.on_error=skip, or preparing the data anew"
+                    raise TrainingError(f"records that can be read in {segment.path}", received, instead)
                 values_of_record = records.parsed(frame.data)
                 for name, leaf in spec.items():
                     values[name].append(_of_feature(values_of_record[name], leaf.dtype, leaf.shape))
@@ -248,12 +223,9 @@ def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarr
 def _check_range(array: np.ndarray, name: str) -> None:
     """Refuses numbers that JAX would wrap, or make infinite, in the type that it has in place of a wider one."""
     over = narrow.lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
-    if over is not None:
-        raise DataError(
-            f"numbers of 32 bits in the {name} data under backend=jax",
-            f"{over} of {array.dtype}",
-            "backend=tensorflow, or .astype('float32') where they are quantities",
-        )
+    expected = f"numbers of 32 bits in the {name} data under backend=jax"
+    instead = "backend=tensorflow, or .astype('float32') where they are quantities"
+    refuse((over is not None, expected, f"{over} of {array.dtype}", instead))
 
 
 def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
@@ -261,11 +233,8 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
     labels = np.asarray(y) if isinstance(y, np.ndarray) else None
     if labels is None or labels.ndim > 2:
-        raise DataError(
-            "a class, or a number for each class, as the label of an example for train.class_weight",
-            type(y).__name__,
-            "train.class_weight=null, and weights in the data",
-        )
+        expected = "a class, or a number for each class, as the label of an example for train.class_weight"
+        raise DataError(expected, type(y).__name__, "train.class_weight=null, and weights in the data")
     if labels.ndim == 2:
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
     numbers = np.rint(labels).astype(np.int64)

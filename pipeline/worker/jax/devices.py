@@ -72,11 +72,8 @@ def mesh_of(plan: Plan, process: Process) -> Mesh:
         indices = [int(name.split(":")[1]) for name in process.devices]
         if local[0].platform != "gpu" or max(indices) >= len(local):
             gpus = len(local) if local[0].platform == "gpu" else 0
-            raise TrainingError(
-                f"{plan.hardware.name} to have {', '.join(process.devices)}",
-                f"{gpus} GPUs from JAX",
-                "installing jax[cuda12], or hardware.rehearse=true",
-            )
+            expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
+            raise TrainingError(expected, f"{gpus} GPUs from JAX", "installing jax[cuda12], or hardware.rehearse=true")
         devices = [local[index] for index in indices]
     else:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
+from pipeline.errors import refuse
 from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.engine import Emit
@@ -78,12 +79,10 @@ class JaxLoop(TrainingLoop):
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
         if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
-            raise TrainingError(
-                "callbacks to leave what is trained as it was built under backend=jax",
-                f"a model of {len(self.model.trainable_variables)} trainable variables that was built with "
-                f"{len(self.groups[0])}",
-                "layer.trainable=False in model.build",
-            )
+            expected = "callbacks to leave what is trained as it was built under backend=jax"
+            now, built = len(self.model.trainable_variables), len(self.groups[0])
+            received = f"a model of {now} trainable variables that was built with {built}"
+            raise TrainingError(expected, received, "layer.trainable=False in model.build")
         began = time.perf_counter()
         losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
         seconds = time.perf_counter() - began - compiling
@@ -151,13 +150,10 @@ class JaxLoop(TrainingLoop):
                 # Those of earlier versions have none.
                 continue
             shapes = [tuple(variable.shape) for variable in variables]
-            if [array.shape for array in arrays] != shapes:
-                raise TrainingError(
-                    f"a checkpoint of this model under backend=jax, with {len(variables)} {name} variables "
-                    "of these shapes",
-                    f"{len(arrays)} others",
-                    "resume=never",
-                )
+            others = [array.shape for array in arrays] != shapes
+            which = f"with {len(shapes)} {name} variables of these shapes"
+            expected = f"a checkpoint of this model under backend=jax, {which}"
+            refuse((others, expected, f"{len(arrays)} others", "resume=never"), error=TrainingError)
             for variable, array in zip(variables, arrays, strict=True):
                 self._put(variable, array)
 
