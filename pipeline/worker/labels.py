@@ -92,7 +92,6 @@ def outputs(model: keras.Model, batch: Batch) -> list[Output]:
 
 
 def _known(model: keras.Model, batch: Batch) -> list[Output]:
-    """Those under a loss of a kind that is known."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     compiled = model._compile_loss
     if compiled is None or y is None or _has_own(model):

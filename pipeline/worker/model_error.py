@@ -150,7 +150,6 @@ def is_own(file: str) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was raised of."""
     following: BaseException | None = error
     while following is not None:
         yield following

@@ -165,7 +165,6 @@ class WorkerProcess:
         self._emit(sized)
 
     def _begin(self) -> None:
-        """Begins the plan's training, which goes on where its checkpoint was, if it has one."""
         train, checkpointing = self._plan.training, self._checkpointing
         hooks, same = self._engine.begin()
         callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
@@ -178,7 +177,6 @@ class WorkerProcess:
         )  # fmt: skip
 
     def _calibrate(self, steps_per_call: int | None) -> events.Calibrated:
-        """Compiles the step, and times a few."""
         loop, count = self._loop, steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
         while not loop.warm:
@@ -188,7 +186,6 @@ class WorkerProcess:
         return events.Calibrated(seconds / sum(call.steps for call in timed))
 
     def _measure(self, command: commands.Measure) -> events.Measured:
-        """Times steps, after some that are not."""
         # Waits for the input and other work differ each time.
         deterministic = self._plan.training.deterministic
         with self._buffer.held():
@@ -223,7 +220,6 @@ class WorkerProcess:
         return calls
 
     def _train(self, command: commands.Train) -> None:
-        """Trains to the end and saves the model."""
         assert self._training is not None, "begin comes first"
         for _ in self._training.advance(None, command.steps_per_call):
             pass

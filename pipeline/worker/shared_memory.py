@@ -267,7 +267,6 @@ def _pieces(arrays: Sequence[np.ndarray], start: int, end: int) -> Iterator[tupl
 
 
 def _size(arrays: Sequence[np.ndarray]) -> int:
-    """Bytes of a message."""
     return sum(map(_padded, arrays))
 
 

@@ -243,7 +243,6 @@ class Training:
             self._checkpoint({}, {policy.best: logs[policy.best]} if best and policy.best else None)
 
     def _until_checkpoint(self) -> int:
-        """Steps until the next checkpoint that is due by their number."""
         every = None if self._checkpointing is None else self._checkpointing.checkpointer.kept.every_steps
         return sys.maxsize if every is None else every - self._done % every
 
@@ -323,7 +322,6 @@ class Training:
         return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
 
     def _restore(self) -> None:
-        """Goes on where the state says, if there is one."""
         state = None if self._checkpointing is None else self._checkpointing.state
         if state is None or self._checkpointing is None:
             return

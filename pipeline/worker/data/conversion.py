@@ -211,7 +211,6 @@ def _texts(values: Iterable[str | bytes]) -> list[str]:
 
 
 def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> None:
-    """Refuses arrays that do not hold the same number of examples."""
     named = {path: values for path, values in zip(NAMES, arrays, strict=False) if values is not None}
     lengths = {path: {len(leaf) for leaf in leaves(values)} for path, values in named.items()}
     if len(set[int]().union(*lengths.values())) <= 1:
@@ -317,7 +316,6 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
 
 
 def _weighed_once_made(part: Examples, class_weight: Mapping[int, float]) -> Examples:
-    """Examples that are weighed once they are made."""
     _check_labels(part.element_spec, examples=False)
     assert isinstance(part.spec, tuple), "as `Examples` says"
     spec = (*part.spec[:2], Leaf((), "float32"))

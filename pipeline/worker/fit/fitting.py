@@ -248,7 +248,6 @@ def _capped(steps: int | None) -> int | None:
 def _held_out(
     where: ReplicaPlace, data: FitData, batch_size: int | None, train_batch_size: int | None, steps: int | None
 ) -> Passes | None:
-    """The passes over what is validated on; None where there is nothing."""
     if data is None:
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -333,7 +332,6 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _check_model(model: object) -> None:
-    """Refuses what is no compiled `keras.Model`, and one with steps of its own."""
     if not isinstance(model, keras.Model):
         raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
     for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
@@ -344,7 +342,6 @@ def _check_model(model: object) -> None:
 
 
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
-    """Refuses variables that were made outside of the strategy."""
     foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
     if foreign:
         under = f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}"

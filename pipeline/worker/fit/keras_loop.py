@@ -374,5 +374,4 @@ def _layer_again(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _fresh(metric: object) -> object:
-    """A metric without what it has counted."""
     return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric

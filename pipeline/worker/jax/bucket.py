@@ -263,7 +263,6 @@ def adding(memory: Memory) -> Add:
 
 
 def _vectors(buffers: Any) -> list[np.ndarray]:
-    """Returns them where they lie."""
     of_each = [buffer.contents for buffer in buffers.buffers[: buffers.size]]
     return [np.frombuffer((ctypes.c_float * one.dims[0]).from_address(one.data), np.float32) for one in of_each]
 

@@ -125,7 +125,6 @@ def _loop(
 
 
 def _has(jaxpr: Any, name: str) -> bool:
-    """True if a program uses a primitive, anywhere within."""
     return any(one.primitive.name == name for one in _equations(jaxpr))
 
 

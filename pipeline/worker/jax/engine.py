@@ -114,7 +114,6 @@ class JaxEngine:
         )
 
     def _layout(self, model: keras.Model) -> dict[str, layouts.Axes]:
-        """Returns the variables that are cut over the devices of a replica, by their paths."""
         patterns = self._plan.strategy.build.get("layout")
         if isinstance(patterns, dict):
             return layouts.written(model, patterns, self._mesh)  # type: ignore[arg-type] # refused there
