@@ -164,13 +164,30 @@ class TrainingLoop(abc.ABC):
     def validates(self) -> bool:
         """True if there is data to `evaluate`, around which others are to call the hooks."""
 
-    @abc.abstractmethod
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Returns loss and metrics over the whole validation part; nothing where there is none."""
+        if not self.validates:
+            return {}
+        self.reset_metrics()
+        totals, done = self.totals(), 0
+        for losses, sizes in self._validation_calls(steps_per_call):
+            totals.add(losses, sizes)
+            done += len(sizes)
+            emit(events.Beat(validated=done))
+        return totals.means() | self.metrics()
 
     @abc.abstractmethod
+    def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Validates call by call; yields the losses [steps, 1 + outputs] and examples [steps] of each."""
+
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics so far, without the losses."""
+        """Returns the metrics so far, without the losses that Keras tracks among them."""
+        lost = ("loss", *self.outputs)
+        return flat({name: result for name, result in self._metric_results().items() if name not in lost})
+
+    @abc.abstractmethod
+    def _metric_results(self) -> Mapping[str, Any]:
+        """Returns the results of metrics over all replicas, as Keras names them."""
 
     def totals(self) -> Totals:
         """Returns what adds up the losses of this model."""

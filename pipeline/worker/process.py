@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config import targets
+from pipeline.plan.division import expect_batch
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.commands import Command
@@ -108,13 +109,14 @@ class WorkerProcess:
                 self._active = False
 
     def _build(self, command: commands.Build) -> None:
-        plan, resume = self._plan, partial(self._resume, command.resume)
+        plan, resume, examples = self._plan, partial(self._resume, command.resume), sum(command.train_counts)
+        expect_batch(examples, plan)
         self._loop, built = self._engine.build(command.train_counts, command.validation_counts, resume)
         steps = self._loop.layout.steps
         built = msgspec.structs.replace(
             built,
             parameters=self._loop.model.count_params(),
-            train_examples=sum(command.train_counts),
+            train_examples=examples,
             steps_per_epoch=steps,
             epochs=plan.training.epochs or -(-(plan.training.steps or 1) // steps),
             data_digest=self._data["digest"],

@@ -10,7 +10,6 @@ import numpy as np
 
 from pipeline.data.examples import rows
 from pipeline.plan.backends import shares_memory_under_jax
-from pipeline.plan.division import expect_batch
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.findings import Check
@@ -73,7 +72,6 @@ class JaxEngine:
     ) -> tuple[JaxLoop, events.Built]:
         """Makes the model, lays it over the mesh, and joins it to a loop that begins where `resume` says."""
         plan, own = self._plan, self._data
-        expect_batch(sum(train_counts), plan)
         own.finish()
         model = build.model(plan, own, self.notes.add)
         if plan.training.remat:

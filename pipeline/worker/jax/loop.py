@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from pipeline.errors import refuse
-from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import State, grouped
-from pipeline.worker.engine import Emit
 from pipeline.worker.jax import bucket, layouts, step
 from pipeline.worker.jax.compiled import CompiledSteps
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.layout import BEGINNING, Position
-from pipeline.worker.loop import Call, TrainingLoop, flat
+from pipeline.worker.loop import Call, TrainingLoop
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import digest
 from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
@@ -93,27 +91,18 @@ class JaxLoop(TrainingLoop):
         """True if there is data to `evaluate`."""
         return self.validation_data is not None and bool(self.validation_data.layout.examples)
 
-    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
-        """Loss and metrics over the whole validation part; empty where there is none."""
+    def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         data = self.validation_data
-        if data is None or not self.validates:
-            return {}
-        self.reset_metrics()
+        assert data is not None, "it validates"
         if self._validate is None:
             self._validate = self._steps(step.validate, data)
-        totals, done = self.totals(), 0
         with contextlib.closing(Reader(data, self.mesh, self._validate.room, once=True)) as reader:
-            while done < data.layout.steps:
+            for done in range(0, data.layout.steps, steps_per_call):
                 losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
-                totals.add(losses[:, None], sizes)
-                done += len(sizes)
-                emit(Beat(validated=done))
-        return totals.means() | self.metrics()
+                yield losses[:, None], sizes
 
-    def metrics(self) -> dict[str, float]:
-        """The metrics so far, without the loss."""
-        results = self._results([variable.value for variable in self.groups[3]])
-        return flat({name: result for name, result in results.items() if name != "loss"})
+    def _metric_results(self) -> dict[str, Any]:
+        return self._results([variable.value for variable in self.groups[3]])
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables."""

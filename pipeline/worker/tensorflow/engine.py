@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.plan.division import expect_batch, left_out
+from pipeline.plan.division import left_out
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.events import Beat, Warned
@@ -96,7 +96,6 @@ class TensorFlowEngine:
     def build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> tuple[Loop, events.Built]:
         """Makes the model under the strategy, and the loop that trains it from where `resume` says."""
         plan, train = self._plan, self._data.parts["train"]
-        expect_batch(sum(train_counts), plan)
         if plan.strategy.static_batches:
             left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)

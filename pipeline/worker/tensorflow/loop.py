@@ -11,14 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batches, Spec
-from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
+from pipeline.worker.loop import Call, Facts, TrainingLoop
 from pipeline.worker.tensorflow import agreement, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
@@ -130,22 +128,12 @@ class Loop(TrainingLoop):
         """True if there is data to `evaluate`."""
         return bool(self._held_out)
 
-    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
-        """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
-        if not self._held_out:
-            return {}
+    def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._validation is None:
             self._validation = [feed.iterator(self.strategy, data.stream()) for data, _ in self._held_out]
-        self.reset_metrics()
-        totals, done = self.totals(), 0
         for (data, validate), iterator in zip(self._held_out, self._validation, strict=True):
-            left = data.layout.steps
-            while left:
-                count = min(steps_per_call, left)
-                totals.add(*self._validate_some(validate, iterator, count))
-                left, done = left - count, done + count
-                emit(Beat(validated=done))
-        return totals.means() | self.metrics()
+            for done in range(0, data.layout.steps, steps_per_call):
+                yield self._validate_some(validate, iterator, min(steps_per_call, data.layout.steps - done))
 
     def graph(self, examples: int | None = None) -> tf.Graph:
         """The graph of the compiled loop, compiled now if it was not yet; or of one for so many examples a replica."""
@@ -213,11 +201,6 @@ class Loop(TrainingLoop):
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
         return values.numpy(), sizes.numpy()
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics over all replicas, without the losses that Keras tracks among them."""
-        lost = ("loss", *self.outputs)
-        return flat({name: result for name, result in self._metric_results().items() if name not in lost})
 
     def results_now(self) -> Results:
         """The results of metrics, as a compiled function computes them and as what is run at once does."""
