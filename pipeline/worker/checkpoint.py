@@ -53,6 +53,22 @@ class State:
         return [array for key, array in self.arrays.items() if key.startswith(f"{name}/")]
 
     @property
+    def kinds(self) -> dict[str, tuple[str, Sequence[int]]]:
+        """The types and shapes of its arrays."""
+        return {key: (str(array.dtype), array.shape) for key, array in self.arrays.items()}
+
+    def write(self, file: Any) -> None:
+        """Writes its arrays as NumPy's archive."""
+        storable = {key: _storable(array) for key, array in self.arrays.items()}
+        np.savez(file, **storable)  # type: ignore[arg-type] # No array is called allow_pickle.
+
+    @classmethod
+    def read(cls, values: dict[str, Any], kinds: Mapping[str, tuple[str, Sequence[int]]], data: bytes) -> "State":
+        """Returns the state of these values and of arrays of these kinds in an archive."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return cls(values, {key: _typed(archive[key], *kind) for key, kind in kinds.items()})
+
+    @property
     def name(self) -> str:
         """The name of its files: later states come later in the alphabet."""
         return f"step-{self.values['step']:010d}-{self.values['epoch']:06d}"
@@ -144,7 +160,7 @@ class Checkpointer:
                 data = files.read(self._path(values["archive"]))
                 if hashlib.sha256(data).hexdigest() != values["sha256"]:
                     raise ValueError(f"{values['archive']} is not what was written: it was cut short or changed")
-                return State(values, _arrays(data, values["arrays"]))
+                return State.read(values, values["arrays"], data)
             except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
                 self._warn(f"The checkpoint {self._path(name)} was passed over for the one before: {_reason(error)}.")
         return None
@@ -189,8 +205,7 @@ class Checkpointer:
 
         def fill(file: IO[bytes]) -> None:
             through = _Hashing(file)
-            storable = {key: _storable(array) for key, array in state.arrays.items()}
-            np.savez(through, **storable)  # type: ignore[arg-type] # No array is called allow_pickle.
+            state.write(through)
             hashed.append(through.digest.hexdigest())
 
         try:
@@ -199,7 +214,7 @@ class Checkpointer:
                 "format": FORMAT,
                 "archive": archive,
                 "sha256": hashed[0],
-                "arrays": {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()},
+                "arrays": state.kinds,
                 "finite": all(np.isfinite(array).all() for array in _floats(state)),
             }
             files.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
@@ -274,28 +289,18 @@ class _Hashing(io.RawIOBase):
         return len(memoryview(data).cast("B"))
 
 
-def dtype_of(kind: str) -> np.dtype[Any]:
-    """The type of that name, which may be one that NumPy has not by itself, as bfloat16."""
-    # Registers those with NumPy.
-    import ml_dtypes  # noqa: F401
-
-    return np.dtype(kind)
-
-
 def _storable(array: np.ndarray) -> np.ndarray:
     """The array, or its bytes where NumPy has no name for its type, as for bfloat16."""
     return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
 
 
-def _arrays(data: bytes, kinds: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return {key: _typed(archive[key], *kind) for key, kind in kinds.items()}
-
-
 def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
     if str(array.dtype) == kind:
         return array
-    return np.frombuffer(array.tobytes(), dtype_of(kind)).reshape(shape)
+    # Registers bfloat16 and the like with NumPy.
+    import ml_dtypes  # noqa: F401
+
+    return np.frombuffer(array.tobytes(), np.dtype(kind)).reshape(shape)
 
 
 def _floats(state: State) -> Iterator[np.ndarray]:

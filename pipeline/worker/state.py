@@ -1,6 +1,7 @@
-"""State of a training that is no variable: random state and callbacks, as plain values and arrays; states as bytes."""
+"""State of a training that is no variable: random state and callbacks, as plain values and arrays; states for all."""
 
 import hashlib
+import io
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 
 from pipeline.private_keras import global_state
-from pipeline.worker.checkpoint import State, dtype_of, grouped
+from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.variables import HELD, held
 
 _ARRAY, _TUPLE = "__array__", "__tuple__"
@@ -115,25 +116,6 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def packed(state: State) -> tuple[bytes, bytes]:
-    """A state as (its values and the types of its arrays, the arrays), for `unpacked` in another process."""
-    kinds = {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()}
-    body = b"".join(np.ascontiguousarray(array).tobytes() for array in state.arrays.values())
-    return json.dumps([state.values, kinds]).encode(), body
-
-
-def unpacked(header: bytes, body: bytes) -> State:
-    """The state that `packed` made bytes of."""
-    values, kinds = json.loads(header)
-    arrays, start = {}, 0
-    for key, (kind, shape) in kinds.items():
-        dtype = dtype_of(kind)
-        count = int(np.prod(shape))
-        arrays[key] = np.frombuffer(body, dtype, count, start).reshape(shape)
-        start += count * dtype.itemsize
-    return State(values, arrays)
-
-
 def sent(data: bytes, size: int, send: Send) -> bytes:
     """Returns the first process's `size` bytes on all processes, which call this together."""
     words = np.zeros(-(-size // 8), np.int64)
@@ -146,12 +128,16 @@ def sent(data: bytes, size: int, send: Send) -> bytes:
 
 def on_all(state: State | None, send: Send) -> State | None:
     """Returns the first process's state on all processes, which call this together."""
-    header, body = packed(state) if state is not None else (b"", b"")
-    first, second = (int(size) for size in send(np.array([len(header), len(body)], np.int64)))
+    header, archive = b"", io.BytesIO()
+    if state is not None:
+        header = json.dumps([state.values, state.kinds]).encode()
+        state.write(archive)
+    first, second = (int(size) for size in send(np.array([len(header), len(archive.getbuffer())], np.int64)))
     if not first:
         return None
-    data = sent(header + body, first + second, send)
-    return state or unpacked(data[:first], data[first:])
+    data = sent(header + archive.getvalue(), first + second, send)
+    values, kinds = json.loads(data[:first])
+    return state or State.read(values, kinds, data[first:])
 
 
 def _keras_seed() -> Plain:
