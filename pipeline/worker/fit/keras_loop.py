@@ -298,7 +298,9 @@ class KerasHooks(Callbacks):
             return
         super().call(hook, *arguments)
         if hook == "on_train_begin" and self._shares:
-            self._send_restored()
+            # `BackupAndRestore` has read them in the first process alone.
+            self._send_values(self.loop.variables())
+            self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
 
     def from_first(self, number: float) -> float:
         """The first process's number, on every process."""
@@ -309,21 +311,15 @@ class KerasHooks(Callbacks):
         recorded = self.model.history
         if self.loop.alone:
             return recorded
-        record = json.dumps([recorded.epoch, recorded.history], default=_plain).encode() if self.loop.chief else b""
+        record = b""
+        if self.loop.chief:
+            values = [recorded.epoch, recorded.history]
+            record = json.dumps(values, default=lambda value: np.asarray(value).tolist()).encode()
         length = int(self.from_first(len(record)))
         (text,) = self.loop.from_first([tf.constant(list(record or bytes(length)), tf.float64)])
         if not self.loop.chief:
             recorded.epoch, recorded.history = json.loads(bytes(text.numpy().astype(np.uint8)))
         return recorded
-
-    def _send_restored(self) -> None:
-        """All variables and the epoch: `BackupAndRestore` has read them in the first process alone."""
-        self._send_values(self.loop.variables())
-        self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
-
-
-def _plain(value: np.ndarray | float) -> object:
-    return np.asarray(value).tolist()
 
 
 def copied(model: keras.Model, batch: Batch) -> keras.Model:

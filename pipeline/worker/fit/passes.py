@@ -203,7 +203,12 @@ class _Batches(Passes):
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(data.element_spec)
-        shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+        if _is_own(data, where):
+            shares = _own(data, where, fixed)
+        else:
+            # Each element is the global batch, read by every process: TensorFlow's auto-sharding by data.
+            shares = _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
+        shares = _options(data, shares)
         # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
         self._shares = shares if self.varies else shares.prefetch(2)
 
@@ -244,11 +249,6 @@ def _of_any_size(first: int, count: int) -> Rows:
 def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
     """True if the user said that each process reads data of its own."""
     return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
-
-
-def _shared(data: tf.data.Dataset, where: ReplicaPlace) -> tf.data.Dataset:
-    """Each element is the global batch, read by every process: TensorFlow's auto-sharding by data."""
-    return _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
 
 
 def _own(data: tf.data.Dataset, where: ReplicaPlace, fixed: Sequence[int | None]) -> tf.data.Dataset:

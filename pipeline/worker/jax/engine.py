@@ -121,7 +121,11 @@ class JaxEngine:
     def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way: nothing."""
         seed_all(self._plan.training.seed)
-        return partial(Callbacks, plain=partial(build.model, self._plan, self._data), weights=_weights), NO_COMPARISON
+
+        def weights(model: keras.Model) -> list[np.ndarray]:
+            return [whole(variable.value) for variable in model.weights]
+
+        return partial(Callbacks, plain=partial(build.model, self._plan, self._data), weights=weights), NO_COMPARISON
 
     def digests(self) -> list[str]:
         """A hash of the trained weights for each replica here."""
@@ -169,7 +173,3 @@ class JaxEngine:
 
 def _unknown(command: object) -> TrainingError:
     return TrainingError("a command that backend=jax knows", type(command).__name__, "backend=tensorflow")
-
-
-def _weights(model: keras.Model) -> list[np.ndarray]:
-    return [whole(variable.value) for variable in model.weights]

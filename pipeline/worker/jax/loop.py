@@ -200,7 +200,9 @@ class JaxLoop(TrainingLoop):
             state, of_block = function(state, block, first, steps)
             losses.append(of_block)
             sizes.append(np.full(steps, block.examples, np.float32))
-        self._keep(state)
+        for variables, after in zip(self.groups, state, strict=True):
+            for variable, value in zip(variables, after, strict=True):
+                self._assign(variable, value)
         values = [
             np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in of_block])[: len(of_steps)]
             for of_block, of_steps in zip(jax.device_get(losses), sizes, strict=True)
@@ -211,11 +213,6 @@ class JaxLoop(TrainingLoop):
         """The values of all variables, where the compiled functions take them."""
         trained, other, optimizer, metrics = ([self._there(variable) for variable in group] for group in self.groups)
         return trained, other, optimizer, metrics
-
-    def _keep(self, state: step.State) -> None:
-        for variables, values in zip(self.groups, state, strict=True):
-            for variable, value in zip(variables, values, strict=True):
-                self._assign(variable, value)
 
     def _assign(self, variable: Variable, value: Any) -> None:
         variable.assign(value)
