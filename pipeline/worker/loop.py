@@ -242,6 +242,10 @@ class TrainingLoop(abc.ABC):
         self.reset_metrics()
 
     @abc.abstractmethod
+    def replica_digests(self) -> list[str]:
+        """Returns a hash of the trained weights for each replica here: all of them must agree."""
+
+    @abc.abstractmethod
     def added(self, values: Sequence[float]) -> list[float]:
         """Returns the sums of small numbers over all replicas; all processes call it together."""
 
@@ -276,9 +280,6 @@ class Engine(Protocol):
 
     def begin(self) -> tuple[Callable[..., "Callbacks"], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
-
-    def digests(self) -> list[str]:
-        """A hash of the trained weights for each replica here: all of them must agree."""
 
     def trained_model(self) -> keras.Model:
         """The trained model, whole, to be saved."""

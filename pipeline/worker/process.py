@@ -226,7 +226,7 @@ class WorkerProcess:
         for _ in self._training.advance(None, command.steps_per_call):
             pass
         self._put_back.close()
-        digests, folder = self._engine.digests(), Path(command.folder)
+        digests, folder = self._loop.replica_digests(), Path(command.folder)
         if self._chief:
             if self._plan.training.save:
                 for optimizer in self._loop.optimizers():
@@ -276,7 +276,8 @@ class CoreClock:
     """
 
     def __init__(self) -> None:
-        self._machine, self._cores = _machine(), sorted(os.sched_getaffinity(0))
+        self._machine = BOOT.read_text().strip() if BOOT.exists() else ""
+        self._cores = sorted(os.sched_getaffinity(0))
         self._busy, self._own = self._read_busy(), time.process_time()
 
     def read(self) -> CoreTime | None:
@@ -295,10 +296,3 @@ class CoreClock:
         return float(
             sum(sum(each[core]) - sum(getattr(each[core], name, 0.0) for name in IDLE) for core in self._cores)
         )
-
-
-def _machine() -> str:
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""

@@ -103,7 +103,7 @@ class KerasLoop(Loop):
 
     def begin_epoch(self, examples: int) -> int:
         """Begins an epoch and returns its steps: fewer than asked for where a pass over the data ends before."""
-        self._passes.epoch_begins()
+        self._passes.adapter.on_epoch_begin()
         if self._training is None or self._steps is None:
             self._begin_pass()
         if self._passes.length is None:
@@ -149,7 +149,7 @@ class KerasLoop(Loop):
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
         if not self.model.stop_training:
-            self._passes.epoch_ends()
+            self._passes.adapter.on_epoch_end()
         hooks, data = self.hooks, self._validated
         if data is None or not self._due(hooks.epoch):
             return {}
@@ -158,7 +158,7 @@ class KerasLoop(Loop):
         longest = 1 if data.one_by_one or self.step_by_step else steps_per_call
         hooks.call("on_test_begin")
         self.reset_metrics()
-        data.epoch_begins()
+        data.adapter.on_epoch_begin()
         totals, iterator, done = self.totals(), self._begun(data), 0
         until = steps if data.length is None else min(steps, data.length)
         if until < steps:
@@ -177,7 +177,7 @@ class KerasLoop(Loop):
             hooks.call("on_test_batch_end", done - 1, logs)
         if done == data.length:
             data.skip()
-        data.epoch_ends()
+        data.adapter.on_epoch_end()
         logs = totals.means() | self.metrics()
         hooks.call("on_test_end", logs)
         return logs

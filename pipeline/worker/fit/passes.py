@@ -68,7 +68,7 @@ class Passes(abc.ABC):
     # Where they are arrays: of all examples.
     labels: Batch | None = None
     # Keras's, which is told of epochs.
-    _adapter: Any
+    adapter: Any
 
     @property
     def one_by_one(self) -> bool:
@@ -94,20 +94,12 @@ class Passes(abc.ABC):
 
     def reset(self) -> None:
         """Says that epochs will follow: Keras counts the batches of a pass, and tells of an epoch that has ended."""
-        self.steps = self._adapter.num_batches
-        self._adapter.on_epoch_end()
-
-    def epoch_begins(self) -> None:
-        """Says that an epoch begins."""
-        self._adapter.on_epoch_begin()
-
-    def epoch_ends(self) -> None:
-        """Says that an epoch has ended."""
-        self._adapter.on_epoch_end()
+        self.steps = self.adapter.num_batches
+        self.adapter.on_epoch_end()
 
     def close(self) -> None:
         """Ends the threads or processes of a PyDataset that read ahead."""
-        if (readers := getattr(self._adapter, "enqueuer", None)) is not None:
+        if (readers := getattr(self.adapter, "enqueuer", None)) is not None:
             readers.stop()
 
     def skip(self) -> None:  # noqa: B027 # Arrays have an order by the number of each pass.
@@ -171,7 +163,7 @@ class _Arrays(Passes):
             raise UserError("dense arrays", type(wrong[0]).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense")
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
-        self._adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
+        self.adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
         self.examples = adapter._num_samples
         refuse((not self.examples, "examples", "arrays of none", "looking at the shapes of x and y"))
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
@@ -199,7 +191,7 @@ class _Batches(Passes):
         self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
         fixed = [spec.shape[0] for spec in _dense_specs(data)]
-        self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
+        self.adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(data.element_spec)
@@ -217,7 +209,7 @@ class _Batches(Passes):
 
     def begin(self) -> Batches:
         if self.steps is not None:
-            now = self._adapter.num_batches
+            now = self.adapter.num_batches
             self.length = self.steps if now is None else min(self.steps, now)
         return iter(self._shares)
 

@@ -127,10 +127,6 @@ class JaxEngine:
 
         return partial(Callbacks, plain=partial(build.model, self._plan, self._data), weights=weights), NO_COMPARISON
 
-    def digests(self) -> list[str]:
-        """A hash of the trained weights for each replica here."""
-        return self._loop.replica_digests()
-
     def trained_model(self) -> keras.Model:
         """The trained model, whole on one device of this process."""
         return self._loop.whole_model()

@@ -249,10 +249,6 @@ class TensorFlowEngine:
         same = WeightComparison(every, lambda: replica_digests(self._loop.model.weights), gather, plan.collective)
         return hooks, same
 
-    def digests(self) -> list[str]:
-        """A hash of the trained weights for each replica here."""
-        return replica_digests(self._loop.model.trainable_variables)
-
     def trained_model(self) -> keras.Model:
         """The trained model; without parameter servers where it has tables on them."""
         model = self._loop.model
@@ -272,9 +268,7 @@ class TensorFlowEngine:
             self._ablation = Ablation(self._loop, self._make, process.replicas, process.cores, beat)
         return self._ablation.timed(command)
 
-    def lost_a_peer(self, error: BaseException) -> bool:
-        """True for what TensorFlow raises in a process whose peers have gone."""
-        return lost_a_peer(error)
+    lost_a_peer = staticmethod(lost_a_peer)
 
     def raise_cause(self, error: Exception) -> None:
         """Raises what is broken in the data, where an error came of that."""

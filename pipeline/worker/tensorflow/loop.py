@@ -21,7 +21,7 @@ from pipeline.worker.tensorflow import agreement, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
+from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, replica_digests, value_of, variables_of
 from pipeline.worker.variables import Variable, updating
 
 # Of metrics, as a model gives them.
@@ -234,6 +234,10 @@ class Loop(TrainingLoop):
     def set_state(self, state: State) -> None:
         """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
         put_back(self.model, state, self.beside)
+
+    def replica_digests(self) -> list[str]:
+        """A hash of the trained weights for each replica here."""
+        return replica_digests(self.model.trainable_variables)
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all replicas; all processes call it together."""
