@@ -1,8 +1,9 @@
 """Looks at arrays before they are trained on, and refuses or leaves out what is broken, whichever engine trains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import msgspec
 import numpy as np
 
 from pipeline.data.examples import Broken, Examples, are_labels, leaves, look_at_rows, rows, whole_rows
@@ -70,8 +71,9 @@ def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str =
         raise TrainingError("complete data", complaints[0], instead)
 
 
-def without(part: Any, lost: Sequence[Broken]) -> Any:
-    """The part without what is broken."""
+def without(part: Any, name: str, broken_of: Iterable[Mapping[str, Sequence[Lost]]]) -> Any:
+    """The part of that name without what these processes have found broken in it."""
+    lost = [Broken(**msgspec.structs.asdict(one)) for of_process in broken_of for one in of_process.get(name, ())]
     if not lost:
         return part
     if isinstance(part, Examples):

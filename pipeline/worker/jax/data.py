@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import jax
 import keras
-import msgspec
 import numpy as np
 
 from pipeline.config import targets
@@ -72,7 +71,6 @@ class ProcessData:
         self.parts: dict[str, Arrays | None] = {}
         self.num_classes: int | None = None
         self.class_names: tuple[str, ...] | None = None
-        self._digest: str | None = None
 
     def load(self) -> Loaded:
         """Makes the data and looks through this process's share for what is broken; returns what there is."""
@@ -90,8 +88,7 @@ class ProcessData:
     def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken."""
         for name, part in self._made.items():
-            lost = [Broken(**msgspec.structs.asdict(loss)) for one in broken.values() for loss in one.get(name, ())]
-            self._made[name] = looked.without(part, lost)
+            self._made[name] = looked.without(part, name, broken.values())
         return self._loaded({})
 
     def _loaded(self, broken_of_parts: Mapping[str, Sequence[Broken]]) -> Loaded:
@@ -101,16 +98,14 @@ class ProcessData:
     def finish(self) -> None:
         """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
         train = self._made["train"]
-        self.num_classes = self._plan.data.num_classes or looked.num_classes(train)
-        if isinstance(train, Examples):
-            self._digest, self.class_names = train.digest, train.class_names
+        self.class_names = getattr(train, "class_names", None)
         self.parts = {name: None if part is None else _arrays(part) for name, part in self._made.items()}
         for name, arrays in self.parts.items():
             for leaf in leaves(arrays or ()):
                 if isinstance(leaf, np.ndarray):
                     _check_range(leaf, PARTS[name])
-        if self.num_classes is None:
-            self.num_classes = looked.num_classes(self.parts["train"])
+        counted = looked.num_classes(train) or looked.num_classes(self.train)
+        self.num_classes = self._plan.data.num_classes or counted
         if (class_weight := self._plan.training.class_weight) is not None:
             self.parts["train"] = _weighed(self.train, {int(label): weight for label, weight in class_weight.items()})
 
@@ -123,7 +118,7 @@ class ProcessData:
 
     def digest(self) -> str:
         """Names the training data, as TensorFlow's engine does."""
-        return self._digest or digest(leaves(self.train))
+        return getattr(self._made["train"], "digest", None) or digest(leaves(self.train))
 
     def layout(self, counts: list[int]) -> BatchLayout:
         """Returns how steps take their examples from so many."""

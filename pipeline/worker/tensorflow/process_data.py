@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import keras
-import msgspec
 import numpy as np
 import tensorflow as tf
 
@@ -78,9 +77,8 @@ class ProcessData:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
         own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
         for name, part in self.whole.items():
-            lost = [Broken(**msgspec.structs.asdict(loss)) for of_process in own for loss in of_process.get(name, ())]
             if not isinstance(part, tf.data.Dataset):
-                self.whole[name] = looked.without(part, lost)
+                self.whole[name] = looked.without(part, name, own)
         return self._loaded({})
 
     def _loaded(self, broken: Mapping[str, Sequence[Broken]]) -> Loaded:
