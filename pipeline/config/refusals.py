@@ -315,7 +315,7 @@ def in_words(kind: object) -> str:
         int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null",
         list[int]: "a list of whole numbers", list[str]: "a list of names", list: "a list", dict: "keys with values",
     }  # fmt: skip
-    return words.get(kind) or words.get(typing.get_origin(kind), "of another type")
+    return words.get(kind) or words.get(typing.get_origin(kind), "a name, a list or keys with values")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
