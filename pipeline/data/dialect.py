@@ -183,7 +183,7 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
 def opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
     """Returns what `use` makes of a file's bytes."""
     try:
-        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
+        with gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb") as file:
             return use(cast("BinaryIO", file))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error

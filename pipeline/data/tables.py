@@ -136,8 +136,10 @@ class _Table:
         if not len(self._frame):
             raise DataError(f"rows in {', '.join(paths)}", "none", "another data.path")
         self.label = _label(paths[0], list(map(str, names)), label)
+        self._index = [name for name in names if all(name in frame.attrs.get("index", ()) for frame in frames)]
         # Of several files each numbers its own rows.
-        self._numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
+        numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
+        self._numbering = [*dict.fromkeys([*self._index, *numbering])]
 
     def rows_of(self, files: range, seed: int) -> Array:
         """Returns the rows of some files, shuffled."""
@@ -190,7 +192,11 @@ class _Table:
                 for name in large
             ),
             *(f"The first line of {path} is a row: columns are called by their places." for path in unnamed),
-            *(f"Column {name} of {where} only numbers the rows, and is no feature." for name in numbering),
+            *(
+                f"Column {name} of {where} {'is its index' if name in self._index else 'only numbers the rows'}, "
+                f"and is no feature."
+                for name in numbering
+            ),
             *(
                 f"Column {name} of {where} has leading zeros, and is read as numbers. If they are codes, leave it out "
                 f"of data.build.features."
@@ -285,7 +291,7 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
 
     try:
         if written is None:
-            return pandas.read_parquet(path, dtype_backend="numpy_nullable").reset_index(drop=True)
+            return _of_parquet(pandas.read_parquet(path, dtype_backend="numpy_nullable"))
         target = _label(path, written.names, label)
         # What stands for a missing number may be the name of a class: NA, None, null.
         missing = {name: [""] if name == target else list(dialect.MISSING) for name in written.names}
@@ -311,6 +317,26 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
             frame[name] = _converted(frame[name], path, written, name == target)
     empty = [name for name in frame.columns if _is_unnamed(name) and frame[name].isna().all()]
     return frame.drop(columns=empty).dropna(how="all")
+
+
+def _of_parquet(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Returns a table whose decimals are numbers, as Parquet of databases has them, and whose index is columns too."""
+    named = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    index = frame.index.to_frame(index=False)[named]
+    frame = frame.reset_index(drop=True).apply(_without_decimals)
+    for place, name in enumerate(named):
+        frame.insert(place, name, index[name])
+    frame.attrs["index"] = named
+    return frame
+
+
+def _without_decimals(values: pandas.Series) -> pandas.Series:
+    from pandas.api import types
+
+    if types.infer_dtype(values, skipna=True) != "decimal":
+        return values
+    whole = all(value == int(value) and abs(value) < 2**63 for value in values.dropna())
+    return values.astype("Int64" if whole else "Float64")
 
 
 def _converted(values: pandas.Series, path: str, written: Dialect, is_label: bool) -> pandas.Series:

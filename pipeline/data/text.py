@@ -81,7 +81,7 @@ def _documents(files: Sequence[str]) -> Iterator[str]:
     for file in files:
         try:
             with opened(file) as lines:
-                yield lines.read().decode()
+                yield lines.read().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             received = f"one that cannot be read so ({error})"
             raise DataError(f"{file} to be a file of UTF-8 text", received, "another data.path") from error
