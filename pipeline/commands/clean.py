@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
-from pipeline.driver.run_folders import LOCK, PLAN, Lock
+from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock
 from pipeline.errors import UserError
 from pipeline.launch import standby
 from pipeline.record import log, results, sweeps
@@ -193,8 +193,11 @@ def staying(
 
 def gather(output: Path) -> list[Stored]:
     """The runs and sweeps in an output folder, oldest first."""
-    runs = [_stored(folder, [folder]) for folder in _folders(output / "runs")]
-    stored = [*runs, *(_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps"))]
+    runs = [_stored(folder, [folder]) for folder in _folders(output / "runs") if _is_run(folder)]
+    stored = [
+        *runs,
+        *(_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps") if _is_sweep(folder)),
+    ]
     return sorted(stored, key=lambda stored: stored.written)
 
 
@@ -236,6 +239,17 @@ def _runs_of(sweep: Path) -> list[Path]:
     listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in sweeps.read(sweep)]
     inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
     return [path for path in dict.fromkeys([*listed, *inside]) if (path / PLAN).exists()]
+
+
+def _is_run(folder: Path) -> bool:
+    """True if a command of ours has made a folder; other programs name theirs runs and sweeps too."""
+    return any((folder / name).exists() for name in (PLAN, EVENTS, HYDRA_S))
+
+
+def _is_sweep(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (sweeps.FILE, "multirun.yaml")) or any(
+        map(_is_run, _folders(folder))
+    )
 
 
 def _folders(place: Path) -> Iterator[Path]:

@@ -132,6 +132,11 @@ class Verb:
         except UserError as error:
             say_error(str(error))
             return 2
+        except OSError as error:
+            if error.filename is None:
+                raise
+            say_error(str(UserError(f"to be able to use {error.filename}", error.strerror, self.usage)))
+            return 2
 
     def typed(self, arguments: Sequence[str]) -> Words:
         """Returns what was typed. Raises `UserError`."""

@@ -79,6 +79,14 @@ def test_without_dry_it_removes_them_and_no_other(output, capsys):
     assert left(output) == set()
 
 
+def test_folders_of_other_programs_stay_whatever_is_asked_for(output):
+    for place in ("runs", "sweeps"):
+        (output / place / "theirs").mkdir()
+        (output / place / "theirs" / "result.json").write_text("{}")
+    assert main(["keep_best=0", "older_than=0h", "unfinished=true", "dry=false", f"output_dir={output}"]) == 0
+    assert left(output) == {"theirs"}
+
+
 def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(output):
     lock = Lock(output / "runs" / "old_0")
     points = [{"place": 0, "repeat": 0, "fingerprint": "a", "folder": "../../runs/old_1", "overrides": []}]

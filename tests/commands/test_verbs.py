@@ -26,6 +26,13 @@ def test_a_verb_says_how_it_is_typed_and_its_keys_are_typed_alike(asked, verb):
     assert told.err.endswith("received outputdir. Try output_dir=there.\n")
 
 
+@pytest.mark.parametrize("verb", ["clean", "sync", "compare a b", "attach a", "explain a", "report a"])
+def test_a_folder_that_cannot_be_read_is_said_in_words(asked, verb):
+    told = asked(*verb.split(), f"output_dir={'a' * 300}")
+    assert told.code == 2
+    assert told.err.count("File name too long") == told.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])
 def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks):
     typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} | true"
