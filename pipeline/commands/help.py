@@ -24,7 +24,7 @@ from pipeline.config.refusals import in_words
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
 
-WIDEST, INDENT = 100, 4
+NARROWEST, WIDEST, INDENT = 40, 100, 4
 ALL = "all"
 # So begins a meaning that says what each value does.
 VALUE = re.compile(r"\w+: ")
@@ -91,7 +91,7 @@ def text(composer: Composer, words: Sequence[str], columns: int) -> str:
     overrides = [word for word in words if "=" in word]
     topics = [word for word in words if "=" not in word] + [word.partition("=")[0] for word in overrides]
     book = _book(composer, overrides)
-    width = min(columns, WIDEST)
+    width = max(NARROWEST, min(columns, WIDEST))
     pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
     return "\n".join("\n".join(line.rstrip() for line in page) + "\n" for page in pages)
 

@@ -8,6 +8,7 @@ What a verb needs is imported once it is typed.
 import argparse
 import difflib
 import gc
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ ELSEWHERE = {
 # Options of which only one can be obeyed.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+# The highest of the numbers of the standard streams.
+STDERR = 2
 # New objects between two looks for garbage; Python has 700.
 OBJECTS = 100_000
 
@@ -238,10 +241,25 @@ def main() -> int:
     """Runs the command line; returns the exit code."""
     # To look for garbage among what is imported, on the way and again at the end, takes a third of the time of --help.
     gc.set_threshold(OBJECTS)
+    _open_streams()
+    try:
+        os.getcwd()
+    except OSError as error:
+        print(f"pipeline: {UserError('a working folder', error.strerror, 'cd to one that is there')}", file=sys.stderr)
+        return 2
     try:
         return _run()
     finally:
         gc.freeze()
+
+
+def _open_streams() -> None:
+    """Has streams that are closed, as a daemon's may be, lead nowhere; else files that are opened took their place."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        setattr(sys, name, getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _run() -> int:

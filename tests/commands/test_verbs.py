@@ -40,6 +40,22 @@ def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks)
     assert told.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(tmp_path, closed):
+    typed = f"{shlex.quote(sys.executable)} -m pipeline mode=plan {closed}"
+    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+
+
+def test_a_folder_that_is_gone_and_a_narrow_terminal_are_answered_in_words(tmp_path):
+    typed = f"mkdir gone; cd gone; rmdir ../gone; {shlex.quote(sys.executable)} -m pipeline"
+    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+    narrow = environment() | {"COLUMNS": "1"}
+    command = [sys.executable, "-m", "pipeline", "--help"]
+    assert subprocess.run(command, cwd=tmp_path, env=narrow, capture_output=True).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
