@@ -152,12 +152,18 @@ def innermost(folder: Path, suffixes: Sequence[str]) -> Path:
     return innermost(folder / filled[0], suffixes) if one else folder
 
 
-def files_below(folder: Path, suffixes: Sequence[str] = ("",)) -> Iterator[Path]:
-    """Yields the files in a folder and in those below it that end in `suffixes`, by name; hidden ones are left out."""
+def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yields the files in a folder and in those below it that end in `suffixes`, by name; hidden ones are left out.
+
+    A link to a folder that it is in itself, one of `above`, is left out too.
+    """
+    above |= {os.path.realpath(folder)}
     for entry in visible(folder):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from files_below(Path(entry.path), suffixes)
-        elif entry.name.lower().endswith(tuple(suffixes)) and entry.is_file():
+        if entry.is_dir():
+            if not entry.is_symlink() or os.path.realpath(entry.path) not in above:
+                yield from files_below(Path(entry.path), suffixes, above)
+        # A link to a file that is not there is one that cannot be read.
+        elif entry.name.lower().endswith(tuple(suffixes)) and (entry.is_file() or entry.is_symlink()):
             yield Path(entry.path)
 
 

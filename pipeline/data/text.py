@@ -102,7 +102,7 @@ def _files(path: str) -> Sequence[str]:
         return [path]
     where = Path(path)
     candidates = folders.files_below(where) if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
-    chosen = sorted(str(file) for file in candidates if file.is_file() and not file.name.startswith("."))
+    chosen = sorted(str(file) for file in candidates if not file.is_dir() and not file.name.startswith("."))
     if not chosen:
         raise DataError(f"{path} to be or to have files of text", "none", "data.path=FILE.txt")
     return chosen

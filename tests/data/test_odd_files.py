@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from pipeline.data import csv, text
+from pipeline.data import csv, folders, images, text
 
 
 def test_a_packed_table_may_be_named_in_capitals(tmp_path: Path) -> None:
@@ -53,3 +54,29 @@ def test_the_mark_of_an_encoding_is_no_character(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("abc " * 100, encoding="utf-8-sig")
     train, _ = text(str(tmp_path / "t.txt"), tokens="characters", length=8)
     assert train.class_names == (" ", "a", "b", "c")
+
+
+def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere):
+        folder.mkdir()
+        (folder / "a.txt").write_text("a")
+    (data / "linked").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(data)
+    (elsewhere / "itself").symlink_to(elsewhere)
+    assert list(folders.files_below(data)) == [data / "a.txt", data / "linked" / "a.txt"]
+
+
+def test_a_link_to_a_picture_that_is_not_there_is_a_broken_picture(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (2, 2)).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "cat" / "4.png").symlink_to("../annex/4.png")
+    train, validation = images(str(tmp_path))
+    assert train.count + validation.count == 9
+    parts = (train, validation)
+    broken = [each for part in parts if part.look is not None for each in part.look(part, 0, 1, True)]
+    assert [(each.name, each.why) for each in broken] == [
+        (str(tmp_path / "cat" / "4.png"), "cannot be read (No such file or directory)")
+    ]
