@@ -14,6 +14,7 @@ import keras
 import pipeline.models  # noqa: F401
 from pipeline.data.errors import DataError
 from pipeline.errors import refuse
+from pipeline.private_keras import compute_output_spec
 from pipeline.worker import labels
 from pipeline.worker.labels import Batch
 from pipeline.worker.model_error import ModelError, reason
@@ -185,6 +186,45 @@ def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
 def _changes(layer: keras.layers.Layer) -> bool:
     """True if a call changes variables of floating point."""
     return any("float" in keras.backend.standardize_dtype(one.dtype) for one in layer.non_trainable_variables)
+
+
+# What a model's class may have of its own, and nothing here calls: training is a loop of this program's.
+UNCALLED = ("fit", "make_train_function", "make_test_function")
+
+
+def overlooked(model: keras.Model, batch: Batch) -> Iterator[str]:
+    """Yields notes on what a built model of a user's own class does to no effect; `batch` has the data's structure."""
+    kind = type(model)
+    uncalled = [name for name in UNCALLED if getattr(kind, name) is not getattr(keras.Model, name)]
+    if uncalled:
+        yield (
+            f"{kind.__name__} has {' and '.join(uncalled)} of its own, which {'is' if len(uncalled) == 1 else 'are'} "
+            f"not called: a train_step is."
+        )
+    unkept = _unkept(model, batch)
+    if unkept:
+        yield (
+            f"What compute_metrics of {kind.__name__} returns as {', '.join(unkept)} is not logged, since no metric of "
+            f"the model has that name. Return it from get_metrics_result, which has the metrics of all replicas."
+        )
+
+
+def _unkept(model: keras.Model, batch: Batch) -> list[str]:
+    """The names of what a model's own `compute_metrics` returns and its metrics do not."""
+    if type(model).compute_metrics is keras.Model.compute_metrics:
+        return []
+    symbols = keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), batch
+    )
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(symbols)
+    try:
+        y_pred = labels.predicted(model, x)
+        returned = compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+        kept = compute_output_spec(model.get_metrics_result)
+    except RAISED:
+        # Whatever is wrong is said where a step is traced.
+        return []
+    return sorted(set(returned) - set(kept)) if isinstance(returned, Mapping) else []
 
 
 # What Keras, and layers, losses and metrics of a user's own, raise on shapes and types. TensorFlow's errors of what

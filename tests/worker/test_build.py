@@ -168,3 +168,32 @@ def test_a_saved_model_evaluates_as_it_was_trained(tmp_path, loss, metrics, want
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(wanted)
     assert isinstance(loaded.optimizer, keras.optimizers.SGD)
+
+
+class Derived(keras.Sequential):
+    """A model whose `compute_metrics` returns a number that no metric has, and whose `fit` is its own."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**results, "twice": 2 * results["loss"]}
+
+    def fit(self, *args: Any, **named: Any) -> Any:
+        return super().fit(*args, **named)
+
+
+class Returned(Derived):
+    """The same, with that number among the results of its metrics."""
+
+    def get_metrics_result(self) -> Any:
+        results = super().get_metrics_result()
+        return {**results, "twice": 2 * results["loss"]}
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Derived, {"fit", "twice"}), (Returned, {"fit"})])
+def test_what_a_models_class_does_to_no_effect_is_noted(kind, named):
+    model = kind([keras.Input((4,)), layers.Dense(3)])
+    model.compile("adam", "mse")
+    notes = list[str]()
+    build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 4)), tf.zeros((2, 3))), build.ALONE, notes.append)
+    assert {name for name in ("fit", "twice") if any(f" {name} " in note for note in notes)} == named
+    assert len(notes) == len(named)

@@ -60,6 +60,8 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
     _expect_loss(model_built)
     if not model_built.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
+    for text in compiling.overlooked(model_built, sample):
+        note(text)
     if plan.training.rate_scale != 1.0:
         compiling.scale(model_built.optimizer, plan.training.rate_scale)
     if not model_built.optimizer.built:

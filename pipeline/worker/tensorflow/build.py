@@ -143,6 +143,8 @@ def ready(
             model._symbolic_build(data_batch=batch)
     if not model.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
+    for text in compiling.overlooked(model, batch) if not own else ():
+        note(text)
     if strategy.num_replicas_in_sync > 1:
         statistics = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
         everywhere = statistics.replicas == strategy.num_replicas_in_sync
