@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
 """The files of images, absolute, and the number of each one's class."""
 
+# How the names of images end that are of another format, or that nothing here looks for.
+UNREAD = (
+    ".webp", ".jfif", ".jpe", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pnm", ".tga",
+    ".dcm", ".svg", ".ico",
+)  # fmt: skip
 # A BMP has its bits a pixel in this byte; from so many on it has no palette.
 _BMP_BITS_AT, _BMP_BITS = 28, 24
 
@@ -53,19 +59,21 @@ def images(
     root = Path(expect_path("images", path)).absolute()
     chosen = class_names(classes)
     parts, numbers = folders.arranged(root, PICTURES, chosen, validation_path)
-    files, labels = _listed(parts.train, numbers)
+    (files, labels), unread = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
     if parts.validation is None:
         held_out = files[held], labels[held]
     else:
-        held_out = _listed(parts.validation, _known(parts.validation, numbers, chosen, parts.train))
+        known = _known(parts.validation, numbers, chosen, parts.train)
+        held_out, others = _listed(parts.validation, known)
+        unread += others
         train = np.random.default_rng(split_seed).permutation(len(files))
     size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
     make = _maker(numbers, size, channels, resize=image_size is not None)
     empty = [name for name, number in numbers.items() if number not in labels]
     flaws = tuple(f"no images ({', '.join(PICTURES)}) of class {name} in {parts.train / name}" for name in empty)
     trained = make((files[train], labels[train]), vary, flaws)
-    return dataclasses.replace(trained, notes=parts.notes), make(held_out, None, ())
+    return dataclasses.replace(trained, notes=(*parts.notes, *unread)), make(held_out, None, ())
 
 
 def _maker(
@@ -119,19 +127,24 @@ def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], trai
     return numbers
 
 
-def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
-    """The images of each class, by the names of their files."""
+def _listed(folder: Path, classes: Mapping[str, int]) -> tuple[Listed, tuple[str, ...]]:
+    """The images of each class, by the names of their files, and a note on those of kinds that are not read."""
     paths: list[str] = []
     labels: list[int] = []
+    unread = Counter[str]()
     for name, number in classes.items():
-        files = [str(file) for file in folders.files_below(folder / name, PICTURES)]
-        for file in files:
-            _check_file(file)
-        paths += files
-        labels += [number] * len(files)
+        for file in folders.files_below(folder / name, (*PICTURES, *UNREAD)):
+            if not file.name.lower().endswith(PICTURES):
+                unread[file.suffix.lower()] += 1
+                continue
+            _check_file(str(file))
+            paths.append(str(file))
+            labels.append(number)
     if not paths:
         raise DataError(f"images ({', '.join(PICTURES)}) in {folder}", "none", folders.LAYOUT)
-    return np.array(paths, dtype=np.str_), np.array(labels, dtype=np.int32)
+    kinds = ", ".join(sorted(unread))
+    notes = (f"Not read in {folder}: {unread.total():,} of {kinds}. Convert them to PNG or JPEG.",) if unread else ()
+    return (np.array(paths, dtype=np.str_), np.array(labels, dtype=np.int32)), notes
 
 
 def _check_file(path: str) -> None:

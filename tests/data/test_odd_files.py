@@ -80,3 +80,14 @@ def test_a_link_to_a_picture_that_is_not_there_is_a_broken_picture(tmp_path: Pat
     assert [(each.name, each.why) for each in broken] == [
         (str(tmp_path / "cat" / "4.png"), "cannot be read (No such file or directory)")
     ]
+
+
+def test_pictures_of_other_kinds_among_those_of_classes_are_noted(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (2, 2)).save(tmp_path / name / f"{number}.png")
+        Image.new("RGB", (2, 2)).save(tmp_path / name / "5.WEBP")
+        (tmp_path / name / "notes.txt").write_text("")
+    (note,) = images(str(tmp_path))[0].notes
+    assert "2 of .webp" in note
