@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.data import csv, folders, images, text
+from pipeline.data import DataError, csv, folders, images, text
+from pipeline.worker.data import conversion
 
 
 def test_a_packed_table_may_be_named_in_capitals(tmp_path: Path) -> None:
@@ -91,3 +92,9 @@ def test_pictures_of_other_kinds_among_those_of_classes_are_noted(tmp_path: Path
         (tmp_path / name / "notes.txt").write_text("")
     (note,) = images(str(tmp_path))[0].notes
     assert "2 of .webp" in note
+
+
+def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
+    part = np.zeros((4, 2)), np.zeros(4)
+    with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
+        conversion.both({"train": part, "test": part})

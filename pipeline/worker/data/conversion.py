@@ -52,6 +52,13 @@ class _Where:
 
 def both(parts: Iterable[object]) -> tuple[object, object]:
     """(training, validation) of what a data set's function has returned. Raises `DataError`."""
+    if isinstance(parts, Mapping):
+        names = ", ".join(map(str, parts))
+        raise DataError(
+            "data.build to return (train, validation)",
+            f"a {type(parts).__name__} of {names}",
+            "return parts['train'], parts['validation']",
+        )
     try:
         train, validation = parts
     except (TypeError, ValueError) as error:
