@@ -41,10 +41,9 @@ from pipeline.driver.run import Run as LoggedRun
 from pipeline.driver.session import Session
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import log, sweeps
+from pipeline.record import log
 from pipeline.record.events import Event, Run, Steps
-from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import TrackingStore
+from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.views import terminal
 from pipeline.views.mlflow import Tracker
 
@@ -186,7 +185,7 @@ def reporting(sizes: Sequence[int], folder: Path) -> Iterator[float]:
             Entry(number, 0, str(number), f"{number}_one_device", (f"train.seed={number}",), "FINISHED")
             for number in range(size)
         ]
-        sweeps.write(sweep, entries)
+        write_sweep(sweep, entries)
         yield _typed(folder / str(size), "report", "grown")
 
 

@@ -20,7 +20,7 @@ from pipeline.analyze.least_squares import CONFIDENCE
 from pipeline.analyze.predict import Basis, Prediction
 from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan
-from pipeline.record.predictions import Predicted, PredictionLine, Scored
+from pipeline.record.files import Predicted, PredictionLine, Scored
 from pipeline.record.results import Result
 
 # The standard deviation of a run's own luck where nothing was logged, and what that weighs, in degrees of freedom.
@@ -121,7 +121,7 @@ def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibrati
 def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
     """The prediction without the bias of earlier ones, with the spread between runs in its interval.
 
-    >>> from pipeline.record.predictions import FittedOn
+    >>> from pipeline.record.files import FittedOn
     >>> made = Prediction(examples_per_second=100.0, low=90.0, high=110.0, confidence=0.9, fitted_on=FittedOn(runs=1),
     ...                   step_seconds=1.0, parts={})
     >>> wider = calibrated(made, Calibration(shift=math.log(0.9), deviation=0.07, freedom=20, spread=0.06, equal=8,

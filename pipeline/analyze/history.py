@@ -11,8 +11,9 @@ from pipeline.analyze import comparable
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import log, results, sweeps
+from pipeline.record import log, results
 from pipeline.record.events import Built, Epoch, Event, Measured, Restarted, Resumed, Run
+from pipeline.record.files import SWEEP
 from pipeline.record.results import Result
 
 if TYPE_CHECKING:
@@ -151,4 +152,4 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
 
 
 def _is_sweep(folder: Path) -> bool:
-    return (folder / sweeps.FILE).is_file() or any(folder.glob(f"*/{results.FILE}"))
+    return (folder / SWEEP).is_file() or any(folder.glob(f"*/{results.FILE}"))

@@ -32,7 +32,7 @@ from pipeline.analyze.step_model import (
 )
 from pipeline.errors import UserError
 from pipeline.plan.plan import Plan
-from pipeline.record.predictions import FittedOn, Predicted
+from pipeline.record.files import FittedOn, Predicted
 
 # What a link carries differs by about so much from one time to the next, as others use it too.
 LINK_SPREAD = 0.1

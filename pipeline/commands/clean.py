@@ -23,7 +23,8 @@ from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock
 from pipeline.errors import UserError
 from pipeline.launch import standby
-from pipeline.record import log, results, sweeps
+from pipeline.record import log, results
+from pipeline.record.files import SWEEP, read_sweep
 from pipeline.record.results import Result
 from pipeline.views import report
 from pipeline.views import terminal as show
@@ -236,7 +237,7 @@ def _is_locked(path: Path) -> bool:
 
 def _runs_of(sweep: Path) -> list[Path]:
     """The folders of a sweep's runs, of earlier attempts, and of runs elsewhere that they resumed."""
-    listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in sweeps.read(sweep)]
+    listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in read_sweep(sweep)]
     inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
     return [path for path in dict.fromkeys([*listed, *inside]) if (path / PLAN).exists()]
 
@@ -247,9 +248,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_sweep(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (sweeps.FILE, "multirun.yaml")) or any(
-        map(_is_run, _folders(folder))
-    )
+    return any((folder / name).exists() for name in (SWEEP, "multirun.yaml")) or any(map(_is_run, _folders(folder)))
 
 
 def _folders(place: Path) -> Iterator[Path]:

@@ -26,7 +26,7 @@ from pipeline.errors import UserError
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
-from pipeline.record import links
+from pipeline.record.files import LINKS, LinkSpeed, write_links
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.words import clean, columns, listed, plural
@@ -52,7 +52,7 @@ The exit code is the worst finding's:
 --only selects checks: {", ".join(CHECKS)}
 --json prints one JSON object: `code`, and `findings` with check, host, severity, found, expected, remedy, figures.
 
-{links.FILE} in output_dir keeps the measured link speeds, for plans and predictions without hardware.link_gbps.
+{LINKS} in output_dir keeps the measured link speeds, for plans and predictions without hardware.link_gbps.
 """
 
 
@@ -149,7 +149,7 @@ def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
 
 def _examine(
     config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, say: Callable[[str], None]
-) -> tuple[list[Finding], list[links.LinkSpeed]]:
+) -> tuple[list[Finding], list[LinkSpeed]]:
     """(Findings on the hosts of a cluster and on this one, which drives; the links between them)."""
     hosts = cluster.helpers()
     here = hosts.here or platform.node()
@@ -220,12 +220,12 @@ def _addresses(config: Config, planned: Planned | None, host: str | None) -> lis
     return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
 
 
-def _write_links(measured: Sequence[links.LinkSpeed], output: Path) -> list[str]:
+def _write_links(measured: Sequence[LinkSpeed], output: Path) -> list[str]:
     """Writes the links that were measured; returns a note about that."""
     if not measured:
         return []
     try:
-        file = links.write(output, measured, time.time())
+        file = write_links(output, measured, time.time())
     except OSError as error:
         return [f"What was measured of links could not be kept: {error.strerror or error}."]
     return [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]

@@ -31,8 +31,8 @@ from pipeline.driver.views import Ahead, RunResult, Screen
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
+from pipeline.record.files import run_id_of
 from pipeline.record.log import from_here
-from pipeline.record.tracking import run_id_of
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.words import enumerated

@@ -17,7 +17,7 @@ from pipeline.doctor.facts import BACKENDS, Expected, Finding, LinkFacts, Severi
 from pipeline.doctor.judge import judge_clock, judge_link
 from pipeline.doctor.look import installed
 from pipeline.launch import Helpers, LaunchError, Line
-from pipeline.record.links import LinkSpeed
+from pipeline.record.files import LinkSpeed
 
 PACKAGE = "distributed-keras-pipeline"
 LOOPBACK = "localhost"

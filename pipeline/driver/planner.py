@@ -19,7 +19,7 @@ from pipeline.plan.backends import check_installed
 from pipeline.plan.division import expect_batch
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
-from pipeline.record import links
+from pipeline.record.files import read_links, slowest_link
 from pipeline.worker.collective import check_collective
 from pipeline.worker.engine import check_engine
 
@@ -164,7 +164,7 @@ def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
     if config.hardware.link_gbps is not None or machine.hosts == 1:
         return machine
     hostnames = [host.hostname for host in machine.members[: config.hardware.hosts]]
-    return dataclasses.replace(machine, link_gbps=links.slowest(links.read(Path(config.output_dir)), hostnames))
+    return dataclasses.replace(machine, link_gbps=slowest_link(read_links(Path(config.output_dir)), hostnames))
 
 
 def reachable(plan: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:

@@ -19,7 +19,7 @@ from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
-from pipeline.record import predictions
+from pipeline.record.files import append_prediction
 from pipeline.record.results import Choices, Cost, Ending, Layout, Result, Speed
 
 
@@ -48,7 +48,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     examples = plan.data.train_examples or basis.runs[-1].run.train_examples
     result = _result(plan, config, prediction, examples, basis)
     score = calibration.score([timed_run.run.result for timed_run in logged])
-    predictions.append(output, calibration.line_of(plan, prediction, now))
+    append_prediction(output, calibration.line_of(plan, prediction, now))
     foreseen = Foreseen(prediction, score, config.predict.knee_share)
     point = dataclasses.replace(request.ended(result), foreseen=foreseen)
     # The plan's notes were shown with it.

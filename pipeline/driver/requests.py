@@ -24,8 +24,8 @@ from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.launch import AT_ONCE, LaunchError, this_machine
 from pipeline.plan import planning
+from pipeline.record.files import Entry
 from pipeline.record.results import Ending, Result
-from pipeline.record.sweeps import Entry
 
 
 class Requests:

@@ -10,10 +10,9 @@ from pipeline.driver.session import Preemption
 from pipeline.driver.timing import Measurements
 from pipeline.errors import first_of
 from pipeline.plan.plan import Plan
-from pipeline.record import predictions
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
+from pipeline.record.files import Scored, read_predictions
 from pipeline.record.findings import Check, Explanation
-from pipeline.record.predictions import Scored
 from pipeline.record.results import (
     IN_THIS_RUN,
     MOST_EFFICIENCY,
@@ -98,7 +97,7 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
     if plan.hardware.oversubscribed:
         # Predictions are of devices with cores of their own.
         return ()
-    lines = predictions.read(Path(config.output_dir))
+    lines = read_predictions(Path(config.output_dir))
     return tuple(calibration.scored(lines, step_model.identity(plan), measured))
 
 

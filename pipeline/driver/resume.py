@@ -17,7 +17,8 @@ from pipeline.driver.start import AUTO, NEVER
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import kept, log
+from pipeline.record import log
+from pipeline.record.files import AGENTS, trains_on
 
 
 def find(
@@ -86,14 +87,14 @@ def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path
     needed = set() if base_port is None else {base_port + process.rank for process in plan.processes}
     hosts = set(plan.hardware.host_names)
     for folder in sorted(output / within for within in run_folders.all_within(output)):
-        if not (folder / kept.FILE).exists():
+        if not (folder / AGENTS).exists():
             continue
         values = log.read_whole(folder / PLAN)
         addresses = [str(process.get("address")) for process in values.get("processes", ())]
         ports = {int(port) for address in addresses if (port := address.rpartition(":")[2]).isdecimal()}
         its_hosts = set(values.get("host_names", ()))
         apart = hosts and its_hosts and not hosts & its_hosts
-        if not ports & needed or apart or kept.trains_on(folder, time.time()):
+        if not ports & needed or apart or trains_on(folder, time.time()):
             continue
         try:
             lock = Lock(folder)
@@ -150,7 +151,7 @@ def _expect_at_rest(folder: Path) -> None:
 
 def _expect_no_processes(run: Run) -> None:
     """Refuses a run whose processes may train on without a driver: two trainings would write the same files."""
-    if kept.trains_on(run.folder, time.time()):
+    if trains_on(run.folder, time.time()):
         run.release()
         folder = log.from_here(run.folder)
         raise UserError(

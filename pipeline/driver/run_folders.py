@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import log, results
-from pipeline.record.tracking import ID_LETTERS, run_id_of
+from pipeline.record.files import ID_LETTERS, run_id_of
 
 EVENTS, PLAN, LOCK = "events.jsonl", "plan.json", "run.lock"
 A_RUN = "a run's folder, its name or its id in MLflow"

@@ -19,10 +19,10 @@ from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig
 from pipeline.driver.run_folders import EVENTS, Lock, attempts
 from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
-from pipeline.record import log, results, sweeps
+from pipeline.record import log, results
 from pipeline.record.events import Ended
+from pipeline.record.files import SWEEP, Entry, read_sweep, write_sweep
 from pipeline.record.results import Result
-from pipeline.record.sweeps import Entry
 
 
 def fingerprint(config: Config) -> str:
@@ -89,7 +89,7 @@ class Sweep:
                 "one that another command works on",
                 "again when that has ended, or another sweep.name",
             ) from None
-        self.entries = sweeps.read(folder)
+        self.entries = read_sweep(folder)
         # By run and repeat; and the number of each run.
         self._entry_of = {(entry.fingerprint, entry.repeat): entry for entry in reversed(self.entries)}
         self._number_of = {entry.fingerprint: entry.place for entry in self.entries}
@@ -141,7 +141,7 @@ class Sweep:
 
     def write(self) -> None:
         """Writes `sweep.json`."""
-        sweeps.write(self.folder, self.entries)
+        write_sweep(self.folder, self.entries)
 
     def release(self) -> None:
         """Lets other commands work on it."""
@@ -162,7 +162,7 @@ class Sweep:
 
 def note_alone(folder: Path, point: RunResult) -> None:
     """Notes the result of a run in its sweep, if it has one, when another command than the sweep's has ended it."""
-    if not (folder.parent / sweeps.FILE).exists():
+    if not (folder.parent / SWEEP).exists():
         return
     # If a command works on the sweep meanwhile, the next one looks into the run's folder.
     with suppress(UserError, OSError):

@@ -22,8 +22,8 @@ from pipeline.config.schema import Store as Kind
 from pipeline.driver.session import RunRequest
 from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
+from pipeline.record.files import TrackingStore
 from pipeline.record.results import Choices, Layout
-from pipeline.record.tracking import TrackingStore
 
 PROGRAM = ("python", "-m", "pipeline")
 # The group of ready sweeps, and the overrides that make one run of one.

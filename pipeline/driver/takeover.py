@@ -22,9 +22,10 @@ from pipeline.driver.session import Planned, RunRequest, Session
 from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.plan.plan import from_json
-from pipeline.record import kept, log
+from pipeline.record import log
 from pipeline.record.commands import Resume
 from pipeline.record.events import Restarted, Resumed
+from pipeline.record.files import forget_agents
 from pipeline.record.results import Baseline
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Handover:
 
 def forget(folder: Path) -> None:
     """Deletes what the next driver would go by: the run is over."""
-    kept.forget(folder)
+    forget_agents(folder)
     (folder / FILE).unlink(missing_ok=True)
 
 

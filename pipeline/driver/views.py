@@ -11,8 +11,8 @@ from pipeline.config.offered import load_offer
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
+from pipeline.record.files import TrackingStore
 from pipeline.record.results import Result
-from pipeline.record.tracking import TrackingStore
 
 if TYPE_CHECKING:
     from pipeline.analyze.calibration import Score

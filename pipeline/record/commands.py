@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Never, TypeVar, get_args
 
 from msgspec import Struct, field
 
-from pipeline.record import codec
+from pipeline import record
 from pipeline.record.events import (
     Built,
     Calibrated,
@@ -41,7 +41,7 @@ class Command(Struct, Generic[Response], frozen=True, tag_field="do", tag=str.lo
 
     def to_json(self) -> str:
         """Returns the command as JSON text, its name under `do`."""
-        return codec.to_json(self).decode()
+        return record.to_json(self).decode()
 
 
 class Load(Command[Loaded], frozen=True):
@@ -138,4 +138,4 @@ COMMANDS: dict[str, type[Command[Any]]] = {str(kind.__struct_config__.tag): kind
 def from_json(text: str | bytes) -> Command[EventBase]:
     """Returns the command that `Command.to_json` wrote."""
     values = json.loads(text)
-    return codec.from_plain(COMMANDS[values["do"]], values)
+    return record.from_plain(COMMANDS[values["do"]], values)

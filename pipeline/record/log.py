@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from pipeline.record import codec
-from pipeline.record.codec import MismatchError
+from pipeline import record
+from pipeline.record import MismatchError
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 # Read at once, from its end, of a log that is opened again.
@@ -36,12 +36,12 @@ def stamped(event: Kind, time: float, group: str | None = None, rank: int | None
 
 def to_line(event: EventBase) -> bytes:
     """Returns the event as a line of JSON."""
-    return codec.to_json(_values(event)) + b"\n"
+    return record.to_json(_values(event)) + b"\n"
 
 
 def to_plain(event: EventBase) -> dict[str, Any]:
     """Returns the values of the event's line."""
-    return dict(codec.to_plain(_values(event)))
+    return dict(record.to_plain(_values(event)))
 
 
 def from_line(line: bytes) -> Event | None:
@@ -58,11 +58,11 @@ def from_plain(values: Mapping[str, object]) -> Event:
     name = values.get("event")
     if isinstance(name, str) and name in KINDS:
         with suppress(MismatchError):
-            return codec.from_plain(KINDS[name], _in_this_version(name, values))
+            return record.from_plain(KINDS[name], _in_this_version(name, values))
     stamp: dict[str, Any] = {}
     for field, kind in EventBase.__annotations__.items():
         with suppress(MismatchError):
-            stamp |= {field: codec.from_plain(kind, values[field])} if field in values else {}
+            stamp |= {field: record.from_plain(kind, values[field])} if field in values else {}
     return Unknown(str(name or ""), dict(values), **stamp)
 
 
@@ -145,7 +145,7 @@ def write_whole(path: Path, text: str | bytes, mode: int = 0o666) -> None:
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Writes a typed value as a whole JSON file. Raises `OSError`."""
-    write_whole(path, codec.pretty(value), mode)
+    write_whole(path, record.pretty(value), mode)
 
 
 def read_whole(path: Path) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def read_json(kind: type[T], path: Path) -> T | None:
     """The typed value that is a whole file; None where there is no such file, or something else in it."""
     values = read_whole(path)
     with suppress(MismatchError):
-        return codec.from_plain(kind, values) if values else None
+        return record.from_plain(kind, values) if values else None
     return None
 
 

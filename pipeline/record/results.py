@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from pipeline import record
 from pipeline.config.parts import flat, leaves, part_of, unflat
 from pipeline.config.schema import Config
 from pipeline.plan.backends import other
 from pipeline.plan.plan import AUTO, Plan
-from pipeline.record import codec
-from pipeline.record.codec import MismatchError
+from pipeline.record import MismatchError
+from pipeline.record.files import Scored
 from pipeline.record.findings import Check, Explanation, Pace
 from pipeline.record.log import read_whole, write_whole
-from pipeline.record.predictions import Scored
 
 FILE = "result.json"
 # Of result.json. The first, which had none written, held the same values.
@@ -294,7 +294,7 @@ def from_values(values: Mapping[str, object]) -> Result:
     fields: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
         with suppress(MismatchError, KeyError):
-            fields[name] = codec.from_plain(cast(Any, leaf.type), values[name])
+            fields[name] = record.from_plain(cast(Any, leaf.type), values[name])
     # A loss is NaN where training diverged; any other value that is no number is unknown.
     finite = {name for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
     result: Result = unflat(Result, {name: fields[name] for name in fields if name in finite | leaves(Training).keys()})
@@ -305,7 +305,7 @@ def _as_json_has_it(value: object) -> object:
     """A JSON value; but a loss that is NaN stays so, alone and among metrics."""
     if isinstance(value, Mapping):
         return {name: _as_json_has_it(inner) for name, inner in value.items()}
-    return value if isinstance(value, float) else codec.to_plain(value)
+    return value if isinstance(value, float) else record.to_plain(value)
 
 
 def read(folder: Path) -> Result | None:

@@ -13,8 +13,7 @@ from shipped_sizes import planned
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
 from pipeline.driver.views import Foreseen, RunResult
-from pipeline.record import predictions
-from pipeline.record.predictions import FittedOn, PredictionLine
+from pipeline.record.files import PREDICTIONS, FittedOn, PredictionLine, read_predictions
 from pipeline.record.results import Layout, Result, Speed
 from pipeline.views.terminal.prediction_text import predicted_lines
 
@@ -99,8 +98,8 @@ def test_a_line_of_an_earlier_version_is_read_and_had_nothing_taken_off(tmp_path
     values = dataclasses.asdict(line(planned(*ASKED, "hardware=8gpu", "workers=2"), 100.0))
     for name in ("correction", "unsure"):
         del values[name]
-    (tmp_path / predictions.FILE).write_text(json.dumps(values) + "\n")
-    (read,) = predictions.read(tmp_path)
+    (tmp_path / PREDICTIONS).write_text(json.dumps(values) + "\n")
+    (read,) = read_predictions(tmp_path)
     assert (read.correction, read.unsure) == (1.0, None)
     assert calibration._unsure(read) == pytest.approx(math.log(1.1 / 0.9) / 2 / calibration.normal(0.9))
 

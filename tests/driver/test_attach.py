@@ -32,10 +32,9 @@ from pipeline.launch.hosts import DetachedCluster
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json
-from pipeline.record import kept
 from pipeline.record.commands import Begin, Load
 from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, Lost, Run, Signalled, Steps, Unreachable
-from pipeline.record.kept import Kept
+from pipeline.record.files import AGENTS, Kept, forget_agents, trains_on
 from pipeline.record.log import to_line
 from pipeline.record.results import Baseline
 from pipeline.views.mlflow import Tracker
@@ -72,7 +71,7 @@ def run(folder: Path, *more) -> Path:
 def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp_path):
     Kept("127.0.0.1:7", "secret").with_job("point", 1).with_job("baseline", 2).with_job("baseline", 3).write(tmp_path)
     assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
-    assert (tmp_path / kept.FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / AGENTS).stat().st_mode & 0o777 == 0o600
     handed = left()
     handed.write(tmp_path)
     assert Handover.read(tmp_path) == handed
@@ -87,13 +86,13 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
 def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path):
     folder = run(tmp_path)
     now = time.time()
-    assert not kept.trains_on(folder, now)
+    assert not trains_on(folder, now)
     Kept("127.0.0.1:7", "secret").write(folder)
     # One that was not meant to.
-    assert not kept.trains_on(folder, now)
+    assert not trains_on(folder, now)
     (folder / "plan.json").write_text(json.dumps({"detach": True, "orphan_timeout": 60.0}))
-    assert kept.trains_on(folder, now)
-    assert not kept.trains_on(folder, now + 120)
+    assert trains_on(folder, now)
+    assert not trains_on(folder, now + 120)
 
 
 class Cluster:
@@ -314,7 +313,7 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
     with pytest.raises(UserError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
         resume.find(wanted, PLAN, tmp_path / "outputs")
     # It is locked no more; and once its processes are gone, it is gone on with.
-    kept.forget(folder)
+    forget_agents(folder)
     earlier = resume.find(wanted, PLAN, tmp_path / "outputs")
     assert earlier is not None
     earlier.release()

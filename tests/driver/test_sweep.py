@@ -21,7 +21,7 @@ from pipeline.driver.run_folders import Lock
 from pipeline.driver.tags import command_of
 from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
-from pipeline.record import sweeps
+from pipeline.record.files import read_sweep
 from pipeline.record.results import Ending, Result
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
@@ -73,7 +73,7 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
     made.release()
-    (read,) = sweeps.read(made.folder)
+    (read,) = read_sweep(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
     again = sweep.Sweep(made.folder)
     found = again.entry(0, "mirrored", "abc", [], 0, None)

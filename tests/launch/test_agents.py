@@ -25,7 +25,7 @@ from pipeline.launch.agents.unheard import Lines
 from pipeline.launch.hosts import HostsCluster
 from pipeline.plan import planning
 from pipeline.record.events import Event, Signalled, Steps, Unheard
-from pipeline.record.kept import Kept
+from pipeline.record.files import Kept
 from pipeline.record.log import from_plain
 
 

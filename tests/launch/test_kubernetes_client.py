@@ -17,7 +17,7 @@ from pipeline.launch.kubernetes.client import Client, Follower, state_of
 from pipeline.launch.kubernetes.cluster import FILE, KubernetesCluster
 from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of
 from pipeline.record.events import Warned
-from pipeline.record.kept import Kept
+from pipeline.record.files import Kept
 from pipeline.record.log import write_json
 
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"

@@ -16,7 +16,7 @@ from pipeline.config.schema import Config
 from pipeline.driver import resume, run_folders
 from pipeline.plan import plan, planning
 from pipeline.plan.plan import Plan
-from pipeline.record import sweeps
+from pipeline.record.files import read_sweep
 from pipeline.views import report
 
 # As its runs were typed, but for the folder.
@@ -64,7 +64,7 @@ def test_its_runs_are_compared(old_sweep):
 
 
 def test_its_sweep_is_read_and_reported(old_sweep):
-    entries = sweeps.read(old_sweep)
+    entries = read_sweep(old_sweep)
     assert [(entry.place, entry.status) for entry in entries] == [(place, "FINISHED") for place in range(4)]
     written = report.write(old_sweep)
     page = (old_sweep / "report.html").read_text()

@@ -18,13 +18,26 @@ from older_runs import OLD
 
 from pipeline.commands.results import compare
 from pipeline.config.parts import flat, leaves
-from pipeline.record import predictions, results, sweeps, tracking
+from pipeline.record import results
 from pipeline.record.events import Result as Told
+from pipeline.record.files import (
+    PREDICTIONS,
+    SWEEP,
+    TRACKING,
+    Copied,
+    Entry,
+    PredictionLine,
+    TrackingState,
+    TrackingStore,
+    append_prediction,
+    read_predictions,
+    read_sweep,
+    read_tracking,
+    write_sweep,
+    write_tracking,
+)
 from pipeline.record.log import read, read_json, write_json
-from pipeline.record.predictions import PredictionLine
 from pipeline.record.results import Baseline, Result, Training
-from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import Copied, TrackingState, TrackingStore
 
 
 class Form(NamedTuple):
@@ -52,17 +65,17 @@ FORMS = [
         ("", "{}", '{"examples_per_second": [1.0]}'), None,
     ),
     Form(
-        sweeps.FILE,
+        SWEEP,
         st.lists(any_of(Entry), max_size=3, unique_by=PLACE).map(lambda entries: sorted(entries, key=PLACE)),
-        lambda folder, entries: sweeps.write(folder, entries[::-1]), sweeps.read,
+        lambda folder, entries: write_sweep(folder, entries[::-1]), read_sweep,
         ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'), [],
     ),
     Form(
-        predictions.FILE, st.lists(any_of(PredictionLine), max_size=2),
-        lambda folder, lines: [predictions.append(folder, line) for line in lines], predictions.read,
+        PREDICTIONS, st.lists(any_of(PredictionLine), max_size=2),
+        lambda folder, lines: [append_prediction(folder, line) for line in lines], read_predictions,
         ("", '{"cut', '{"identity": "b"}\n'), [],
     ),
-    Form(tracking.STATE, any_of(TrackingState), tracking.write, tracking.recall, ("", "[]"), TrackingState()),
+    Form(TRACKING, any_of(TrackingState), write_tracking, read_tracking, ("", "[]"), TrackingState()),
 ]  # fmt: skip
 # What only an asynchronous training has.
 OF_ASYNCHRONOUS = {"staleness_mean", "staleness_max", "steps", "examples", "updates", "worker_steps"}
@@ -168,8 +181,8 @@ def test_where_a_run_is_tracked_is_known_by_store_and_read_as_0_1_0_wrote_it(tmp
     assert state == TrackingState(store, own, {"http://there": other})
     assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
     old = OLD / "sweeps" / "both" / "1_mirrored"
-    read = tracking.recall(old)
+    read = read_tracking(old)
     assert (read.copied.closed, read.store and read.store.experiment) == ("FINISHED", "old")
-    tracking.write(tmp_path, read)
+    write_tracking(tmp_path, read)
     now, then = (json.loads((folder / "tracking.json").read_text()) for folder in (tmp_path, old))
     assert now.items() >= then.items()

@@ -16,14 +16,14 @@ from plans import cluster, config, machine
 from run_events import logged, losses, weights
 from under_way import UnderWay
 
+from pipeline import record
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
 from pipeline.driver.timing import _one_of_each_host
 from pipeline.errors import UserError
 from pipeline.plan.planning import make
-from pipeline.record import codec
-from pipeline.record.codec import to_plain
+from pipeline.record import to_plain
 from pipeline.record.findings import Explanation
 from pipeline.record.log import from_plain
 from pipeline.views.mlflow.changes import LogState
@@ -150,7 +150,7 @@ def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
 
 def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     found = explained(a_round(everything=1.0, no_input=1.0), a_round(everything=1.25, no_input=1.25))
-    made = codec.from_plain(Explanation, found)
+    made = record.from_plain(Explanation, found)
     first, second = explained_lines(made)
     assert first == found["advice"]
     said = "Lost to scaling, as shares of a step's time: 56% (50% to 60%) = communication 56% (50% to 60%), "
@@ -168,7 +168,7 @@ def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
 
 def test_each_share_is_said_once_with_what_it_is_of_and_a_negative_part_with_what_it_means():
     torn = a_round(everything=1.0, no_input=1.0, together={0: 1.2, 1: 1.2}, alone={0: 0.5, 1: 0.5})
-    made = codec.from_plain(Explanation, explained(torn, dataclasses.replace(torn, everything=1.01)))
+    made = record.from_plain(Explanation, explained(torn, dataclasses.replace(torn, everything=1.01)))
     lines = explained_lines(made, efficiency=0.77)
     shares_of = {
         name: [line for line in lines if name.lower() in line.lower()] for name in ("contention", "communication")

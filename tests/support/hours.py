@@ -16,7 +16,7 @@ from pipeline.analyze import calibration, predict, step_model
 from pipeline.analyze.calibration import Past
 from pipeline.analyze.least_squares import CONFIDENCE
 from pipeline.analyze.step_model import Case, Observed
-from pipeline.record.predictions import FittedOn
+from pipeline.record.files import FittedOn
 
 SEEN, UNSEEN = (200_000, 1_630_000), (300_000, 407_000, 610_000, 815_000, 1_220_000)
 WORKERS, REPEATS, LIVES = (1, 2), 5, 3

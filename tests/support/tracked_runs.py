@@ -23,8 +23,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from mlflow import MlflowClient
 
+from pipeline.record.files import TrackingStore
 from pipeline.record.log import EventLog, from_plain
-from pipeline.record.tracking import TrackingStore
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.stores import open_client

@@ -17,9 +17,7 @@ from pipeline.analyze import history
 from pipeline.commands.results import report as main
 from pipeline.driver.run_folders import find
 from pipeline.errors import UserError
-from pipeline.record import sweeps
-from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import TrackingStore
+from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
 from pipeline.views.report import canvas, figures
@@ -235,7 +233,7 @@ def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_r
         a_point(tmp_path / f"{number}_{strategy}", strategy, 2, speed)
         folder, typed = f"{number}_{strategy}", (f"strategy={strategy}",)
         entries.append(Entry(number // 2, number % 2, strategy, folder, typed, "FINISHED"))
-    sweeps.write(tmp_path, [*entries, Entry(4, 0, "x", "4_tpu", ())])
+    write_sweep(tmp_path, [*entries, Entry(4, 0, "x", "4_tpu", ())])
     made = report.write(tmp_path)
     assert made.verdict.best is not None
     assert made.verdict.best.places == (2, 3)
@@ -253,7 +251,7 @@ def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_pa
     for place, workers in ((1, 1), (2, 2)):
         told = {"workers": workers, "examples_per_second": 100.0 * workers, "oversubscribed": True}
         wrote(tmp_path / f"{place}_mirrored", [100.0 * workers] * 2, **told)
-    sweeps.write(tmp_path, [Entry(each, 0, str(each), f"{each}_mirrored", ("a=\udce9",)) for each in range(3)])
+    write_sweep(tmp_path, [Entry(each, 0, str(each), f"{each}_mirrored", ("a=\udce9",)) for each in range(3)])
     made = report.write(tmp_path)
     assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
     assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()

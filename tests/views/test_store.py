@@ -30,8 +30,8 @@ from tracked_runs import (
 )
 from under_way import until
 
+from pipeline.record.files import read_tracking
 from pipeline.record.log import read
-from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import stores as store_modules
 from pipeline.views.mlflow.changes import LogState
@@ -121,11 +121,11 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
             said = tmp_path / "tracker.log"
 
             def all_sent() -> bool:
-                return bool(recall(writer.folder).copied.offset == writer.log.stat().st_size)
+                return bool(read_tracking(writer.folder).copied.offset == writer.log.stat().st_size)
 
             own_tracker.follow(writer.folder, store(uri))
             expected = writer.steps(1, 1500)
-            until(lambda: recall(writer.folder).copied.offset, 60)
+            until(lambda: read_tracking(writer.folder).copied.offset, 60)
             ill.set()
             expected += writer.steps(1501, 2600)
             until(lambda: "answers with error 500" in said.read_text(), 30)
@@ -147,7 +147,7 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
             until(lambda: "answers with error 502" in said.read_text(), 30)
             server.start()
             writer.end()
-            until(lambda: recall(writer.folder).copied.closed, 60)
+            until(lambda: read_tracking(writer.folder).copied.closed, 60)
             for _ in range(2):
                 run = only_run(server.uri, writer.key)
                 assert values(server.uri, run) == Counter(expected)

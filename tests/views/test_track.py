@@ -49,11 +49,9 @@ with warnings.catch_warnings():
 import pipeline
 from pipeline.commands.mlflow_store import sync as main
 from pipeline.driver.run_folders import find
-from pipeline.record import kept
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
-from pipeline.record.kept import Kept
+from pipeline.record.files import Kept, forget_agents, read_tracking
 from pipeline.record.log import from_plain, to_line
-from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker, pages, stores
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
@@ -368,7 +366,7 @@ def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_h
     assert ended(detached, 1) == "RUNNING"
     detached.write({"time": BEGAN + 3, "event": "attached", "pid": NEVER, "host": os.uname().nodename})
     assert "It trains on without a driver: python -m pipeline attach" in sync(detached.folder)[1][0]
-    kept.forget(detached.folder)
+    forget_agents(detached.folder)
     assert ended(detached, NEVER) == "KILLED"
 
 
@@ -463,7 +461,7 @@ import json, os, sys, time
 from pathlib import Path
 from pipeline.record.log import from_plain
 from pipeline.record.log import EventLog
-from pipeline.record.tracking import TrackingStore
+from pipeline.record.files import TrackingStore
 from pipeline.views.mlflow import Tracker
 
 folder, store, written = Path(sys.argv[1]), TrackingStore(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
@@ -618,7 +616,7 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(
             "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
         )  # fmt: skip
         log = until(lambda: next(tmp_path.glob("outputs/runs/*/events.jsonl"), None), 60)
-        until(lambda: log.read_text().count('"event":"steps"') > 10 and recall(log.parent).copied.offset, 60)
+        until(lambda: log.read_text().count('"event":"steps"') > 10 and read_tracking(log.parent).copied.offset, 60)
         server.stop(signal.SIGKILL)
         told = log.read_text().count('"event":"steps"')
         result = finish(process, tmp_path, time.monotonic(), 120).ok().result

@@ -12,11 +12,9 @@ from judged_points import Point, point, told_of, without_figures
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load
 from pipeline.commands.results import compare
-from pipeline.record import sweeps
 from pipeline.record.events import Report
+from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.record.log import read
-from pipeline.record.sweeps import Entry
-from pipeline.record.tracking import TrackingStore
 from pipeline.views import report
 
 __all__ = ["without_figures"]
@@ -160,7 +158,7 @@ def listing(output: Path, points: list[Point], repeats: int = 1) -> Path:
         Entry(*divmod(number, repeats), "", f"{number}_{name}", ("sweep.name=s", f"strategy={name}"), "FINISHED")
         for number, (name, *_) in enumerate(points)
     ]
-    sweeps.write(folder, entries)
+    write_sweep(folder, entries)
     return folder
 
 

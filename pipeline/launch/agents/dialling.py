@@ -17,7 +17,7 @@ from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
-from pipeline.record.kept import Kept, forget
+from pipeline.record.files import Kept, forget_agents
 from pipeline.record.log import from_here
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
@@ -169,7 +169,7 @@ class DiallingCluster(Cluster, ABC):
         earlier = Agents(record.token.encode())
         earlier.tolerates = True
         absent = self._end_all(earlier, record)
-        forget(folder)
+        forget_agents(folder)
         if shared or not absent:
             earlier.endpoint.close()
         else:

@@ -34,7 +34,7 @@ from pipeline.launch.kubernetes.jobset import (
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
-from pipeline.record.kept import forget
+from pipeline.record.files import forget_agents
 from pipeline.record.log import read_json, write_json
 
 # The file in a run's folder that names its pods: a command that is killed leaves them for a while.
@@ -133,7 +133,7 @@ class KubernetesCluster(DiallingCluster):
             self._connect().delete(pods.kind, pods.name)
             self._wait_until_gone(pods)
             self.agents.warn(f"The pods of {pods.name}, which an earlier command had left, were deleted.")
-        forget(folder)
+        forget_agents(folder)
 
     def attach(self, folder: Path) -> bool:
         """Takes the place of the driver of the run in a folder, whose pods train on. Raises `LaunchError`."""

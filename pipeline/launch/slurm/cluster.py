@@ -39,7 +39,7 @@ from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clea
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
-from pipeline.record import kept
+from pipeline.record.files import forget_agents
 from pipeline.record.log import SECRET, read_json, write_json, write_whole
 
 NAME, POINT = "pipeline", "point"
@@ -227,7 +227,7 @@ class SlurmCluster(DiallingCluster):
         before = read_json(Earlier, folder / FILE)
         if before is not None and before != self._mine():
             before.end(self._slurm, self.say)
-            kept.forget(folder)
+            forget_agents(folder)
 
     def describe(self, plan: Plan) -> str:
         """The script that is submitted, or, inside of an allocation, the `srun` that is typed."""

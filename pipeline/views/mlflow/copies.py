@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.record import log, tracking
+from pipeline.record import log
 from pipeline.record.events import SAMPLE, Run
-from pipeline.record.tracking import DELETED, LOG, Copied, TrackingStore
+from pipeline.record.files import DELETED, ID_LETTERS, LOG, Copied, TrackingStore, read_tracking, write_tracking
 from pipeline.views.mlflow import pages
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.fields import FIRST, NAME_CHARACTERS, ms, text
@@ -143,7 +143,7 @@ class Copy:
         self._keep(replace(self._copied, closed="KILLED"))
 
     def _load(self) -> None:
-        self._tracking = tracking.recall(self.folder)
+        self._tracking = read_tracking(self.folder)
         self._copied = self._tracking.in_store(without_password(self._store.uri))
         self._verified = False
         self._rewind()
@@ -155,7 +155,7 @@ class Copy:
     def _keep(self, copied: Copied) -> None:
         self._copied = copied
         self._tracking = self._tracking.with_copied(without_password(self._store.uri), self._copied)
-        tracking.write(self.folder, self._tracking)
+        write_tracking(self.folder, self._tracking)
 
     def _read(self) -> bool:
         """Takes the changes of the next stretch of the log; False where the log has no more."""
@@ -333,7 +333,7 @@ def distinct(name: str, run_id: str) -> str:
     'mirrored-2-cnn-mnist5k-3f2ab (rehearsal)'
     """
     short, bracket, marked = name.partition(" (")
-    ending = f"-{run_id[: tracking.ID_LETTERS]}{bracket}{marked}"
+    ending = f"-{run_id[:ID_LETTERS]}{bracket}{marked}"
     return f"{short[: NAME_CHARACTERS - len(ending)]}{ending}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.record.tracking import recall
+from pipeline.record.files import read_tracking
 
 # One request to a server.
 REQUEST_SECONDS = 5
@@ -95,7 +95,7 @@ def remove(folder: Path) -> int:
 
     From a local store it is gone with its files. On a server it is deleted, as its page does it. What fails raises.
     """
-    state = recall(folder)
+    state = read_tracking(folder)
     run_ids = {uri: copied.run_id for uri, copied in state.copies.items()}
     if state.store is not None and state.store.uri is not None:
         run_ids[state.store.uri] = state.copied.run_id

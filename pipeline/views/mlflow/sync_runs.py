@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 
 from pipeline.errors import UserError
-from pipeline.record import kept, log
+from pipeline.record import log
 from pipeline.record.events import Attached, Resumed, Run
-from pipeline.record.tracking import LOG, STATE, TrackingStore, recall
+from pipeline.record.files import LOG, TRACKING, TrackingStore, read_tracking, trains_on
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.stores import prepare, reason, sqlite_path, unreachable, without_password
 
@@ -63,7 +63,7 @@ def run_folders(root: Path) -> list[Path]:
     if (root / LOG).exists():
         return [root]
     folders = sorted(log.parent for log in root.rglob(LOG))
-    return [folder for folder in folders if (folder / STATE).exists() or _home(folder) == folder.name]
+    return [folder for folder in folders if (folder / TRACKING).exists() or _home(folder) == folder.name]
 
 
 def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) -> str:
@@ -80,7 +80,7 @@ def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) ->
         return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
     if lives:
         return " It still runs."
-    if kept.trains_on(copy.folder, time.time()):
+    if trains_on(copy.folder, time.time()):
         return f" It trains on without a driver: python -m pipeline attach {copy.folder} takes its place."
     _patiently(lambda: copy.kill(time_ms))
     return " It has no end and its process is gone: set to KILLED."
@@ -169,7 +169,7 @@ def _home(folder: Path) -> str | None:
 
 
 def _store_of(folder: Path, uri: str | None) -> TrackingStore | None:
-    store = recall(folder).store or TrackingStore()
+    store = read_tracking(folder).store or TrackingStore()
     if uri is None or without_password(uri) == store.uri:
         return replace(store, uri=uri or store.uri) if store.uri else None
     path = sqlite_path(uri)
@@ -241,7 +241,7 @@ class LogFollower:
         if run := self._runs.get(folder):
             run.due, run.retry_seconds, run.is_waited_for = 0.0, RETRY_SECONDS, True
             return
-        store = recall(folder).store or TrackingStore()
+        store = read_tracking(folder).store or TrackingStore()
         run = FollowedLog(Copy(folder, store), str(store.uri))
         if not run.copy.closed or run.copy.behind():
             self._runs[folder] = run

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.record import log as event_log
-from pipeline.record.tracking import DELETED, LOG, Copied, TrackingStore, recall, write
+from pipeline.record.files import DELETED, LOG, Copied, TrackingStore, read_tracking, write_tracking
 from pipeline.views.mlflow.stores import logged_in, without_password
 
 # Between two looks at how far the follower is.
@@ -64,19 +64,19 @@ class Tracker:
         """Returns the MLflow run of `folder`; None if there is none after that time, or the store fails."""
 
         def is_known() -> bool:
-            copied = recall(folder).copied
+            copied = read_tracking(folder).copied
             return bool(copied.run_id or copied.problem)
 
         if timeout:
             self._wait(folder, is_known, timeout, waits)
-        return recall(folder).copied.run_id
+        return read_tracking(folder).copied.run_id
 
     def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
         """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
         if self._process is None:
             return self._problem is None, self._problem
         self._wait(folder, lambda: _is_sent(folder), timeout, waits)
-        if problem := recall(folder).copied.problem:
+        if problem := read_tracking(folder).copied.problem:
             return False, problem
         if _is_sent(folder):
             return True, None
@@ -132,19 +132,27 @@ class Tracker:
         process = self._process
         if process is not None and not reached():
             self._name(folder)
-            _until(reached, process, timeout, lambda: waits() and self._runs(), lambda: recall(folder).copied.problem)
+            _until(
+                reached,
+                process,
+                timeout,
+                lambda: waits() and self._runs(),
+                lambda: read_tracking(folder).copied.problem,
+            )
 
 
 def remember(folder: Path, store: TrackingStore) -> None:
     """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
-    state, store = recall(folder), replace(store, uri=without_password(store.uri))
+    state, store = read_tracking(folder), replace(store, uri=without_password(store.uri))
     is_same = (state.store.uri if state.store else None) == store.uri
-    write(folder, replace(state, store=store, copied=replace(state.copied, problem=None) if is_same else Copied()))
+    write_tracking(
+        folder, replace(state, store=store, copied=replace(state.copied, problem=None) if is_same else Copied())
+    )
 
 
 def _is_sent(folder: Path) -> bool:
     """True if MLflow holds all of a log, or never will, since someone deleted the run there."""
-    copied = recall(folder).copied
+    copied = read_tracking(folder).copied
     return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
 
 

@@ -20,9 +20,9 @@ from pipeline.driver.tags import origin
 from pipeline.driver.views import RunResult, Tracking
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
+from pipeline.record.files import LOG, TrackingStore, read_tracking
 from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import to_values
-from pipeline.record.tracking import LOG, TrackingStore, recall
 from pipeline.views.report import page
 from pipeline.views.report.canvas import Drawn, MissingFigure
 from pipeline.views.report.figures import draw
@@ -159,7 +159,7 @@ def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
 
 def store_of(sweep: ReportedSweep) -> TrackingStore | None:
     """Returns the store that the points of a sweep are tracked in; None for none."""
-    stores = (recall(point.run.folder).store for point in sweep.points)
+    stores = (read_tracking(point.run.folder).store for point in sweep.points)
     return next((store for store in stores if store and store.uri), None)
 
 

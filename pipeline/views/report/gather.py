@@ -23,10 +23,10 @@ from pipeline.config.schema import PredictConfig
 from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
-from pipeline.record import results, sweeps
+from pipeline.record import results
 from pipeline.record.events import Epoch
+from pipeline.record.files import Entry, read_sweep
 from pipeline.record.results import Ending, Result
-from pipeline.record.sweeps import Entry
 
 LOSS = "loss"
 # What a YAML file raises that is not there, or was cut short.
@@ -151,7 +151,7 @@ class ReportedSweep:
 def gather(folder: Path) -> ReportedSweep:
     """The sweep in a folder. Raises `UserError`."""
     folder = folder.resolve()
-    if listed := sweeps.read(folder):
+    if listed := read_sweep(folder):
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)

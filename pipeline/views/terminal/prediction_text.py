@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import outlook
 from pipeline.driver.views import RunResult
-from pipeline.record.predictions import FittedOn
+from pipeline.record.files import FittedOn
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
     cells,

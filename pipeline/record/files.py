@@ -1,0 +1,292 @@
+"""The small files beside logs and results, and their contents.
+
+In a run's folder: `tracking.json`, the stores that it is sent to and how much of it each has, and `agents.json`, what
+outlives its driver. In a sweep's: `sweep.json`, its points. In the output folder: `predictions.jsonl` and `links.json`.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline import record
+from pipeline.record import MismatchError
+from pipeline.record.log import SECRET, objects, read_json, read_whole, write_json, written
+
+LOG, TRACKING, AGENTS, SWEEP = "events.jsonl", "tracking.json", "agents.json", "sweep.json"
+PREDICTIONS, LINKS = "predictions.jsonl", "links.json"
+LINKS_VERSION = 1
+# Of a run's id, at the end of its name in MLflow.
+ID_LETTERS = 5
+# What a run is closed with that someone deleted in the store: it stays so.
+DELETED = "DELETED"
+
+
+@dataclass(frozen=True)
+class TrackingStore:
+    """An MLflow store that runs are sent to, by its URI, and the experiment in it.
+
+    `store` is its kind; `artifacts` a URI for the files of a local one; with `log_model` the trained model is one of
+    them. Without `uri` nothing is sent.
+    """
+
+    store: str | None = None
+    uri: str | None = None
+    experiment: str | None = None
+    artifacts: str | None = None
+    log_model: bool = True
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The copy of a run in a store: its id and its experiment's, and how many bytes of the log were sent.
+
+    `closed` is the status, once all is sent, or DELETED. `killed_ms` is when it was ended there since nobody else would
+    end it, and `problem` what its sender has met last.
+    """
+
+    run_id: str | None = None
+    experiment_id: str | None = None
+    offset: int = 0
+    closed: str | None = None
+    killed_ms: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class TrackingState:
+    """The store of a run, its copy there, and its copies in other stores, by their URIs."""
+
+    store: TrackingStore | None = None
+    copied: Copied = Copied()
+    copies: dict[str, Copied] = field(default_factory=dict)
+
+    def in_store(self, uri: str | None) -> Copied:
+        """The copy in the store at `uri`."""
+        return self.copied if self._is_own(uri) else self.copies.get(str(uri), Copied())
+
+    def with_copied(self, uri: str | None, copied: Copied) -> "TrackingState":
+        """The same, where the store at `uri` holds so much."""
+        if self._is_own(uri):
+            return dataclasses.replace(self, copied=copied)
+        return dataclasses.replace(self, copies={**self.copies, str(uri): copied})
+
+    def _is_own(self, uri: str | None) -> bool:
+        return self.store is not None and self.store.uri == uri
+
+
+def read_tracking(folder: Path) -> TrackingState:
+    """The state in `tracking.json`."""
+    values = read_whole(folder / TRACKING)
+    with suppress(MismatchError):
+        # Beside the store stands what is there.
+        copied = record.from_plain(Copied, values)
+        return dataclasses.replace(record.from_plain(TrackingState, values), copied=copied)
+    return TrackingState()
+
+
+def run_id_of(folder: Path) -> str | None:
+    """The id of a folder's run in the store that it is tracked in; None where there is none."""
+    return read_tracking(folder).copied.run_id
+
+
+def write_tracking(folder: Path, state: TrackingState) -> None:
+    """Makes `state` what `read_tracking` returns: a reader sees the old values or these."""
+    copied = dataclasses.asdict(state.copied)
+    write_json(folder / TRACKING, {"store": state.store, **copied, "copies": state.copies})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The agents of a run whose processes outlive their driver, for the command that takes over.
+
+    HOST:PORT at which agents dial, the token, by group the numbers of their jobs, in the order they began, and which
+    agents have a part of any.
+    """
+
+    address: str
+    token: str
+    jobs: dict[str, list[int]] = field(default_factory=dict)
+    agents: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Kept | None":
+        """Reads that of the run in a folder; None if nothing outlives its driver."""
+        return read_json(cls, folder / AGENTS)
+
+    def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
+        """The same, once another job of a group has begun."""
+        jobs = self.jobs | {group: [*self.jobs.get(group, ()), number]}
+        return dataclasses.replace(self, jobs=jobs, agents=sorted({*self.agents, *agents}))
+
+    def write(self, folder: Path) -> None:
+        """Writes it so that nobody else can read it. Raises `OSError`."""
+        write_json(folder / AGENTS, self, SECRET)
+
+
+def forget_agents(folder: Path) -> None:
+    """Notes that nothing outlives the driver of the run in a folder."""
+    (folder / AGENTS).unlink(missing_ok=True)
+
+
+def trains_on(folder: Path, now: float) -> bool:
+    """True if a run may be training without its driver: its processes wait for one as long as the plan says."""
+    if not (folder / AGENTS).exists():
+        return False
+    planned = read_whole(folder / "plan.json")
+    waits = planned.get("orphan_timeout")
+    meant = planned.get("detach") is True and isinstance(waits, int | float)
+    return meant and now < written(folder / LOG) + float(waits or 0)
+
+
+@dataclass
+class Entry:
+    """A point of a sweep: its number and which repeat of it this is, its folder as seen from the sweep's, and how it
+    ended, if it did. `seconds` is how long it took.
+    """
+
+    place: int
+    repeat: int
+    fingerprint: str
+    folder: str
+    overrides: tuple[str, ...]
+    status: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+
+
+def read_sweep(folder: Path) -> list[Entry]:
+    """The points of the sweep in a folder; none where it does not list them, or a file that is broken."""
+    with suppress(MismatchError):
+        return record.from_plain(list[Entry], read_whole(folder / SWEEP).get("points"))
+    return []
+
+
+def write_sweep(folder: Path, entries: Sequence[Entry]) -> None:
+    """Writes the points of the sweep in a folder, whole. Raises `OSError`."""
+    points = sorted(entries, key=lambda entry: (entry.place, entry.repeat))
+    write_json(folder / SWEEP, {"name": folder.name, "points": points})
+
+
+@dataclass(frozen=True)
+class FittedOn:
+    """The runs that a prediction was fitted on, what they were of, and how many others were left out.
+
+    `timed_step_seconds` is how long a step of one worker took that was timed for it, if one was.
+    """
+
+    runs: int
+    left_out: int = 0
+    strategies: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
+    replica_batches: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    timed_step_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """The predicted examples per second of a plan, their interval, and when and for what they were predicted.
+
+    `correction` is what a fit was multiplied by, since runs and earlier predictions were off, and `unsure` how sure it
+    was, as a standard deviation of the logarithm; None of versions that did not tell.
+    """
+
+    time: float | None = None
+    examples_per_second: float
+    low: float
+    high: float
+    confidence: float | None = None
+    strategy: str | None = None
+    workers: int | None = None
+    parameters: int | None = None
+    fitted_on: FittedOn | None = None
+    correction: float = 1.0
+    unsure: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionLine(Predicted):
+    """A line of predictions.jsonl: `identity` names the plan that it is of, see `step_model.identity`."""
+
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Predicted):
+    """A prediction of a run that has `measured` so many examples per second.
+
+    `error` is predicted over measured, less 1; `held` says whether the interval holds what was measured.
+    """
+
+    measured: float | None = None
+    error: float
+    held: bool
+
+
+def append_prediction(output: Path, line: PredictionLine) -> None:
+    """Keeps a prediction, to be scored by a run that comes after it."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / PREDICTIONS).open("ab") as lines:
+        lines.write(record.to_json(line) + b"\n")
+
+
+def read_predictions(output: Path) -> list[PredictionLine]:
+    """The predictions that were made, oldest first."""
+    lines: list[PredictionLine] = []
+    for values, _ in objects(output / PREDICTIONS):
+        with suppress(MismatchError):
+            lines.append(record.from_plain(PredictionLine, values))
+    return lines
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """One link: two hosts by the cluster's names for them, Gbit/s each way at once, and ms there and back."""
+
+    hosts: tuple[str, str]
+    gbps: float
+    round_trip_ms: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """All links of some hosts that were measured together, and when."""
+
+    version: int
+    measured_at: float
+    links: tuple[LinkSpeed, ...]
+
+
+def write_links(output: Path, links: Sequence[LinkSpeed], now: float) -> Path:
+    """Keeps what was measured, beside what is known of other hosts' links; the file that has it."""
+    anew = {frozenset(link.hosts) for link in links}
+    others = [link for link in read_links(output) if frozenset(link.hosts) not in anew]
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / LINKS
+    write_json(file, Links(LINKS_VERSION, now, (*others, *links)))
+    return file
+
+
+def read_links(output: Path) -> tuple[LinkSpeed, ...]:
+    """The links that were measured; none if the file is missing or spoilt."""
+    links = read_json(Links, output / LINKS)
+    return links.links if links else ()
+
+
+def slowest_link(links: Collection[LinkSpeed], hosts: Collection[str]) -> float | None:
+    """Gbit/s of the slowest link between two of the hosts, which a ring waits for; None where none of them is known.
+
+    Without hosts, whose names are not known then, that of all links.
+
+    >>> links = [LinkSpeed(("a", "b"), 10.0, 0.1), LinkSpeed(("c", "b"), 1.0, 0.1), LinkSpeed(("c", "d"), 0.1, 0.1)]
+    >>> slowest_link(links, ["a", "b", "c"]), slowest_link(links, ["a"])
+    (1.0, None)
+    """
+    speeds = [link.gbps for link in links if not hosts or {*link.hosts} <= {*hosts}]
+    return float(f"{min(speeds):.3g}") if speeds else None
