@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell, tell_id
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.config import config as configs
-from pipeline.driver import sweep, takeover
+from pipeline.driver import resume, sweep
 from pipeline.driver.requests import devices
 from pipeline.driver.run_folders import PLAN, find
 from pipeline.driver.session import Session
@@ -42,7 +42,7 @@ def attach(typed: Words) -> int:
     try:
         end, output = typed.is_true("end"), Path(typed["output_dir"])
         folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
-        with signals.interrupt(session.spares), takeover.attach(folder.resolve(), session, end) as supervisor:
+        with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
             code = _trained(supervisor, session)
         return code
     except UserError:

@@ -17,8 +17,8 @@ from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import LoggedRun, find_sweep, load
 from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
 from pipeline.config.parts import flat
+from pipeline.driver import Tracking
 from pipeline.driver.run_folders import find
-from pipeline.driver.views import Tracking
 from pipeline.errors import UserError
 from pipeline.views import report as reports
 from pipeline.views import terminal as show

@@ -24,10 +24,9 @@ from pipeline.commands.verbs import Parser, options, where_configs_are
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
-from pipeline.driver import start
+from pipeline.driver import Ahead, RunResult, Screen, start
 from pipeline.driver.requests import Requests, devices, most_at_once
 from pipeline.driver.session import CLOSE_SECONDS, Key, RunRequest, Session
-from pipeline.driver.views import Ahead, RunResult, Screen
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
@@ -145,9 +144,9 @@ def _refusal(error: Exception) -> str:
 
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
-    from pipeline.driver import takeover
+    from pipeline.driver import resume
 
-    show.say_error(f"{from_here(folder)} trains on: {takeover.how(folder)}")
+    show.say_error(f"{from_here(folder)} trains on: {resume.how(folder)}")
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:

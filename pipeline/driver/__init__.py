@@ -1,1 +1,177 @@
-"""Turns plans into commands to processes, and the events that come back into a run's result."""
+"""Takes runs from their plans to their results. Here: the protocols of a run's views, and the results that they get."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.config.offered import load_offer
+from pipeline.plan.estimate import Estimate
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+from pipeline.record.files import TrackingStore
+from pipeline.record.results import Result
+
+if TYPE_CHECKING:
+    from pipeline.analyze.calibration import Score
+    from pipeline.analyze.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A prediction, how good earlier ones were, and the share of a worker that pays."""
+
+    prediction: "Prediction"
+    score: "Score"
+    knee_share: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run's result, its folder, and what was typed.
+
+    `number` is its number in the sweep; None if that is its place among those that are shown. A run that was only
+    planned has its `estimate`, one that was only predicted what was `foreseen`.
+    """
+
+    result: Result
+    folder: str = ""
+    overrides: tuple[str, ...] = ()
+    number: int | None = None
+    estimate: Estimate | None = None
+    foreseen: Foreseen | None = None
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Progress of a sweep: the number of the run under way, all results so far, and the seconds left, if known."""
+
+    number: int
+    points: tuple[RunResult, ...]
+    seconds_left: float | None
+
+    @property
+    def done(self) -> int:
+        """The number of runs that have ended."""
+        return sum(point.result.ending.status is not None for point in self.points)
+
+
+class View(Protocol):
+    """Takes a run's events in order, each once, inside its `with` block; `now` is in seconds on one clock."""
+
+    def __enter__(self) -> "View":
+        """Begins to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends to show, however the block ends."""
+
+    def update(self, event: Event, now: float) -> None:
+        """Takes the next event, of any kind."""
+
+    def recall(self, events: Iterable[Event], now: float) -> None:
+        """Takes events of earlier commands, and shows nothing of them."""
+
+
+class Screen(Protocol):
+    """Shows a command's runs to a person."""
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+
+    def shares(self, points: Sequence[RunResult]) -> None:
+        """Shows what was typed for all runs of a sweep."""
+
+    def begins(self, ahead: Ahead) -> None:
+        """Shows which run of a sweep begins."""
+
+    def ended(self, point: RunResult, seconds: float | None) -> None:
+        """Shows the result of a run of a sweep, after so many seconds."""
+
+    def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
+        """Shows which run is resumed, and from which step."""
+
+    def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
+        """Shows a plan; `full` if nothing is trained. Its baseline may be `reused` from a folder."""
+
+    def described(self, typed: str) -> None:
+        """Shows the commands or the job that would start a plan's processes."""
+
+    def estimated(self, plan: Plan, estimate: Estimate) -> None:
+        """Shows what a plan needs."""
+
+    def shared(self, estimate: Estimate) -> None:
+        """Shows which tables are cut and what stays whole."""
+
+    def predicted(self, point: RunResult) -> None:
+        """Shows how fast a plan would be."""
+
+    def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:
+        """A view of a run of `plan`, under the progress of its sweep."""
+
+
+class Tracking(Protocol):
+    """Sends runs' event logs to their store. Nothing here raises.
+
+    A method waits until it has not got on for `timeout` seconds, or `waits` returns false.
+    """
+
+    def begin(self) -> None:
+        """Gets ready, while something else is waited for."""
+
+    def follow(self, folder: Path, store: TrackingStore) -> None:
+        """Sends the log in `folder` to `store` from now on."""
+
+    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:
+        """The id there of the run in `folder`; None if it has none after that time."""
+
+    def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
+        """(True if all of the log in `folder` is there, what was wrong), after that time."""
+
+    def close(self, timeout: float, waits: Callable[[], bool] = ...) -> None:
+        """Sends what is left, and ends."""
+
+
+Make = Callable[[Plan, Path], View]
+
+
+def offered(names: Sequence[str]) -> dict[str, Make]:
+    """The views that packages offer, as entry points of the group `pipeline.views`. Raises `UserError`."""
+    return {name: load_offer("views", name, "views", {}, "views=[]") for name in names}
+
+
+class Offered:
+    """Views of other packages: one that fails is left out from then on, and the run goes on without it."""
+
+    def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._views: dict[str, View] = {}
+        views = {name: self._try(name, make, plan, folder) for name, make in makes.items()}
+        self._views |= {name: view for name, view in views.items() if view is not None}
+
+    def __enter__(self) -> "Offered":
+        self._all("__enter__")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._all("__exit__", kind, error, trace)
+
+    def update(self, event: Event, now: float) -> None:
+        """Takes the next event."""
+        self._all("update", event, now)
+
+    def _all(self, part: str, *arguments: object) -> None:
+        for name, view in [*self._views.items()]:
+            self._try(name, methodcaller(part, *arguments), view)
+
+    def _try(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return call(*arguments)
+        except Exception as error:
+            self._views.pop(name, None)
+            self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")

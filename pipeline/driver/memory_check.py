@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pipeline.config import targets
 from pipeline.config.schema import Config, Exchange, StrategyConfig
+from pipeline.driver import RunResult
 from pipeline.driver.planner import planned_on
 from pipeline.driver.session import RunRequest, Session
-from pipeline.driver.views import RunResult
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster

@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.driver import start
+from pipeline.driver import RunResult, Screen, start
 from pipeline.driver.requests import Requests
 from pipeline.driver.session import Key, Preemption, RunRequest, Session, cluster_key
-from pipeline.driver.views import RunResult, Screen
 from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, Helpers, Job, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine

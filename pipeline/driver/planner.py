@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import instead, targets
 from pipeline.config.parts import flat
 from pipeline.config.schema import Config, Mode, Store
-from pipeline.driver import views
+from pipeline.driver import offered
 from pipeline.driver.session import Planned, Session
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
@@ -39,7 +39,7 @@ def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
     check_engine(config.backend)
     check_installed(config.backend)
     check_collective(config.strategy.collective)
-    views.offered(config.views)
+    offered(config.views)
     if config.mode is Mode.run:
         _expect_needed(config, session)
         _expect_store(config)

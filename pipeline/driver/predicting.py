@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pipeline.analyze import calibration, history, outlook, predict, step_model
 from pipeline.config.schema import Config
+from pipeline.driver import Foreseen, RunResult
 from pipeline.driver.memory_check import learned_size
 from pipeline.driver.planner import planned_on, with_addresses
 from pipeline.driver.session import RunRequest, Session
 from pipeline.driver.timing import time_steps
-from pipeline.driver.views import Foreseen, RunResult
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach

@@ -17,10 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import COMPOSED, Config, Mode, Order
-from pipeline.driver import run_folders, start
+from pipeline.driver import RunResult, run_folders, start
 from pipeline.driver import sweep as sweeps
 from pipeline.driver.session import Key, RunRequest, Session, write_unstarted
-from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.launch import AT_ONCE, LaunchError, this_machine
 from pipeline.plan import planning

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.schema import ClusterConfig, Config
-from pipeline.driver.views import Ahead, RunResult, Screen, Tracking
+from pipeline.driver import Ahead, RunResult, Screen, Tracking
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan import plan as plans

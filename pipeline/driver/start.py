@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.schema import Config, Mode, Store
-from pipeline.driver import run_folders
+from pipeline.driver import RunResult, run_folders
 from pipeline.driver.memory_check import estimated, expect_room, show_shards
 from pipeline.driver.planner import plan_run, reachable
 from pipeline.driver.session import Planned, RunRequest, Session
-from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.launch import Cancelled, outlives
 from pipeline.plan.backends import JAX

@@ -14,18 +14,17 @@ from dataclasses import replace
 
 from omegaconf import OmegaConf
 
-from pipeline.driver import takeover
+from pipeline.driver import Offered, RunResult, Tracking, offered, resume
 from pipeline.driver.group import Group, Replay
 from pipeline.driver.memory_check import keep_size, known_size, size_file, without_room
 from pipeline.driver.planner import batch_rule, fewer, relaid
 from pipeline.driver.results import preempted, refused_of, result_of
+from pipeline.driver.resume import Attempt, Handover
 from pipeline.driver.run import Run, unwritten
 from pipeline.driver.run_folders import EVENTS
 from pipeline.driver.session import RunPreempted, RunRequest, Session
 from pipeline.driver.tags import name_of, parameters, store_of, tags_of
-from pipeline.driver.takeover import Attempt, Handover
 from pipeline.driver.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
-from pipeline.driver.views import Offered, RunResult, Tracking, offered
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cancelled, LaunchError, outlives
@@ -137,7 +136,7 @@ class Supervisor:
         status, error, interrupted, blamed = "FAILED", None, None, None
         session.busy = session.saves = True
         if self._config.launch.detach:
-            session.leaves, how = self.run.folder, takeover.how(self.run.folder)
+            session.leaves, how = self.run.folder, resume.how(self.run.folder)
             session.screen.say(f"Ctrl-C, or a terminal that is closed, leaves it training: {how}")
         try:
             with self._progress:
@@ -211,7 +210,7 @@ class Supervisor:
         """Notes the attempt that begins now, for another driver to take over, if processes outlive this one."""
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
-        takeover.forget(self.run.folder)
+        resume.forget(self.run.folder)
         attempt = Attempt(self._now.to_json(), time.time(), self._measured, self._resume, self._restarts, self._failed)
         one = self._one_device
         # Training goes on even if it cannot be written: then no driver can take over.
@@ -369,7 +368,7 @@ class Supervisor:
         result = self.run.write(result)
         self.emit(events.Result(results.to_values(result), time=time.time()))
         self.emit(Ended(str(ending.status), ending.error, time=time.time()))
-        takeover.forget(folder)
+        resume.forget(folder)
         if ending.status == "FINISHED":
             # A run that did not finish reads it again when it is resumed.
             shutil.rmtree(folder / "cache", ignore_errors=True)

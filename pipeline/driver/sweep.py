@@ -16,8 +16,8 @@ from typing import Any
 
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig
+from pipeline.driver import RunResult
 from pipeline.driver.run_folders import EVENTS, Lock, attempts
-from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.record import log, results
 from pipeline.record.events import Ended

@@ -12,7 +12,7 @@ from shipped_sizes import planned
 
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
-from pipeline.driver.views import Foreseen, RunResult
+from pipeline.driver import Foreseen, RunResult
 from pipeline.record.files import PREDICTIONS, FittedOn, PredictionLine, read_predictions
 from pipeline.record.results import Layout, Result, Speed
 from pipeline.views.terminal.prediction_text import predicted_lines

@@ -16,11 +16,11 @@ from plans import config, machine
 
 from pipeline.analyze.measure import Repeat
 from pipeline.config import config as configs
-from pipeline.driver import resume, takeover
+from pipeline.driver import resume
 from pipeline.driver.group import Group, Replay
+from pipeline.driver.resume import Attempt, Handover
 from pipeline.driver.run_folders import Lock
 from pipeline.driver.session import Preemption, Session
-from pipeline.driver.takeover import Attempt, Handover
 from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, outlives
@@ -76,8 +76,8 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     handed.write(tmp_path)
     assert Handover.read(tmp_path) == handed
     assert from_json(handed.attempt.plan) == PLAN
-    assert takeover._config(handed) == config("multi_worker", workers=2)
-    takeover.forget(tmp_path)
+    assert resume._config(handed) == config("multi_worker", workers=2)
+    resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
     assert Kept.read(tmp_path) is None
     assert Handover.read(tmp_path) is None
@@ -244,7 +244,7 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     left(directory=str(tmp_path)).write(folder)
     told = asked("attach", "outputs/runs/mine").failed(2)
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
-    assert not (folder / takeover.FILE).exists()
+    assert not (folder / resume.FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:
         log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")
@@ -263,12 +263,12 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
     session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
     monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
-    with pytest.raises(UserError, match="received none of"), takeover.attach(folder, session):
+    with pytest.raises(UserError, match="received none of"), resume.attach(folder, session):
         pass
     assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
     run.write(folder)
     seen.append("once")
-    with takeover.attach(folder, session) as supervisor:
+    with resume.attach(folder, session) as supervisor:
         assert os.getcwd() == str(tmp_path / "there")
         supervisor.run.release()
     assert os.getcwd() == here

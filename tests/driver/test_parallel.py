@@ -17,11 +17,10 @@ from rich.console import Console
 from run_events import logged
 from under_way import UnderWay, until
 
-from pipeline.driver import parallel
+from pipeline.driver import RunResult, parallel
 from pipeline.driver.parallel import CoreShare, moved, part_for, whole
 from pipeline.driver.requests import Requests
 from pipeline.driver.session import RunRequest, Session
-from pipeline.driver.views import RunResult
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed

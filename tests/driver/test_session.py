@@ -15,13 +15,13 @@ from shown_runs import a_plan, told
 from pipeline.commands import train
 from pipeline.config.schema import Config, SweepConfig
 from pipeline.data import needed
+from pipeline.driver import RunResult
 from pipeline.driver import session as module
 from pipeline.driver.parallel import own_session
 from pipeline.driver.planner import plan_run
 from pipeline.driver.requests import Requests
 from pipeline.driver.results import preempted
 from pipeline.driver.session import PERSON_SECONDS, WAITING, Preemption, RunRequest, Session
-from pipeline.driver.views import RunResult
 from pipeline.launch.signals import Interrupted
 from pipeline.record import results
 from pipeline.record.events import Signalled

@@ -16,10 +16,9 @@ from pipeline.commands.verbs import options
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config, ModelConfig, Order
-from pipeline.driver import resume, run_folders, sweep
+from pipeline.driver import RunResult, resume, run_folders, sweep
 from pipeline.driver.run_folders import Lock
 from pipeline.driver.tags import command_of
-from pipeline.driver.views import RunResult
 from pipeline.errors import UserError
 from pipeline.record.files import read_sweep
 from pipeline.record.results import Ending, Result

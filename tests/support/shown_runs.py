@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from pipeline.config.parts import leaves, unflat
-from pipeline.driver.views import RunResult
+from pipeline.driver import RunResult
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import results
 from pipeline.record.events import (

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from shown_runs import a_plan, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
-from pipeline.driver.views import Ahead, RunResult
+from pipeline.driver import Ahead, RunResult
 from pipeline.record import results
 from pipeline.record.results import Choices, Layout, Result
 from pipeline.views.terminal import Progress, Terminal, error_text, say, sweep_table

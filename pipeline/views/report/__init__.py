@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
+from pipeline.driver import RunResult, Tracking
 from pipeline.driver.tags import origin
-from pipeline.driver.views import RunResult, Tracking
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.files import LOG, TrackingStore, read_tracking

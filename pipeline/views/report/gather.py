@@ -20,7 +20,7 @@ from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import LoggedRun
 from pipeline.config.schema import PredictConfig
-from pipeline.driver.views import RunResult
+from pipeline.driver import RunResult
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
 from pipeline.record import results

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pipeline.driver.views import Ahead, RunResult
+from pipeline.driver import Ahead, RunResult
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
@@ -54,7 +54,7 @@ Key = tuple[int, int]
 
 
 class Terminal:
-    """A `pipeline.driver.views.Screen`: lines, and bars while a run is under way."""
+    """A `pipeline.driver.Screen`: lines, and bars while a run is under way."""
 
     def __init__(self, console: Console, clock: Callable[[], float] | None = None) -> None:
         self._console, self._clock = console, clock

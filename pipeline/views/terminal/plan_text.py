@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pipeline.analyze.comparable import grouped
-from pipeline.driver.views import RunResult
+from pipeline.driver import RunResult
 from pipeline.plan.backends import other
 from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import HostMemory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import outlook
-from pipeline.driver.views import RunResult
+from pipeline.driver import RunResult
 from pipeline.record.files import FittedOn
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (

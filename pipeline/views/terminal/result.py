@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import offered
-from pipeline.driver.views import RunResult
+from pipeline.driver import RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
 from pipeline.record.results import Result, Speed, Training
 from pipeline.views.terminal.console import Fitted, texts

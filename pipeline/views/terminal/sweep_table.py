@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import TOOK, WAITED
-from pipeline.driver.views import Ahead, RunResult
+from pipeline.driver import Ahead, RunResult
 from pipeline.record.results import Result
 from pipeline.views.terminal.console import Fitted, Lines, texts
 from pipeline.views.terminal.plan_text import planned_rows
