@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Json, Object
-from pipeline.launch import Cluster, Helpers, LaunchError, asking
+from pipeline.launch import Cluster, Helpers, LaunchError, asking, option, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.driver import AgentLine, Agents
@@ -28,7 +28,6 @@ from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.options import option, options_of
 from pipeline.launch.signals import number_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
-from pipeline.launch import Helpers, LaunchError, Line, this_machine
+from pipeline.launch import Helpers, LaunchError, Line, options_of, this_machine
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.asking import MODULE, ProcessLine
-from pipeline.launch.options import options_of
 from pipeline.plan.checks import HOST, stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, this_machine
+from pipeline.launch import LaunchError, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
@@ -25,7 +25,6 @@ from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.job_variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.options import options_of
 from pipeline.launch.signals import number_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan

@@ -13,8 +13,8 @@ from stand_in.cluster import StandIn
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
+from pipeline.launch.kubernetes import FILE, KubernetesCluster
 from pipeline.launch.kubernetes.client import Client, Follower, state_of
-from pipeline.launch.kubernetes.cluster import FILE, KubernetesCluster
 from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of
 from pipeline.record.events import Warned
 from pipeline.record.files import Kept

@@ -13,10 +13,9 @@ from plans import pods as planned
 from stand_in.api import validate
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, mpi
+from pipeline.launch import LaunchError, mpi, options_of
 from pipeline.launch import hosts as ssh
 from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of, to_yaml
-from pipeline.launch.options import options_of
 from pipeline.launch.slurm.script import SlurmOptions
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan

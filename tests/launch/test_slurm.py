@@ -18,7 +18,7 @@ from pretend_slurm import Slurm
 from under_way import UnderWay, losses, until
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError
+from pipeline.launch import LaunchError, options_of
 from pipeline.launch.job_variables import (
     OPEN_MPI,
     SLURM,
@@ -29,8 +29,7 @@ from pipeline.launch.job_variables import (
     hosts_of,
     place_of,
 )
-from pipeline.launch.options import options_of
-from pipeline.launch.slurm.cluster import within
+from pipeline.launch.slurm import within
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",

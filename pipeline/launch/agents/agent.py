@@ -19,30 +19,10 @@ from pathlib import Path
 import msgspec
 
 from pipeline.launch import LaunchError, this_machine
+from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import (
-    Ask,
-    Beats,
-    Close,
-    DumpStacks,
-    Emitted,
-    Find,
-    Give,
-    Held,
-    Hello,
-    Leaving,
-    Lost,
-    Message,
-    Piece,
-    Response,
-    Restart,
-    Start,
-    Stop,
-    Stopped,
-    alike,
-    from_bytes,
-)
+from pipeline.launch.agents.messages import alike, from_bytes
 from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
 from pipeline.launch.asking import ProcessLine, here
 from pipeline.launch.local import LocalCluster, LocalJob
@@ -65,7 +45,7 @@ ABANDONED, UNREACHED = 75, 69
 class _Job:
     """Processes that were started together, and what the driver should know of them."""
 
-    start: Start
+    start: messages.Start
     plan: Plan
     running: LocalJob
     folder: Path
@@ -124,7 +104,7 @@ class Agent:
                         # Before it is done: what this process does not live to do, nobody does.
                         self._channel.done(received)
                         message = from_bytes(received.data)
-                        if isinstance(message, Close):
+                        if isinstance(message, messages.Close):
                             return message.code
                         self._do(message, Path(folder))
                     self._pass_all_on()
@@ -162,27 +142,29 @@ class Agent:
             self._drop_all()
         self._life = self._channel.life
         held = [
-            Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
+            messages.Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
             for number, job in self._jobs.items()
         ]
         host, network = self._cluster.inventory(), this_machine.network()
-        self._send(Hello(self._order, self._address, host, alike(), held, self._life, network))
+        self._send(messages.Hello(self._order, self._address, host, alike(), held, self._life, network))
 
-    def _do(self, message: Message, folder: Path) -> None:
+    def _do(self, message: messages.Message, folder: Path) -> None:
         match message:
-            case Start(job=number):
+            case messages.Start(job=number):
                 self._start(message, folder / str(number))
-            case Ask():
+            case messages.Ask():
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
-            case Find(number=number, ports=ports):
+            case messages.Find(number=number, ports=ports):
                 try:
-                    self._send(Response(number, list(self._cluster.hold(self._address, ports))))
+                    self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
                 except LaunchError as error:
-                    self._send(Response(number, error=str(error)))
-            case Give() | Restart() | DumpStacks() | Stop() if message.job in self._jobs:
+                    self._send(messages.Response(number, error=str(error)))
+            case messages.Give() | messages.Restart() | messages.DumpStacks() | messages.Stop() if (
+                message.job in self._jobs
+            ):
                 self._do_with(self._jobs[message.job], message)
 
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, ask: messages.Ask) -> None:
         """Answers a request, after those before it."""
         with self._asking:
             try:
@@ -190,39 +172,41 @@ class Agent:
                 line = self._helper.answer(ask.request, ask.timeout)
             except LaunchError as error:
                 line = json.dumps({"failed": str(error)})
-        self._send(Response(ask.number, line=line))
+        self._send(messages.Response(ask.number, line=line))
 
-    def _start(self, message: Start, folder: Path) -> None:
+    def _start(self, message: messages.Start, folder: Path) -> None:
         plan = on_cores(from_json(zlib.decompress(message.plan).decode()), message.ranks, this_machine.usable_cores())
         folder.mkdir()
         self._lines.append(lines := Lines(plan, message.group, message.ranks, folder))
         try:
             running = self._cluster.start(plan, message.group, folder, message.ranks)
         except LaunchError as error:
-            self._send(Lost(message.job, str(error)))
+            self._send(messages.Lost(message.job, str(error)))
             return
         self._jobs[message.job] = _Job(message, plan, running, folder, lines)
 
-    def _do_with(self, job: _Job, message: Give | Restart | DumpStacks | Stop) -> None:
+    def _do_with(
+        self, job: _Job, message: messages.Give | messages.Restart | messages.DumpStacks | messages.Stop
+    ) -> None:
         match message:
-            case Give(command=command):
+            case messages.Give(command=command):
                 job.commands += 1
                 job.running.send(in_folder(commands.from_json(command), job.folder))
-            case Restart(rank=rank):
+            case messages.Restart(rank=rank):
                 try:
                     job.running.restart(rank)
                     job.exited.pop(rank, None)
                 except LaunchError as error:
-                    self._send(Lost(message.job, str(error)))
-            case DumpStacks():
+                    self._send(messages.Lost(message.job, str(error)))
+            case messages.DumpStacks():
                 job.running.dump_stacks()
-            case Stop(grace=grace):
+            case messages.Stop(grace=grace):
                 job.running.stop(grace)
                 self._pass_on(job)
                 while self._send_lines(job) or self._bring(job):
                     time.sleep(0.0 if self._channel.has_room else POLL_SECONDS)
                 del self._jobs[message.job]
-                self._send(Stopped(message.job))
+                self._send(messages.Stopped(message.job))
 
     def _pass_all_on(self) -> None:
         """Sends on what all processes have emitted and written, and now and then their heartbeats."""
@@ -232,7 +216,7 @@ class Agent:
             self._next_beats = time.monotonic() + BEATS_SECONDS
             for number, job in self._jobs.items():
                 if job.beats:
-                    self._send(Beats(number, list(job.beats.values())))
+                    self._send(messages.Beats(number, list(job.beats.values())))
                     job.beats.clear()
 
     def _pass_on(self, job: _Job) -> None:
@@ -262,14 +246,14 @@ class Agent:
         try:
             job.lines.append(lines)
         except OSError:
-            self._send(Emitted(job.start.job, lines))
+            self._send(messages.Emitted(job.start.job, lines))
 
     def _send_lines(self, job: _Job) -> bool:
         """Sends on the next of what processes have emitted, unless the driver is away for too long; is more left?"""
         if not job.lines.more or self._channel.away > AWAY_SECONDS:
             return False
         if self._channel.has_room and (lines := job.lines.next()):
-            self._send(Emitted(job.start.job, lines))
+            self._send(messages.Emitted(job.start.job, lines))
         return True
 
     def _forget_heard(self) -> None:
@@ -310,7 +294,9 @@ class Agent:
             data = file.read(PIECE_BYTES)
         if data:
             end = job.sent[path.name] = at + len(data)
-            self._send(Piece(job.start.job, path.name, before + at, data, None if size is None else end >= size))
+            self._send(
+                messages.Piece(job.start.job, path.name, before + at, data, None if size is None else end >= size)
+            )
 
     def _is_done(self) -> bool:
         """True once no process of a host that is taken away has a checkpoint to save any more.
@@ -328,12 +314,12 @@ class Agent:
 
     def _report(self, signal: int) -> None:
         if self._leaves:
-            self._send(Leaving())
+            self._send(messages.Leaving())
         for number, job in self._jobs.items():
             if self._leaves and not _is_kept(job):
                 continue
             event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
-            self._send(Emitted(number, to_line(event)))
+            self._send(messages.Emitted(number, to_line(event)))
 
     def _save(self) -> None:
         """Makes all processes write a checkpoint and leave, as no driver is there."""
@@ -345,7 +331,7 @@ class Agent:
             for job in self._jobs.values():
                 self._pass_on(job)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         self._channel.send(message.to_bytes())
 
 

@@ -13,22 +13,10 @@ from typing import Any
 import msgspec
 
 from pipeline.launch import ANSWER_SECONDS, LaunchError
+from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel, Received
 from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import (
-    DRIVER,
-    Ask,
-    Close,
-    Emitted,
-    Find,
-    Hello,
-    Leaving,
-    Message,
-    Response,
-    alike,
-    from_bytes,
-    unlike,
-)
+from pipeline.launch.agents.messages import DRIVER, alike, from_bytes, unlike
 from pipeline.launch.agents.unheard import unheard
 from pipeline.launch.asking import answer_of
 from pipeline.plan.machine import Host, Machine
@@ -47,7 +35,7 @@ class Known:
 
     channel: Channel
     life: str
-    hello: Hello
+    hello: messages.Hello
 
     @property
     def host(self) -> Host:
@@ -73,9 +61,9 @@ class Agents:
         # Lives of those whose hosts are taken away.
         self._leaving = set[str]()
         # By job, what has come, and what the job has taken, with which it is done once it asks again.
-        self._inbox: dict[int, list[tuple[str, Message, Received]]] = defaultdict(list)
+        self._inbox: dict[int, list[tuple[str, messages.Message, Received]]] = defaultdict(list)
         self._taken: dict[int, list[tuple[str, Received]]] = defaultdict(list)
-        self._responses: dict[tuple[str, int], Response] = {}
+        self._responses: dict[tuple[str, int], messages.Response] = {}
         self._listening = threading.Lock()
         # Hosts that have not what this one has are refused, unless they get nothing but requests.
         self.tolerates = False
@@ -120,7 +108,7 @@ class Agents:
         """True if an agent may be given processes: it is there, and its host stays."""
         return self.is_there(name) and self.known[name].life not in self._leaving
 
-    def send(self, name: str, message: Message) -> None:
+    def send(self, name: str, message: messages.Message) -> None:
         """Sends a message to an agent, now or once there is a connection again."""
         if not self.left:
             self.endpoint.channel(name).send(message.to_bytes())
@@ -133,7 +121,7 @@ class Agents:
             for received in channel.take():
                 self._sort(channel, received)
 
-    def about(self, number: int) -> list[tuple[str, Message]]:
+    def about(self, number: int) -> list[tuple[str, messages.Message]]:
         """Returns what agents have sent about a job since its last call, whose messages count as recorded now."""
         for name, received in self._taken.pop(number, ()):
             self.endpoint.channel(name).done(received)
@@ -143,7 +131,7 @@ class Agents:
 
     def ports(self, requests: dict[str, list[int]]) -> dict[str, list[int]]:
         """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
-        numbers = {name: self._request(name, partial(Find, ports=ports)) for name, ports in requests.items()}
+        numbers = {name: self._request(name, partial(messages.Find, ports=ports)) for name, ports in requests.items()}
         held: dict[str, list[int]] = {}
         for name, number in numbers.items():
             response = self._response(name, number, LATE_SECONDS)
@@ -160,7 +148,7 @@ class Agents:
 
     def ask(self, name: str, request: str, timeout: float) -> str:
         """Returns the answer of an agent's host to a line, see `pipeline.launch.asking`. Any thread may ask."""
-        number = self._request(name, partial(Ask, request=request, timeout=timeout))
+        number = self._request(name, partial(messages.Ask, request=request, timeout=timeout))
         # What is late there is reported by the agent before.
         response = self._response(name, number, timeout + LATE_SECONDS)
         if response is None:
@@ -172,7 +160,7 @@ class Agents:
         if not self.left:
             self.over(OVER)
         for agent in self.known.values():
-            self.send(agent.channel.name, Close(code))
+            self.send(agent.channel.name, messages.Close(code))
         self.endpoint.close(0.0 if self.left else seconds)
 
     def warn(self, text: str) -> None:
@@ -184,7 +172,7 @@ class Agents:
         while self._warnings:
             yield self._warnings.pop(0)
 
-    def _request(self, name: str, message: Callable[[int], Message]) -> int:
+    def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
         """Sends an agent a message that it responds to; returns its number."""
         with self._listening:
             self._requests += 1
@@ -192,7 +180,7 @@ class Agents:
         self.send(name, message(number))
         return number
 
-    def _response(self, name: str, number: int, seconds: float) -> Response | None:
+    def _response(self, name: str, number: int, seconds: float) -> messages.Response | None:
         """Returns an agent's response to the message of a number; None if none comes in time."""
         until = time.monotonic() + seconds
         while (name, number) not in self._responses:
@@ -213,23 +201,23 @@ class Agents:
                 "the same environment and code on all hosts",
             ) from error
         match message:
-            case Hello(driver=driver) if driver not in ("", self.endpoint.life):
+            case messages.Hello(driver=driver) if driver not in ("", self.endpoint.life):
                 # Meant for an earlier driver, which was not done with it.
                 pass
-            case Hello():
+            case messages.Hello():
                 self.known[channel.name] = Known(channel, received.life, message)
                 if (different := unlike(alike(), message.alike)) and not self.tolerates:
                     raise LaunchError(
                         f"Expected {channel.name} to have what this machine has: {different}. "
                         f"Try the same environment and code on all hosts."
                     )
-            case Leaving():
+            case messages.Leaving():
                 self._leaving.add(received.life)
-            case Response(number=number):
+            case messages.Response(number=number):
                 self._responses[channel.name, number] = message
-            case Emitted(job=number, lines=lines) if number in self._ending or number not in self._open:
+            case messages.Emitted(job=number, lines=lines) if number in self._ending or number not in self._open:
                 if lines := unheard(lines.splitlines()):
-                    self._inbox[OVER].append((channel.name, Emitted(OVER, lines), received))
+                    self._inbox[OVER].append((channel.name, messages.Emitted(OVER, lines), received))
                     return
             case _ if (job := getattr(message, "job", None)) in self._open:
                 self._inbox[job].append((channel.name, message, received))

@@ -7,21 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch import LaunchError
+from pipeline.launch.agents import messages
 from pipeline.launch.agents.driver import OVER, POLL_SECONDS, Agents
-from pipeline.launch.agents.messages import (
-    Beats,
-    DumpStacks,
-    Emitted,
-    Give,
-    Held,
-    Lost,
-    Message,
-    Piece,
-    Restart,
-    Start,
-    Stop,
-    Stopped,
-)
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
@@ -37,7 +24,7 @@ class Taken:
     """A job that an earlier driver has started: its number, and what each agent that has it says of it."""
 
     number: int
-    held: Mapping[str, Held]
+    held: Mapping[str, messages.Held]
 
 
 class RemoteJob:
@@ -113,7 +100,7 @@ class RemoteJob:
         self._sent += 1
         for name in self._begun:
             if self._sent > self._given_before.get(name, 0):
-                self._agents.send(name, Give(self._number, command.to_json()))
+                self._agents.send(name, messages.Give(self._number, command.to_json()))
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""
@@ -122,7 +109,7 @@ class RemoteJob:
             assert self._here is not None, "it was started"
             self._here.restart(rank)
         elif name in self._begun and self._agents.takes(name):
-            self._agents.send(name, Restart(self._number, rank))
+            self._agents.send(name, messages.Restart(self._number, rank))
         else:
             self._pending.add(rank)
             self._since, self._warned = time.monotonic(), False
@@ -131,7 +118,7 @@ class RemoteJob:
         """Makes every process write its stack to its log."""
         if self._here is not None:
             self._here.dump_stacks()
-        self._send(DumpStacks(self._number))
+        self._send(messages.DumpStacks(self._number))
 
     def stop(self, grace: float) -> None:
         """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left.
@@ -142,7 +129,7 @@ class RemoteJob:
             return
         self._pending.clear()
         self._agents.ending(self._number)
-        self._send(Stop(self._number, grace))
+        self._send(messages.Stop(self._number, grace))
         if self._here is not None:
             self._here.stop(grace)
         until = time.monotonic() + grace + STOP_SECONDS
@@ -166,7 +153,7 @@ class RemoteJob:
         for rank, code in exited.items():
             self._add(rank, Exited(code))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         for name in self._begun:
             self._agents.send(name, message)
 
@@ -196,7 +183,7 @@ class RemoteJob:
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
             self._begun.add(name)
-            self._agents.send(name, Start(self._number, self._group, plan, ranks, self._logged(ranks)))
+            self._agents.send(name, messages.Start(self._number, self._group, plan, ranks, self._logged(ranks)))
             self._running |= set(ranks)
         self._pending.clear()
 
@@ -205,31 +192,31 @@ class RemoteJob:
         logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
         return {log.name: log.stat().st_size for log in logs if log.exists()}
 
-    def _take(self, name: str, message: Message) -> None:
+    def _take(self, name: str, message: messages.Message) -> None:
         """Takes in what an agent has sent."""
         self._write(name, message)
         match message:
-            case Emitted(lines=lines):
+            case messages.Emitted(lines=lines):
                 for event in [event for line in lines.splitlines() if (event := from_line(line)) is not None]:
                     self._waiting.append(stamped(event, time.time(), self._group))
                     if isinstance(event, Exited):
                         self._running.discard(event.rank)
                     elif isinstance(event, Started):
                         self._running.add(event.rank)
-            case Beats(beats=beats):
+            case messages.Beats(beats=beats):
                 self._waiting += beats
-            case Lost(error=error):
+            case messages.Lost(error=error):
                 raise LaunchError(f"{name}: {error}")
 
-    def _write(self, name: str, message: Message) -> None:
+    def _write(self, name: str, message: messages.Message) -> None:
         """Writes what was written elsewhere where it belongs, a second time without effect, and notes who is done."""
         match message:
-            case Piece():
+            case messages.Piece():
                 self._put(message)
-            case Stopped():
+            case messages.Stopped():
                 self._stopped.add(name)
 
-    def _put(self, piece: Piece) -> None:
+    def _put(self, piece: messages.Piece) -> None:
         """Writes a piece of a file. One that comes again changes nothing."""
         name = Path(piece.name).name
         path = self._folder / (name if piece.last is None else f".partial.{name}")

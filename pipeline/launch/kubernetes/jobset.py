@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Meta
 
 from pipeline.config.schema import Object
+from pipeline.launch import option
 from pipeline.launch.agents.agent import ABANDONED, UNREACHED
-from pipeline.launch.options import option
 from pipeline.plan.plan import LaunchPart, Plan
 
 JOBSET, JOB = "jobset", "job"

@@ -12,8 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.launch import LaunchError
-from pipeline.launch.options import option
+from pipeline.launch import LaunchError, option
 
 MOST = 65_536
 # The options of sbatch that this program sets.
