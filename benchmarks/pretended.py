@@ -18,7 +18,7 @@ from pipeline.analyze.measure import CALL_SECONDS
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.child import BEAT_SECONDS
@@ -58,9 +58,9 @@ class Pretended(DiallingCluster):
         """At any port of loopback."""
         return "127.0.0.1:0"
 
-    def begin(self, contact: Contact) -> None:
+    def begin(self, address: str) -> None:
         """Tells the agents where to dial."""
-        self._contacts.send(contact)
+        self._contacts.send((address, self.token))
 
     def describe(self, plan: Plan) -> str:
         """Nothing is typed."""
@@ -69,22 +69,22 @@ class Pretended(DiallingCluster):
 
 def serve(hosts: int, per_host: int, contacts: Connection, doom: Doom) -> None:
     """Is the agents of so many hosts, each of so many processes, until the driver ends them."""
-    contact = contacts.recv()
-    agents = [threading.Thread(target=_agent, args=(order, per_host, contact, doom)) for order in range(hosts)]
+    address, token = contacts.recv()
+    agents = [threading.Thread(target=_agent, args=(order, per_host, address, token, doom)) for order in range(hosts)]
     for agent in agents:
         agent.start()
     for agent in agents:
         agent.join()
 
 
-def _agent(order: int, per_host: int, contact: Contact, doom: Doom) -> None:
-    endpoint = Endpoint(f"host{order}", contact.token)
+def _agent(order: int, per_host: int, address: str, token: bytes, doom: Doom) -> None:
+    endpoint = Endpoint(f"host{order}", token)
 
     def gone(channel: Channel, orphan_timeout: float) -> bool:
         return channel.away > AWAY_SECONDS
 
     host = _Host(Machine(endpoint.name, tuple(range(per_host)), 1.0, "pretended"), doom)
-    Agent(endpoint, endpoint.dial(DRIVER, contact.address), host, order, "127.0.0.1", gone).serve(lambda: None)
+    Agent(endpoint, endpoint.dial(DRIVER, address), host, order, "127.0.0.1", gone).serve(lambda: None)
     endpoint.close(1.0)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import Helpers, LaunchError, Line, options_of, this_machine
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
+from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
 from pipeline.launch.agents.remote import RemoteJob
@@ -82,11 +82,11 @@ class HostsCluster(DiallingCluster):
         """`cluster.options.conductor`, or the address from which this machine reaches the first host."""
         return with_port(self._options.conductor or reached_from(next(iter(self._targets))))
 
-    def begin(self, contact: Contact) -> None:
+    def begin(self, address: str) -> None:
         """Starts an agent on each host by ssh, several at a time."""
         pool = self._prepare()
         for name in self._targets:
-            pool.submit(self._start_agent, name, contact)
+            pool.submit(self._start_agent, name, address)
 
     def found(self, folder: Path) -> None:
         """Starts none but those that are to be started anew."""
@@ -95,9 +95,9 @@ class HostsCluster(DiallingCluster):
     def begin_again(self, names: Sequence[str]) -> None:
         """Starts agents anew on hosts that were lost, which may have been started again too."""
         for name in names:
-            if self._pool and self.contact and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
+            if self._pool and self.address and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
                 self._tried[name] = time.monotonic() + self._options.timeout
-                self._pool.submit(self._start_agent, name, self.contact)
+                self._pool.submit(self._start_agent, name, self.address)
 
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where ssh could not start an agent."""
@@ -209,10 +209,10 @@ class HostsCluster(DiallingCluster):
         home = f'"$HOME/{self._home()}"'
         return self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
 
-    def _start_agent(self, name: str, contact: Contact) -> None:
+    def _start_agent(self, name: str, address: str) -> None:
         """Starts the agent of a host. In a thread of its own."""
         self._failed.pop(name, None)
-        why = self._give_copy(name) or self._typed(name, self._command(name, contact.address), contact.token + b"\n")
+        why = self._give_copy(name) or self._typed(name, self._command(name, address), self.token + b"\n")
         if why is not None:
             self._failed[name] = why
         self._tried[name] = time.monotonic()

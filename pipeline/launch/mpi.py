@@ -19,7 +19,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
+from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
@@ -113,9 +113,9 @@ class MpiCluster(DiallingCluster):
         loopback = "127.0.0.1" if place.local_size == place.size else None
         return with_port(self._options.conductor or loopback or reached_from(socket.gethostname()))
 
-    def begin(self, contact: Contact) -> None:
+    def begin(self, address: str) -> None:
         """Tells the others where they are awaited."""
-        self._note(Meeting(contact.address, contact.token.decode()))
+        self._note(Meeting(address, self.token.decode()))
 
     def gather(self) -> None:
         """The same; once all have dialled, nothing is left to be read, however this process is ended."""
@@ -139,8 +139,8 @@ class MpiCluster(DiallingCluster):
 
     def hold(self, requests: dict[str, list[int]]) -> dict[str, list[str]]:
         """Those that the agents hold, and this place's own."""
-        assert self.contact is not None
-        host = self.contact.address.rpartition(":")[0]
+        assert self.address is not None
+        host = self.address.rpartition(":")[0]
         own = [f"{host}:{port}" for port in self.local.hold(host, requests.pop(_name(0), []))]
         return super().hold(requests) | {_name(0): own}
 

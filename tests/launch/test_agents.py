@@ -69,10 +69,10 @@ class OneHost(DiallingCluster):
     def describe(self, plan):
         return ""
 
-    def begin(self, contact):
+    def begin(self, address):
         self.here = Here()
-        endpoint = Endpoint("a", contact.token)
-        channel = endpoint.dial(DRIVER, contact.address)
+        endpoint = Endpoint("a", self.token)
+        channel = endpoint.dial(DRIVER, address)
         agent = Agent(
             endpoint, channel, self.here, 0, "127.0.0.1", lambda end, patience: end.away > patience, self.leaves
         )
@@ -233,7 +233,7 @@ def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_p
     # What comes in its place, once it has hung up, is given what waits.
     until(lambda: not made.agents.is_there("a"))
     made.here.signals.clear()
-    made.begin(made.contact)
+    made.begin(made.address)
     until(lambda: made.here.did == ["start point"], another)
     made.close(0)
 
@@ -266,10 +266,10 @@ class OneByTwoNames(HostsCluster):
     def listens_at(self):
         return "127.0.0.1:0"
 
-    def begin(self, contact):
+    def begin(self, address):
         for order, name in enumerate(self._targets):
-            here, endpoint = Here(), Endpoint(name, contact.token)
-            agent = Agent(endpoint, endpoint.dial(DRIVER, contact.address), here, order, name, lambda *_: False)
+            here, endpoint = Here(), Endpoint(name, self.token)
+            agent = Agent(endpoint, endpoint.dial(DRIVER, address), here, order, name, lambda *_: False)
             threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
 
 
@@ -312,7 +312,7 @@ def test_a_host_that_ssh_gets_no_answer_of_is_given_up_and_nothing_of_it_stays(t
 
 def test_whatever_ssh_is_doing_when_the_command_ends_is_ended(tmp_path):
     made = silent_hosts(tmp_path, 40, 60.0)
-    made.begin(dialling.Contact("127.0.0.1:1", b"token"))
+    made.begin("127.0.0.1:1")
     until(lambda: len(os.listdir(tmp_path / "pids")) > 5)
     began = time.monotonic()
     made.end()

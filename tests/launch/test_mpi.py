@@ -10,7 +10,6 @@ from conftest import Ran, launched, left_behind
 from under_way import UnderWay, losses
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.agents.dialling import Contact
 from pipeline.launch.job_variables import OPEN_MPI, Place, place_of
 from pipeline.launch.mpi import Meeting, MpiCluster, part
 from pipeline.record.log import read_json
@@ -64,10 +63,10 @@ def test_where_they_meet_is_for_nobody_else(tmp_path):
     options = {"folder": f"{tmp_path}/mpi"}
     place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
     made = MpiCluster(ClusterConfig("mpi", options=options), place)
-    made.begin(Contact("127.0.0.1:80", b"secret"))
+    made.begin("127.0.0.1:80")
     (path,) = (tmp_path / "mpi").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_json(Meeting, path) == Meeting("127.0.0.1:80", "secret")
+    assert read_json(Meeting, path) == Meeting("127.0.0.1:80", made.token.decode())
     made.end()
     assert not os.listdir(path.parent)
     made.close(0)

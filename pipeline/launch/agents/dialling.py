@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
@@ -25,14 +24,6 @@ DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
 # For how long agents of an earlier driver, which dial every second, may take to find this one, and to end.
 ATTACH_SECONDS = 15.0
 SAY_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class Contact:
-    """HOST:PORT that agents dial, and the token, which never stands on a command line or in a log."""
-
-    address: str
-    token: bytes
 
 
 class DiallingCluster(Cluster, ABC):
@@ -58,7 +49,8 @@ class DiallingCluster(Cluster, ABC):
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self.config, self.environ = config, environ
         self.agents = Agents(new_token())
-        self.contact: Contact | None = None
+        # HOST:PORT that agents dial, once they were begun; empty where they are dialled.
+        self.address: str | None = None
         self.say: Callable[[str], None] = lambda text: None
         self._begun = False
         # By group, the jobs of an earlier driver that are gone on with once they are started again.
@@ -66,6 +58,11 @@ class DiallingCluster(Cluster, ABC):
         # An earlier driver's agents that did not answer, which are told to end once they do.
         self._unheard: Agents | None = None
         self._last: Sequence[Known] = ()
+
+    @property
+    def token(self) -> bytes:
+        """What agents prove by that they are this command's."""
+        return self.agents.endpoint.token
 
     # What a kind says.
 
@@ -82,8 +79,11 @@ class DiallingCluster(Cluster, ABC):
         """
 
     @abstractmethod
-    def begin(self, contact: Contact) -> None:
-        """Starts the agents, and does not wait for them. Raises `LaunchError`."""
+    def begin(self, address: str) -> None:
+        """Starts the agents, which dial HOST:PORT, and does not wait for them. Raises `LaunchError`.
+
+        They need `token`, which must never stand on a command line or in a log.
+        """
 
     @abstractmethod
     def describe(self, plan: Plan) -> str:
@@ -131,8 +131,8 @@ class DiallingCluster(Cluster, ABC):
         """Starts agents, unless they were, and waits until all have dialled. Raises `LaunchError`."""
         if not self._begun:
             self._begun = True
-            self.contact = Contact(self._listen(self.listens_at()), self.agents.endpoint.token)
-            self.begin(self.contact)
+            self.address = self._listen(self.listens_at())
+            self.begin(self.address)
             self._wait()
 
     def attach(self, folder: Path) -> bool:
@@ -146,7 +146,7 @@ class DiallingCluster(Cluster, ABC):
         for number in (number for numbers in record.jobs.values() for number in numbers):
             self.agents.take_over(number)
         self._begun = True
-        self.contact = Contact(self._listen(record.address), self.agents.endpoint.token)
+        self.address = self._listen(record.address)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
@@ -159,10 +159,10 @@ class DiallingCluster(Cluster, ABC):
         They dial where that listened, and hear here that they are to end. Raises `LaunchError`.
         """
         record = Kept.read(folder)
-        if record is None or record.token.encode() == self.agents.endpoint.token:
+        if record is None or record.token.encode() == self.token:
             return
         self.say(f"What an earlier command, which was killed, has left of {from_here(folder)} is ended.")
-        shared = self.contact is not None and self.contact.address == record.address
+        shared = self.address == record.address
         if shared:
             # One that others are told of in advance, at which this command's own agents dial as well.
             self.agents.endpoint.stop_listening()
@@ -237,8 +237,8 @@ class DiallingCluster(Cluster, ABC):
             local=self.local,
             job_before=job_before,
         )
-        if job_before is None and self.contact is not None and self.local is None:
-            record = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
+        if job_before is None and self.address is not None and self.local is None:
+            record = Kept.read(folder) or Kept(self.address, self.token.decode())
             # Where nothing can be written, nobody takes this driver's place.
             with suppress(OSError):
                 record.with_job(group, job.number, job.hosts).write(folder)
@@ -295,7 +295,7 @@ class DiallingCluster(Cluster, ABC):
                 self.say(self.waiting())
             if self.dial_seconds is not None and waited > self.dial_seconds:
                 raise LaunchError(
-                    f"Expected the agents of {self.count} hosts to dial {self.contact.address if self.contact else ''} "
+                    f"Expected the agents of {self.count} hosts to dial {self.address or ''} "
                     f"within {self.dial_seconds:g} s, received {len(agents)}. Is the way there barred by a firewall? "
                     f"Try cluster.options.conductor=HOST:PORT, an address of this machine that they reach."
                 )

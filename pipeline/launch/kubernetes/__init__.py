@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import LaunchError, options_of
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, with_port
+from pipeline.launch.agents.dialling import DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.kubernetes.client import GONE, Client, Follower
@@ -146,12 +146,12 @@ class KubernetesCluster(DiallingCluster):
         """Follows the pods that an earlier command has made."""
         self._follow()
 
-    def begin(self, contact: Contact) -> None:
+    def begin(self, address: str) -> None:
         """Creates the objects of the run, and follows its pods."""
         assert self._pods is not None
         assert self._launch is not None
-        dialled = None if self._options.conductor is None else contact.address
-        self._connect().create(self._manifests(self._pods, self._launch, dialled), contact.token)
+        dialled = None if self._options.conductor is None else address
+        self._connect().create(self._manifests(self._pods, self._launch, dialled), self.token)
         self._follow()
 
     def _manifests(self, pods: Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
@@ -205,10 +205,10 @@ class KubernetesCluster(DiallingCluster):
             self.end()
             self._wait_until_gone(self._pods)
         self._pods, self._launch = pods, launch
-        if self.contact is None:
-            self.contact = Contact(self._listen(self.listens_at()), self.agents.endpoint.token)
+        if self.address is None:
+            self.address = self._listen(self.listens_at())
         self._begun = True
-        self.begin(self.contact)
+        self.begin(self.address)
 
     def _wait_until_gone(self, pods: Pods) -> None:
         client, until = self._connect(), time.monotonic() + GONE_SECONDS

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cancelled, LaunchError, options_of, this_machine
-from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from, with_port
+from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
@@ -79,7 +79,7 @@ class SlurmCluster(DiallingCluster):
 
     def arrived(self) -> bool:
         """True if there are nodes already; they are asked for once a run needs them."""
-        return self.contact is not None
+        return self.address is not None
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`, or the address of this machine from which it reaches nodes."""
@@ -95,7 +95,7 @@ class SlurmCluster(DiallingCluster):
                 continue
         return f"{reached_from(socket.gethostname())}:0"
 
-    def begin(self, contact: Contact) -> None:
+    def begin(self, address: str) -> None:
         """Submits the job; inside of an allocation, starts its step."""
         place = place_of(SLURM, self.environ)
         if place is not None and place.size > 1:
@@ -107,9 +107,9 @@ class SlurmCluster(DiallingCluster):
         folder = Path(self._options.folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=folder))
-        write_whole(self._folder / TOKEN, contact.token.decode(), SECRET)
+        write_whole(self._folder / TOKEN, self.token.decode(), SECRET)
         if self._inside is None:
-            (self._folder / SCRIPT).write_text(self._script(contact.address, self._folder))
+            (self._folder / SCRIPT).write_text(self._script(address, self._folder))
             self._submit()
         else:
             self._log = self._folder / f"slurm-{self._inside.job}.log"
@@ -150,7 +150,7 @@ class SlurmCluster(DiallingCluster):
             )
         elif state.name == RUNNING and time.monotonic() - self._job.since > self._options.timeout:
             raise LaunchError(
-                f"Expected the agents on {self.count} nodes to dial {self.contact.address if self.contact else ''}, "
+                f"Expected the agents on {self.count} nodes to dial {self.address or ''}, "
                 f"received nothing from {absent} of them for {self._options.timeout:g} s{self._tail()}. Is the way "
                 f"there barred by a firewall? Try cluster.options.conductor=HOST:PORT, an address that nodes reach, "
                 f"and see {self._log}."
@@ -174,7 +174,7 @@ class SlurmCluster(DiallingCluster):
 
     def moved(self) -> bool:
         """True if there are other agents than were laid over, maybe on other nodes, or none yet."""
-        return self.contact is not None and {agent.life for agent in self._present()} != self._laid_over
+        return self.address is not None and {agent.life for agent in self._present()} != self._laid_over
 
     def returns(self, ends: bool) -> str | None:
         """Makes Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
@@ -293,8 +293,8 @@ class SlurmCluster(DiallingCluster):
 
     def _start_step(self) -> None:
         assert self._log is not None
-        assert self.contact is not None
-        command = self._srun(self.contact.address, self._log.parent)
+        assert self.address is not None
+        command = self._srun(self.address, self._log.parent)
         if shutil.which(command[0], path=self.environ.get("PATH")) is None:
             raise LaunchError(
                 f"the command {command[0]} in the allocation of Slurm's job {self._inside.job if self._inside else ''}",
