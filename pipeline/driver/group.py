@@ -13,19 +13,8 @@ from pipeline.driver.watch import RunFailed, Watch
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
-from pipeline.record import commands
+from pipeline.record import commands, events
 from pipeline.record.commands import Command, Response
-from pipeline.record.events import (
-    PASSING,
-    Event,
-    EventBase,
-    Exited,
-    Finished,
-    Joined,
-    Left,
-    Signalled,
-    Warned,
-)
 from pipeline.record.log import to_line
 
 POLL_SECONDS = 0.2
@@ -43,9 +32,9 @@ class Replay:
     called once all of them have been replayed.
     """
 
-    def __init__(self, logged: Sequence[Event], began: float, live: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, logged: Sequence[events.Event], began: float, live: Callable[[], None] = lambda: None) -> None:
         self.logged = list(logged)
-        self._waiting: dict[str, deque[Event]] = defaultdict(deque)
+        self._waiting: dict[str, deque[events.Event]] = defaultdict(deque)
         for event in logged:
             if event.group is not None:
                 self._waiting[event.group].append(event)
@@ -58,9 +47,9 @@ class Replay:
         """Seconds since 1970; while events are replayed, when they were logged."""
         return time.time() if self._is_live else self._time
 
-    def is_logged(self, event: Event) -> bool:
+    def is_logged(self, event: events.Event) -> bool:
         """True for an event that the log has already."""
-        if isinstance(event, PASSING):
+        if isinstance(event, events.PASSING):
             return False
         if event.group is not None:
             return _line(event) in self._logged
@@ -68,7 +57,7 @@ class Replay:
         self._own[line] -= 1
         return self._own[line] >= 0
 
-    def next_of(self, group: str) -> Event | None:
+    def next_of(self, group: str) -> events.Event | None:
         """The next logged event of a group; None after its last."""
         if self._waiting[group]:
             event = self._waiting[group].popleft()
@@ -97,7 +86,7 @@ class Group:
         plan: Plan,
         name: str,
         folder: Path,
-        emit: Callable[[Event], None],
+        emit: Callable[[events.Event], None],
         preemption: Preemption,
         replay: Replay | None = None,
     ) -> None:
@@ -106,7 +95,7 @@ class Group:
         self._watch = Watch(plan)
         self._stopped = False
         # The last events of processes whose training was over.
-        self._finished: dict[int, Finished] = {}
+        self._finished: dict[int, events.Finished] = {}
         # How lost workers were replaced, in words.
         self.replaced: list[str] = []
         # How long this group worked on commands, and the others waited.
@@ -119,16 +108,16 @@ class Group:
         """Seconds; of events that are replayed, those when they were logged."""
         return time.monotonic() if self._replay is None else self._replay.clock()
 
-    def joined(self) -> dict[int, Joined]:
+    def joined(self) -> dict[int, events.Joined]:
         """The event of each process once all have joined. Raises `RunFailed`."""
-        return self._responses(Joined, range(len(self.plan.processes)))
+        return self._responses(events.Joined, range(len(self.plan.processes)))
 
     def request(self, command: Command[Response]) -> dict[int, Response]:
         """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
         self.send(command)
         return self.responses(command)
 
-    def send(self, command: Command[EventBase]) -> None:
+    def send(self, command: Command[events.EventBase]) -> None:
         """Sends a command whose responses are waited for later."""
         self._watch.commanded(time.monotonic())
         self.job.send(command)
@@ -162,7 +151,7 @@ class Group:
         self._watch.replacing = True
         self.job.send(commands.Begin())
 
-    def save_and_leave(self) -> dict[int, Finished] | None:
+    def save_and_leave(self) -> dict[int, events.Finished] | None:
         """Makes processes write a checkpoint and leave, within `preempt_timeout`, or seconds if a person waits.
 
         Returns their last events if training turned out to be over.
@@ -171,7 +160,7 @@ class Group:
         until = time.monotonic() + self._preemption.patience(self.plan.launch.preempt_timeout)
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
-            left |= {event.rank for event in self._events() if isinstance(event, Left | Exited)}
+            left |= {event.rank for event in self._events() if isinstance(event, events.Left | events.Exited)}
         return self._finished if self._finished.keys() >= leaders else None
 
     def leave(self) -> None:
@@ -188,23 +177,23 @@ class Group:
             self._stopped = True
             self.job.stop(grace)
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[events.Event]:
         """The next events, emitted."""
-        events = self._next()
-        for event in events:
+        following = self._next()
+        for event in following:
             self._watch.note(event, time.monotonic())
             number = _scheduled(event)
             if number is not None:
                 self._preemption.ask(number, f"{self.plan.processes[event.rank].role} {event.rank}")
-            if isinstance(event, Finished):
+            if isinstance(event, events.Finished):
                 self._finished[event.rank] = event
-            elif isinstance(event, Warned) and event.text.endswith(REPLACED):
+            elif isinstance(event, events.Warned) and event.text.endswith(REPLACED):
                 # By the driver before this one.
                 self.replaced.append(event.text)
             self._emit(event)
-        return events
+        return following
 
-    def _next(self) -> list[Event]:
+    def _next(self) -> list[events.Event]:
         """The next event to be replayed; after the last, those that come in and are not logged."""
         if self._replay is None:
             return self.job.events(POLL_SECONDS)
@@ -217,7 +206,7 @@ class Group:
             self.job.restart(rank)
             text = f"{why}. It was started again; {REPLACED}"
             self.replaced.append(text)
-            self._emit(Warned(text, time=time.time(), group=self.name, rank=rank))
+            self._emit(events.Warned(text, time=time.time(), group=self.name, rank=rank))
 
     def _fail(self, failure: RunFailed) -> None:
         if failure.stuck:
@@ -228,16 +217,16 @@ class Group:
         raise failure
 
 
-def _scheduled(event: Event) -> int | None:
+def _scheduled(event: events.Event) -> int | None:
     """The scheduler's signal that a process got, or that ended it before it could take one; None for all else."""
     match event:
-        case Signalled(signal=number):
+        case events.Signalled(signal=number):
             return number
-        case Exited(code=int(code)) if -code in PREEMPTING:
+        case events.Exited(code=int(code)) if -code in PREEMPTING:
             return -code
     return None
 
 
-def _line(event: Event) -> int:
+def _line(event: events.Event) -> int:
     """A number that equal lines of the log share."""
     return hash(to_line(event))

@@ -10,25 +10,10 @@ from pipeline.driver.session import Preemption
 from pipeline.driver.timing import Measurements
 from pipeline.errors import first_of
 from pipeline.plan.plan import Plan
+from pipeline.record import results
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.record.files import Scored, read_predictions
 from pipeline.record.findings import Check, Explanation
-from pipeline.record.results import (
-    IN_THIS_RUN,
-    MOST_EFFICIENCY,
-    Baseline,
-    Choices,
-    Cost,
-    Ending,
-    Environment,
-    Input,
-    Layout,
-    Result,
-    Speed,
-    Staleness,
-    Survival,
-    Training,
-)
 
 # Of the examples that were left out, so many are named.
 SKIPPED_NAMED = 3
@@ -39,15 +24,15 @@ def result_of(
     plan: Plan,
     config: Config,
     measured: Measurements,
-    ending: Ending,
+    ending: results.Ending,
     one_device: Plan | None,
-    reused: Baseline | None,
-) -> Result:
+    reused: results.Baseline | None,
+) -> results.Result:
     """The result of a run; its baseline, `one_device`, may be `reused` from an earlier run."""
     repeats, source = list[float](), None
     if one_device is not None:
         repeats = list(reused.examples_per_second) if reused is not None else []
-        source = IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
+        source = results.IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
     speed = speed_of(plan, measured, repeats, source)
@@ -55,15 +40,15 @@ def result_of(
     timed_workers = measured.timed_workers or plan.workers
     price = config.hardware.price_per_hour
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
-    return Result(
+    return results.Result(
         ending,
-        Choices.of(plan),
-        Layout.of(plan, timed_workers),
+        results.Choices.of(plan),
+        results.Layout.of(plan, timed_workers),
         speed,
         waited,
         training,
         staleness_of(plan, measured.finished),
-        Survival(
+        results.Survival(
             workers_at_end=measured.workers or plan.workers,
             resumed=run.goodput.resumed,
             restarts=measured.restarts,
@@ -72,8 +57,8 @@ def result_of(
             goodput=run.goodput.share,
             checkpoint_step=run.saved_step,
         ),
-        Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
-        environment=Environment(plan.hardware.machine, measured.versions),
+        results.Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
+        environment=results.Environment(plan.hardware.machine, measured.versions),
         check=run.check,
         profile=measured.profile,
         explained=measured.explained,
@@ -101,7 +86,7 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
     return tuple(calibration.scored(lines, step_model.identity(plan), measured))
 
 
-def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], source: str | None) -> Speed:
+def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], source: str | None) -> results.Speed:
     """Throughput, step times and speedup, with their intervals; None for those that were not measured.
 
     `baseline` has examples per second of one device, which come from `source`.
@@ -111,11 +96,11 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     middle, low, high = measure.interval(points) if points else (None, None, None)
     speedup: tuple[float | None, ...] = (None, None, None)
     if points and baseline:
-        speedup = measure.speedup(points, baseline, in_turn=source == IN_THIS_RUN)
+        speedup = measure.speedup(points, baseline, in_turn=source == results.IN_THIS_RUN)
     one = measure.interval(baseline)[0] if baseline else None
     devices = (measured.timed_workers or plan.workers) * plan.strategy.devices_per_replica
     efficiency = None if speedup[0] is None else speedup[0] / devices
-    return Speed(
+    return results.Speed(
         examples_per_second=middle,
         examples_per_second_low=low,
         examples_per_second_high=high,
@@ -126,7 +111,7 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
         speedup_low=speedup[1],
         speedup_high=speedup[2],
         # More than the ideal means that something has slowed the baseline.
-        efficiency=None if efficiency is None or efficiency > MOST_EFFICIENCY else efficiency,
+        efficiency=None if efficiency is None or efficiency > results.MOST_EFFICIENCY else efficiency,
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
         steps_per_call=measured.steps_per_call,
@@ -134,7 +119,7 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     )
 
 
-def timed_with(plan: Plan, measured: Measurements, speed: Speed) -> list[str]:
+def timed_with(plan: Plan, measured: Measurements, speed: results.Speed) -> list[str]:
     """Notes on a throughput that is not that of all workers, or of a busy machine."""
     timed, others = measured.timed_workers, speed.other_work
     notes = [] if timed in (None, plan.workers) else [f"The throughput is that of {timed} workers."]
@@ -148,13 +133,13 @@ def timed_with(plan: Plan, measured: Measurements, speed: Speed) -> list[str]:
     return notes
 
 
-def training_of(measured: Measurements, run: Run) -> Training:
+def training_of(measured: Measurements, run: Run) -> results.Training:
     """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
     saved, sample = (
         [name for name in names if (run.folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,))
     )
-    return Training(
+    return results.Training(
         epochs=finished.epochs,
         loss=finished.loss,
         metrics=finished.metrics or {},
@@ -176,7 +161,7 @@ def training_of(measured: Measurements, run: Run) -> Training:
     )
 
 
-def ended_early(training: Training) -> list[str]:
+def ended_early(training: results.Training) -> list[str]:
     """Notes on a training that a callback ended, or whose weights are those of an earlier epoch."""
     notes = []
     if training.stopped_by is not None:
@@ -227,12 +212,12 @@ def skipped_notes(measured: Measurements) -> list[str]:
     return notes
 
 
-def input_of(plan: Plan, measured: Measurements) -> Input:
+def input_of(plan: Plan, measured: Measurements) -> results.Input:
     """The share of step time spent waiting for input, of the worker that waited longest, and of each."""
     longest, shares = measure.input_wait(measured.point)
     waiting = plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders
     names = [f"{plan.processes[rank].role} {rank}" for rank in waiting]
-    return Input(
+    return results.Input(
         wait=longest,
         wait_by_worker=dict(zip(names, shares, strict=False)),
         bound=None if longest is None else longest >= measure.INPUT_BOUND,
@@ -241,7 +226,7 @@ def input_of(plan: Plan, measured: Measurements) -> Input:
     )
 
 
-def bound_by_input(waited: Input) -> list[str]:
+def bound_by_input(waited: results.Input) -> list[str]:
     """Notes on a training that waits for its input."""
     if not waited.bound:
         return []
@@ -253,7 +238,7 @@ def bound_by_input(waited: Input) -> list[str]:
     ]
 
 
-def explained_otherwise(explained: Explanation | None, speed: Speed, workers: int) -> list[str]:
+def explained_otherwise(explained: Explanation | None, speed: results.Speed, workers: int) -> list[str]:
     """Notes on an explanation whose efficiency is not the one that training was timed with."""
     value, low, high = speed.speedup, speed.speedup_low, speed.speedup_high
     if explained is None or value is None or low is None or high is None:
@@ -261,10 +246,10 @@ def explained_otherwise(explained: Explanation | None, speed: Speed, workers: in
     return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
-def staleness_of(plan: Plan, finished: Finished) -> Staleness:
+def staleness_of(plan: Plan, finished: Finished) -> results.Staleness:
     """The figures that only an asynchronous training has."""
     names = [f"worker {rank}" for rank in plan.ranks("worker")]
-    return Staleness(
+    return results.Staleness(
         staleness_mean=finished.staleness_mean,
         staleness_max=finished.staleness_max,
         steps=finished.steps,

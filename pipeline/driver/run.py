@@ -20,19 +20,6 @@ from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
-from pipeline.record.events import (
-    Built,
-    Checked,
-    Checkpoint,
-    Ended,
-    Epoch,
-    Event,
-    Profiled,
-    Restarted,
-    Resumed,
-    Steps,
-    Unheard,
-)
 from pipeline.record.findings import Check, Pace
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
@@ -99,35 +86,35 @@ class Run:
         """The way its last command ended, in words; "killed" if the log does not say."""
         return ENDED.get(str(self.ended), "killed")
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: events.Event) -> None:
         """Takes in the next event of the log."""
-        self.began, self.ended = True, event.status if isinstance(event, Ended) else None
+        self.began, self.ended = True, event.status if isinstance(event, events.Ended) else None
         self.goodput.note(event)
         match event:
-            case Restarted(text=text):
+            case events.Restarted(text=text):
                 self.restarts.append(text)
-            case Profiled(values=profile):
+            case events.Profiled(values=profile):
                 self.profile = profile
-            case Steps(step=step) if event.of_point:
+            case events.Steps(step=step) if event.of_point:
                 self.step = max(self.step, step)
-            case Epoch(epoch=epoch) if event.of_point:
+            case events.Epoch(epoch=epoch) if event.of_point:
                 self.epoch = max(self.epoch, epoch)
-            case Checkpoint(step=step) if event.of_point:
+            case events.Checkpoint(step=step) if event.of_point:
                 self.saved_step = step
-            case Checked(values=check) if event.rank == 0 and event.of_point:
+            case events.Checked(values=check) if event.rank == 0 and event.of_point:
                 self.check = check
-            case Built(xla=bool(xla)) if self.xla is None and event.rank == 0 and event.of_point:
+            case events.Built(xla=bool(xla)) if self.xla is None and event.rank == 0 and event.of_point:
                 self.xla, self.xla_speedup = xla, event.xla_speedup
             case events.Measured() if event.group is not None:
                 self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 
-    def missed(self, unheard: Unheard) -> list[Event]:
+    def missed(self, unheard: events.Unheard) -> list[events.Event]:
         """The events among those of earlier processes that the log lacks, as no driver has heard them."""
         return [
             msgspec.structs.replace(event, group="point", rank=0)
             for event in map(log.from_plain, unheard.events)
-            if (isinstance(event, Steps) and event.step > self.step)
-            or (isinstance(event, Epoch) and event.epoch > self.epoch)
+            if (isinstance(event, events.Steps) and event.step > self.step)
+            or (isinstance(event, events.Epoch) and event.epoch > self.epoch)
         ]
 
     def measured(self, plan: Plan, baseline: Plan | None) -> Measurements:
@@ -145,16 +132,18 @@ class Run:
         measured.profile = self.profile
         return measured
 
-    def timed(self, *groups: str) -> list[Event]:
+    def timed(self, *groups: str) -> list[events.Event]:
         """The events of what some groups have measured, in their order."""
         repeats = [by_rank for group in groups for by_rank in self._repeats.get(group, {}).values()]
         return sorted((event for by_rank in repeats for event in by_rank.values()), key=lambda event: event.time)
 
-    def first_event(self, name: str, experiment: str, params: dict[str, object], tags: dict[str, object]) -> Event:
+    def first_event(
+        self, name: str, experiment: str, params: dict[str, object], tags: dict[str, object]
+    ) -> events.Event:
         """The event that the run begins, or that this command resumes it."""
         pid, host, now = os.getpid(), os.uname().nodename, time.time()
         if self.began:
-            return Resumed(params, tags, pid, host, time=now)
+            return events.Resumed(params, tags, pid, host, time=now)
         return events.Run(
             key=uuid.uuid4().hex,
             name=name,
@@ -181,7 +170,7 @@ class Run:
         """Opens its log, to append to it."""
         self._log = EventLog(self.folder / EVENTS)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: events.Event) -> None:
         """Writes an event to the log, and takes it in."""
         assert self._log is not None, "it is open"
         self._log.append(event)

@@ -9,21 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.plan.plan import DATA_SERVER, Plan
-from pipeline.record.events import (
-    Beat,
-    Epoch,
-    Event,
-    Exited,
-    Failed,
-    Joined,
-    Signalled,
-    Started,
-    Steps,
-    Stopped,
-    System,
-    Unheard,
-    Unreachable,
-)
+from pipeline.record import events
 
 # A process that uses this share of a core between beats, or waits for it, is computing, though it reports no step.
 BUSY_SHARE = 0.1
@@ -100,17 +86,17 @@ class Watch:
         """The process has carried out its command, and owes nothing."""
         self.processes[rank].responded = True
 
-    def note(self, event: Event, now: float) -> None:
+    def note(self, event: events.Event, now: float) -> None:
         """Takes in an event."""
         process = self.processes.setdefault(event.rank, _Process(started=now, moved=now, worked=now))
         match event:
-            case Exited(code=code):
+            case events.Exited(code=code):
                 process.exited = code
-            case Started() | Signalled() | Unheard():
+            case events.Started() | events.Signalled() | events.Unheard():
                 pass
-            case Stopped():
+            case events.Stopped():
                 process.stopped = True
-            case Unreachable(name=name, seconds=seconds):
+            case events.Unreachable(name=name, seconds=seconds):
                 process.unreachable = _away(name, seconds)
             case _:
                 process.stopped, process.beat = False, now
@@ -152,20 +138,20 @@ class Watch:
             or self._stuck(now)
         )
 
-    def _sign_of_life(self, process: _Process, event: Event, now: float) -> None:
+    def _sign_of_life(self, process: _Process, event: events.Event, now: float) -> None:
         match event:
-            case System():
+            case events.System():
                 return
-            case Beat(progress=int(progress), cpu_seconds=float(cpu_seconds)):
+            case events.Beat(progress=int(progress), cpu_seconds=float(cpu_seconds)):
                 self._beat(process, progress, cpu_seconds, now)
                 return
-            case Steps() | Epoch():
+            case events.Steps() | events.Epoch():
                 self.stepping = True
-            case Joined():
+            case events.Joined():
                 process.joined = True
-            case Failed(peer=True):
+            case events.Failed(peer=True):
                 process.lost_peer = now
-            case Failed():
+            case events.Failed():
                 process.error, process.diverged = event.error, event.diverged
         process.moved = process.worked = now
 

@@ -9,24 +9,11 @@ from typing import Any, Generic, Literal, Never, TypeVar, get_args
 from msgspec import Struct, field
 
 from pipeline import record
-from pipeline.record.events import (
-    Built,
-    Calibrated,
-    Checked,
-    EventBase,
-    Explaining,
-    Finished,
-    Loaded,
-    Lost,
-    Measured,
-    Profiling,
-    Sized,
-    SwitchedOff,
-)
+from pipeline.record import events
 
 # The checkpoint that training resumes from, see `Build`.
 Resume = Literal["last", "back"]
-Response = TypeVar("Response", bound=EventBase, covariant=True)
+Response = TypeVar("Response", bound=events.EventBase, covariant=True)
 
 
 class Command(Struct, Generic[Response], frozen=True, tag_field="do", tag=str.lower):
@@ -44,19 +31,19 @@ class Command(Struct, Generic[Response], frozen=True, tag_field="do", tag=str.lo
         return record.to_json(self).decode()
 
 
-class Load(Command[Loaded], frozen=True):
+class Load(Command[events.Loaded], frozen=True):
     """Make the data, and look for what is broken in it; `folder` is the run's."""
 
     folder: str
 
 
-class Drop(Command[Loaded], frozen=True):
+class Drop(Command[events.Loaded], frozen=True):
     """Leave out the examples that any process has found broken: by the rank that found them, and by part."""
 
-    broken: dict[str, dict[str, list[Lost]]]
+    broken: dict[str, dict[str, list[events.Lost]]]
 
 
-class Build(Command[Built], frozen=True):
+class Build(Command[events.Built], frozen=True):
     """Make the model, on data of which each shard has the given number of examples.
 
     With `resume` "last", training resumes from the last good checkpoint; with "back", later ones are removed. The
@@ -68,15 +55,15 @@ class Build(Command[Built], frozen=True):
     resume: Resume | None = None
 
 
-class Check(Command[Checked], frozen=True):
+class Check(Command[events.Checked], frozen=True):
     """Before training, compare all replicas with one device on a small batch."""
 
 
-class MeasureSize(Command[Sized], frozen=True, tag="size"):
+class MeasureSize(Command[events.Sized], frozen=True, tag="size"):
     """Measure the size of the model; compiles the step, if it was not yet."""
 
 
-class Profile(Command[Profiling], frozen=True):
+class Profile(Command[events.Profiling], frozen=True):
     """Before training, time the "model" or the "input" alone: a few steps, or `steps`."""
 
     what: Literal["model", "input"]
@@ -87,13 +74,13 @@ class Begin(Command[Never], frozen=True):
     """Begin training: from here on steps are those of the training while it lasts, before that for nothing but time."""
 
 
-class Calibrate(Command[Calibrated], frozen=True):
+class Calibrate(Command[events.Calibrated], frozen=True):
     """Trace the step, and time a few: one call of so many, or enough that a call's length can be chosen."""
 
     steps_per_call: int | None
 
 
-class Measure(Command[Measured], frozen=True):
+class Measure(Command[events.Measured], frozen=True):
     """Time at least `steps` steps after `warmup_steps`, in whole calls."""
 
     repeat: int
@@ -102,21 +89,21 @@ class Measure(Command[Measured], frozen=True):
     steps_per_call: int
 
 
-class Train(Command[Finished], frozen=True):
+class Train(Command[events.Finished], frozen=True):
     """Train to the end, and save into `folder`; the chief emits `saved` as well."""
 
     steps_per_call: int
     folder: str
 
 
-class Explain(Command[Explaining], frozen=True):
+class Explain(Command[events.Explaining], frozen=True):
     """Once training is over, or in a baseline: time steps, or what is left of them where a part is switched off.
 
     Of "everything", "no input" and "no statistics" as many steps as `Measure` would; of "no step" one call; of "no
     communication" those of `replicas`, for at least `seconds`.
     """
 
-    what: SwitchedOff
+    what: events.SwitchedOff
     steps_per_call: int
     warmup_steps: int = 0
     steps: int = 0
@@ -135,7 +122,7 @@ class Exit(Command[Never], frozen=True):
 COMMANDS: dict[str, type[Command[Any]]] = {str(kind.__struct_config__.tag): kind for kind in Command.__subclasses__()}
 
 
-def from_json(text: str | bytes) -> Command[EventBase]:
+def from_json(text: str | bytes) -> Command[events.EventBase]:
     """Returns the command that `Command.to_json` wrote."""
     values = json.loads(text)
     return record.from_plain(COMMANDS[values["do"]], values)

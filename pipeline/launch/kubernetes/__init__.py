@@ -19,18 +19,8 @@ from pipeline.launch import LaunchError, options_of
 from pipeline.launch.agents.dialling import DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.kubernetes import jobset
 from pipeline.launch.kubernetes.client import GONE, Client, Follower
-from pipeline.launch.kubernetes.jobset import (
-    AGENT_PORT,
-    KubernetesOptions,
-    Pods,
-    Slot,
-    manifests,
-    owner_kind,
-    secret_of,
-    shape_of,
-    to_yaml,
-)
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
 from pipeline.record.files import forget_agents
@@ -52,10 +42,10 @@ class KubernetesCluster(DiallingCluster):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
-        self._options = options_of(config, KubernetesOptions)
+        self._options = options_of(config, jobset.KubernetesOptions)
         self._name = self._options.name or f"pipeline-{secrets.token_hex(4)}"
         # Those that were made, or are about to be.
-        self._pods: Pods | None = None
+        self._pods: jobset.Pods | None = None
         self._launch: LaunchPart | None = None
         self._client: Client | None = None
         self._follower: Follower | None = None
@@ -100,11 +90,12 @@ class KubernetesCluster(DiallingCluster):
     def describe(self, plan: Plan) -> str:
         """The manifests that would be made."""
         dialled = None if self._options.conductor is None else with_port(self._options.conductor, "PORT")
-        lines = [f"The Secret {secret_of(self._name)}, which holds the run's token, is made beside it and never shown."]
+        secret = jobset.secret_of(self._name)
+        lines = [f"The Secret {secret}, which holds the run's token, is made beside it and never shown."]
         if self._options.image is None:
             lines.append("A run needs cluster.options.image, which is not set.")
         comment = "".join(f"# {line}\n" for line in lines)
-        return f"{comment}{to_yaml(self._manifests(self._pods_for(plan), plan.launch, dialled)).rstrip()}"
+        return f"{comment}{jobset.to_yaml(self._manifests(self._pods_for(plan), plan.launch, dialled)).rstrip()}"
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents of its pods; makes the pods if they are not there."""
@@ -125,7 +116,7 @@ class KubernetesCluster(DiallingCluster):
 
     def end_earlier(self, folder: Path) -> None:
         """Deletes the pods that a killed command has left for the run in a folder: they train on."""
-        pods, own = read_json(Pods, folder / FILE), self._pods
+        pods, own = read_json(jobset.Pods, folder / FILE), self._pods
         if pods is None or (self._exists and own and (pods.kind, pods.name) == (own.kind, own.name)):
             return
         if self._connect().failure(pods.kind, pods.name) != GONE:
@@ -136,7 +127,7 @@ class KubernetesCluster(DiallingCluster):
 
     def attach(self, folder: Path) -> bool:
         """Takes the place of the driver of the run in a folder, whose pods train on. Raises `LaunchError`."""
-        pods = read_json(Pods, folder / FILE)
+        pods = read_json(jobset.Pods, folder / FILE)
         if pods is None or self._connect().failure(pods.kind, pods.name) == GONE:
             return False
         self._name, self._pods = pods.name, pods
@@ -154,8 +145,8 @@ class KubernetesCluster(DiallingCluster):
         self._connect().create(self._manifests(self._pods, self._launch, dialled), self.token)
         self._follow()
 
-    def _manifests(self, pods: Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
-        return manifests(pods, self._options, launch, dialled, self.config.start_method.value)
+    def _manifests(self, pods: jobset.Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
+        return jobset.manifests(pods, self._options, launch, dialled, self.config.start_method.value)
 
     def _follow(self) -> None:
         """Follows the pods, and dials the agents of those that do not dial."""
@@ -172,7 +163,7 @@ class KubernetesCluster(DiallingCluster):
         state = self._follower.pod(host) if self._follower is not None else None
         if state is None or not state.running:
             raise OSError("its pod does not run yet")
-        return self._connect().forward(state.name, AGENT_PORT)
+        return self._connect().forward(state.name, jobset.AGENT_PORT)
 
     def end(self) -> None:
         """Deletes the objects of the run."""
@@ -194,10 +185,10 @@ class KubernetesCluster(DiallingCluster):
         self._client = self._client or Client(self._options, self.environ)
         return self._client
 
-    def _pods_for(self, plan: Plan) -> Pods:
-        return Pods(owner_kind(self._options), self._name, shape_of(plan))
+    def _pods_for(self, plan: Plan) -> jobset.Pods:
+        return jobset.Pods(jobset.owner_kind(self._options), self._name, jobset.shape_of(plan))
 
-    def _make(self, pods: Pods, launch: LaunchPart) -> None:
+    def _make(self, pods: jobset.Pods, launch: LaunchPart) -> None:
         """Makes pods; ends those that there are, which are too few."""
         if self._pods is not None:
             for host in self._pods.hosts:
@@ -210,7 +201,7 @@ class KubernetesCluster(DiallingCluster):
         self._begun = True
         self.begin(self.address)
 
-    def _wait_until_gone(self, pods: Pods) -> None:
+    def _wait_until_gone(self, pods: jobset.Pods) -> None:
         client, until = self._connect(), time.monotonic() + GONE_SECONDS
         while client.failure(pods.kind, pods.name) != GONE or client.pods(pods.name):
             if time.monotonic() > until:
@@ -221,7 +212,7 @@ class KubernetesCluster(DiallingCluster):
                 )
             time.sleep(POLL_SECONDS)
 
-    def _laid_over(self, plan: Plan) -> tuple[Pods, dict[str, list[int]]]:
+    def _laid_over(self, plan: Plan) -> tuple[jobset.Pods, dict[str, list[int]]]:
         """The pods of a plan and the ranks by host; of existing pods that are enough, those that answer come first."""
         needed = self._pods_for(plan)
         if self._pods is None or not self._pods.shape.holds(needed.shape):
@@ -231,7 +222,7 @@ class KubernetesCluster(DiallingCluster):
             slots = sorted(slots, key=self._is_gone)
         return self._pods, self._pods.ranks(plan, slots)
 
-    def _is_gone(self, slot: Slot) -> bool:
+    def _is_gone(self, slot: jobset.Slot) -> bool:
         assert self._pods is not None
         host = self._pods.host(slot)
         return host in self.agents.known and self.agents.endpoint.channel(host).away > self.gone_seconds

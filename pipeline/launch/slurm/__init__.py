@@ -22,18 +22,7 @@ from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.job_variables import SLURM, Allocation, allocation_of, place_of
-from pipeline.launch.slurm.queue import (
-    AGAIN,
-    CANCELLED,
-    COMPLETING,
-    FILE,
-    RUNNING,
-    UP,
-    Earlier,
-    Followed,
-    JobState,
-    Slurm,
-)
+from pipeline.launch.slurm import queue
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
@@ -64,8 +53,8 @@ class SlurmCluster(DiallingCluster):
         self._inside = allocation_of(environ)
         if self._inside is not None:
             self._options = within(self._options, self._inside)
-        self._slurm = Slurm(environ)
-        self._job: Followed | None = None
+        self._slurm = queue.Slurm(environ)
+        self._job: queue.Followed | None = None
         self._step: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
         self._folder: Path | None = None
@@ -117,13 +106,13 @@ class SlurmCluster(DiallingCluster):
 
     def found(self, folder: Path) -> None:
         """Follows the job that an earlier command has submitted."""
-        before = read_json(Earlier, folder / FILE)
+        before = read_json(queue.Earlier, folder / queue.FILE)
         if before is None:
             return
         self._folder = Path(self._options.folder).resolve() / before.name
         self._log = self._folder / f"slurm-{before.job}.log"
         if not before.step:
-            self._job = Followed(self._slurm, before.job, self._tell)
+            self._job = queue.Followed(self._slurm, before.job, self._tell)
             self._job.look(now=True)
 
     def attach(self, folder: Path) -> bool:
@@ -138,9 +127,9 @@ class SlurmCluster(DiallingCluster):
             self._check_step()
             return
         state = self._job.look()
-        if state.name == CANCELLED or state.name == "GONE":
+        if state.name == queue.CANCELLED or state.name == "GONE":
             raise _cancelled(self._job.job)
-        if state.name in AGAIN and self._options.requeue:
+        if state.name in queue.AGAIN and self._options.requeue:
             self._submit()
         elif state.over:
             raise LaunchError(
@@ -148,7 +137,7 @@ class SlurmCluster(DiallingCluster):
                 f"one that has ended as {state.name}{self._tail()}",
                 f"other cluster.options.setup or modules, see {self._log}",
             )
-        elif state.name == RUNNING and time.monotonic() - self._job.since > self._options.timeout:
+        elif state.name == queue.RUNNING and time.monotonic() - self._job.since > self._options.timeout:
             raise LaunchError(
                 f"Expected the agents on {self.count} nodes to dial {self.address or ''}, "
                 f"received nothing from {absent} of them for {self._options.timeout:g} s{self._tail()}. Is the way "
@@ -184,18 +173,18 @@ class SlurmCluster(DiallingCluster):
             return None
         job, state = self._job.job, self._job.look(now=True)
         before = state.restarts
-        requeued = state.name == RUNNING and self._options.requeue and self._slurm.requeue(job)
+        requeued = state.name == queue.RUNNING and self._options.requeue and self._slurm.requeue(job)
         self._doomed |= {agent.life for agent in self.agents.known.values()}
-        if state.name != RUNNING or requeued:
+        if state.name != queue.RUNNING or requeued:
             # It ends sooner where nothing of it is left.
             for name in self.agents.known:
                 self.agents.send(name, Close(PREEMPTED))
             state = self._job.settled(SETTLE_SECONDS)
-        if state.name in (CANCELLED, "GONE"):
+        if state.name in (queue.CANCELLED, "GONE"):
             raise _cancelled(job)
         if not self._options.requeue:
             return None
-        if state.over or (state.name == RUNNING and state.restarts == before):
+        if state.over or (state.name == queue.RUNNING and state.restarts == before):
             self._slurm.cancel(job)
             self._submit()
             return f"Slurm's job {job} has ended as {state.name}; job {self._job.job} goes on in its place"
@@ -218,12 +207,12 @@ class SlurmCluster(DiallingCluster):
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents."""
         if group == POINT and not self._taken.get(POINT):
-            write_json(folder / FILE, self._mine())
+            write_json(folder / queue.FILE, self._mine())
         return super().start(plan, group, folder)
 
     def end_earlier(self, folder: Path) -> None:
         """Ends the job of a command that was killed, and with it the agents and processes that it had there."""
-        before = read_json(Earlier, folder / FILE)
+        before = read_json(queue.Earlier, folder / queue.FILE)
         if before is not None and before != self._mine():
             before.end(self._slurm, self.say)
             forget_agents(folder)
@@ -243,11 +232,11 @@ class SlurmCluster(DiallingCluster):
         names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]
         return inventory([Host(name, cores, own.memory_gib, "any processor", gpus) for name in names])
 
-    def _mine(self) -> Earlier:
+    def _mine(self) -> queue.Earlier:
         """The part of this command that another one must end."""
         assert self._folder is not None
         job = self._job.job if self._job else self._inside.job if self._inside else ""
-        return Earlier(job, self._folder.name, step=self._job is None)
+        return queue.Earlier(job, self._folder.name, step=self._job is None)
 
     def _wait(self) -> None:
         """Waits until all agents are there."""
@@ -273,7 +262,7 @@ class SlurmCluster(DiallingCluster):
         assert self._folder is not None
         job = self._slurm.submit(self._folder / SCRIPT)
         self._log = self._folder / f"slurm-{job}.log"
-        self._job = Followed(self._slurm, job, self._tell)
+        self._job = queue.Followed(self._slurm, job, self._tell)
         self._job.look(now=True)
 
     def _script(self, address: str, folder: Path) -> str:
@@ -324,10 +313,10 @@ class SlurmCluster(DiallingCluster):
         """Puts the job of a script whose allocation Slurm takes away back into the queue."""
         inside = self._inside
         assert inside is not None
-        state = self._slurm.look(inside.job) or JobState(RUNNING)
-        if state.name == COMPLETING and state.restarts == inside.restarts and state.left not in UP:
+        state = self._slurm.look(inside.job) or queue.JobState(queue.RUNNING)
+        if state.name == queue.COMPLETING and state.restarts == inside.restarts and state.left not in queue.UP:
             raise _cancelled(inside.job)
-        if inside.batch and state.name == RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
+        if inside.batch and state.name == queue.RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
             self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")
 
     def _tail(self) -> str:
