@@ -286,7 +286,6 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 def _close(clusters: Clusters, code: int, screen: Screen) -> None:
-    """Ends all of them."""
     while clusters:
         try:
             # By one thread alone, where two end the same.

@@ -123,7 +123,6 @@ def find(
 
 
 def _run_id(folder: Path) -> str:
-    """Its id in MLflow, or nothing."""
     result = results.read(folder)
     return run_id_of(folder) or (result and result.tracked.mlflow_run_id) or ""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.config.schema import ClusterConfig, Json, Object
+from pipeline.config.schema import ClusterConfig, Json
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, option, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
@@ -36,7 +36,7 @@ CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
 # What Vertex AI calls its pools of machines, and what each is for.
 POOLS = {"workerpool0": CHIEF, "workerpool1": WORKER, "workerpool2": SERVER, "workerpool3": EVALUATOR}
 # SageMaker names hosts and no ports; this one is of its own TensorFlow container.
-SAGEMAKER_PORT = 2222
+SAGEMAKER, SAGEMAKER_PORT = "SM_HOSTS", 2222
 ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 # What driver and agents show each other that they have, where the environment has it.
 TOKEN = "PIPELINE_TOKEN"
@@ -245,7 +245,6 @@ class EnvCluster(Cluster):
         return self._agents
 
     def _missing(self, names: Sequence[str]) -> str:
-        """Says what is wrong if tasks do not answer."""
         return (
             f"Expected {' and '.join(names)} to be there, received no answer for {self._timeout:g} s. "
             f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
@@ -285,13 +284,13 @@ def _gone(channel: Channel, orphan_timeout: float) -> bool:
 
 def tasks_of(environ: Mapping[str, str]) -> Tasks:
     """Reads the tasks of an environment. Raises `LaunchError` where it has none that make sense."""
-    for source, read in (
-        ("TF_CONFIG", _of_tensorflow),
-        ("CLUSTER_SPEC", _of_vertex),
-        ("SM_HOSTS", _of_sagemaker),
-    ):
+    for source, kinds in (("TF_CONFIG", {"master": CHIEF}), ("CLUSTER_SPEC", POOLS)):
         if environ.get(source, "").strip():
-            return read(source, environ)
+            values = _parsed(source, environ[source])
+            values = values if isinstance(values, dict) else {}
+            return _tasks(source, values.get("cluster"), values.get("task"), kinds)
+    if environ.get(SAGEMAKER, "").strip():
+        return _of_sagemaker(environ)
     raise LaunchError(
         "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env",
         "none of them",
@@ -299,18 +298,8 @@ def tasks_of(environ: Mapping[str, str]) -> Tasks:
     )
 
 
-def _of_tensorflow(source: str, environ: Mapping[str, str]) -> Tasks:
-    values = _json(source, environ[source])
-    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: CHIEF if kind == "master" else kind)
-
-
-def _of_vertex(source: str, environ: Mapping[str, str]) -> Tasks:
-    values = _json(source, environ[source])
-    return _tasks(source, values.get("cluster"), values.get("task"), lambda kind: POOLS.get(kind, kind))
-
-
-def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
-    hosts, own = _parsed(source, environ[source]), environ.get("SM_CURRENT_HOST", "").strip('"')
+def _of_sagemaker(environ: Mapping[str, str]) -> Tasks:
+    hosts, own = _parsed(SAGEMAKER, environ[SAGEMAKER]), environ.get("SM_CURRENT_HOST", "").strip('"')
     if not isinstance(hosts, list) or own not in hosts:
         raise LaunchError(
             "SM_HOSTS to be a list with SM_CURRENT_HOST in it",
@@ -320,34 +309,34 @@ def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
     # In one order on all hosts.
     hosts = sorted(hosts)
     addresses = [f"{host}:{SAGEMAKER_PORT}" for host in hosts]
-    return _tasks(source, {WORKER: addresses}, {"type": WORKER, "index": hosts.index(own)}, lambda kind: kind)
+    return _tasks(SAGEMAKER, {WORKER: addresses}, {"type": WORKER, "index": hosts.index(own)}, {})
 
 
-def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]) -> Tasks:
+def _tasks(source: str, cluster: Json, task: Json, kinds: Mapping[str, str]) -> Tasks:
+    """The tasks of a cluster, whose kinds some call otherwise."""
     example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
     if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise LaunchError(f"{source} to have a cluster and a task", "another value", f"{example}")
+        raise LaunchError(f"{source} to have a cluster and a task", "another value", example)
     tasks: list[Task] = []
     for name, addresses in cluster.items():
-        kind = kind_of(name)
+        kind = kinds.get(name, name)
         if kind not in (CHIEF, WORKER, SERVER, EVALUATOR):
-            raise LaunchError(
-                f"the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}", name, f"{example}"
-            )
+            raise LaunchError(f"the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}", name, example)
         if not isinstance(addresses, list):
-            raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", f"{example}")
+            raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", example)
         tasks += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
     tasks.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
     if len({one.address for one in tasks}) < len(tasks):
         raise LaunchError(f"each address of {source} once", "one of them twice", "other ports")
-    kinds = [one.kind for one in tasks]
-    if kinds.count(CHIEF) > 1 or not {CHIEF, WORKER} & {*kinds}:
+    chiefs, workers = ([one for one in tasks if one.kind == kind] for kind in (CHIEF, WORKER))
+    if len(chiefs) > 1 or not (chiefs or workers):
         raise LaunchError(
             f"{source} to name one chief or none, and a worker where there is none",
             ", ".join(map(str, tasks)) or "no task",
-            f"{example}",
+            example,
         )
-    number, kind = str(task.get("index", "")), kind_of(str(task.get("type")))
+    number, named = str(task.get("index", "")), str(task.get("type"))
+    kind = kinds.get(named, named)
     own = [one for one in tasks if one.kind == kind and str(one.index) == number]
     if not own and kind == EVALUATOR:
         # Kubeflow leaves evaluators out of the cluster.
@@ -356,7 +345,7 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
         raise LaunchError(
             f"the task of {source} to be one of {', '.join(map(str, tasks))}",
             f"type {task.get('type')!r} with index {task.get('index')!r}",
-            f"{example}",
+            example,
         )
     return Tasks(source, tuple(tasks), own[0])
 
@@ -366,11 +355,6 @@ def _address(source: str, name: str, value: Json) -> str:
     if match is None or not 1 <= int(match[2]) <= 65535:
         raise LaunchError(f"the addresses of {name} in {source} to be HOST:PORT", f"{value!r}", "127.0.0.1:2222")
     return f"{match[1]}:{match[2]}"
-
-
-def _json(source: str, text: str) -> Object:
-    values = _parsed(source, text)
-    return values if isinstance(values, dict) else {}
 
 
 def _parsed(source: str, text: str) -> Json:

@@ -183,7 +183,6 @@ class MpiCluster(DiallingCluster):
         write_json(self._path, meeting, SECRET)
 
     def _there_is(self) -> Place:
-        """This process's place."""
         if self._place is None:
             raise LaunchError(
                 "a process that an MPI launcher has started",

@@ -193,7 +193,6 @@ class RemoteJob:
         return {log.name: log.stat().st_size for log in logs if log.exists()}
 
     def _take(self, name: str, message: messages.Message) -> None:
-        """Takes in what an agent has sent."""
         self._write(name, message)
         match message:
             case messages.Emitted(lines=lines):

@@ -239,7 +239,6 @@ class SlurmCluster(DiallingCluster):
         return queue.Earlier(job, self._folder.name, step=self._job is None)
 
     def _wait(self) -> None:
-        """Waits until all agents are there."""
         shown = False
         while (absent := self.count - len(self._present())) > 0:
             if not shown and self._job is None:
@@ -320,7 +319,6 @@ class SlurmCluster(DiallingCluster):
             self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")
 
     def _tail(self) -> str:
-        """The last lines of the job's log."""
         if self._log is None or not self._log.exists():
             return ""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
