@@ -5,7 +5,6 @@ The package has the size, an earlier command kept it, or the model is built once
 
 import dataclasses
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,6 @@ from pipeline.driver.session import RunRequest, Session
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster
-from pipeline.plan import planning
 from pipeline.plan import size as sizes
 from pipeline.plan.backends import COMPUTING, MODEL_PARALLEL
 from pipeline.plan.estimate import Estimate, estimate
@@ -67,10 +65,7 @@ def show_shards(plan: Plan, request: RunRequest, session: Session) -> None:
 
 def known_size(plan: Plan, path: Path) -> Size | None:
     """The size that comes with the package, or that is in the file `path`; None if neither."""
-    size = sizes.shipped(plan)
-    if size is None:
-        size = read_json(Size, path)
-    return size
+    return sizes.shipped(plan) or read_json(Size, path)
 
 
 def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | str:
@@ -78,26 +73,19 @@ def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | st
     if size := sizes.shipped(plan):
         return size
     path = size_file(plan, request.output, session.search)
-    size = known_size(plan, path)
+    size = read_json(Size, path)
     if size is None and path not in session.unbuilt:
+        # What drives processes takes a moment to import.
+        from pipeline.driver.timing import learn_size
+
         session.screen.say(
             f"\nBuilding the model once to know its size, which takes some seconds. {path} will keep it."
         )
         try:
-            size = keep_size(learn(plan, session.here(request.config)), path)
+            size = keep_size(learn_size(plan, session.here(request.config)), path)
         except RunFailed as failure:
             session.unbuilt[path] = str(failure)
     return session.unbuilt[path] if size is None else size
-
-
-def learn(plan: Plan, cluster: Cluster) -> Size:
-    """The size from a process that builds the model and ends. Raises `RunFailed`, in words for a person."""
-    # What drives processes takes a moment to import.
-    from pipeline.driver.timing import learn_size
-
-    builder = planning.builder_of(plan, cluster.inventory())
-    with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
-        return learn_size(cluster, builder, Path(folder))
 
 
 def keep_size(size: Size, path: Path) -> Size:

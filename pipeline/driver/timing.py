@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pipeline.analyze import explain, measure
@@ -14,6 +15,7 @@ from pipeline.driver.group import Group
 from pipeline.driver.session import Preemption, RunPreempted
 from pipeline.driver.watch import RunFailed
 from pipeline.launch import Cluster
+from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record import commands
@@ -85,9 +87,11 @@ class Measurements:
         return plan.measurement.steps == 0 or min(map(len, timed)) >= plan.measurement.repeats
 
 
-def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
-    """The size from the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
-    with _built(cluster, plan, "size", folder) as (group, _):
+def learn_size(plan: Plan, cluster: Cluster) -> Size:
+    """The size from a process that builds the model and ends. Raises `RunFailed`, in words for a person."""
+    builder = planning.builder_of(plan, cluster.inventory())
+    with TemporaryDirectory(prefix="pipeline-size-") as folder, _built(cluster, builder, "size", Path(folder)) as built:
+        group, _ = built
         sized = group.request(commands.MeasureSize())[0]
         if sized.size is None:
             raise RunFailed(str(sized.error), 0, lost=False)

@@ -14,7 +14,7 @@ import msgspec
 from pipeline.config import config
 from pipeline.config.composing import Composer
 from pipeline.config.schema import ClusterConfig, Config
-from pipeline.driver import memory_check
+from pipeline.driver import timing
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning, size
 from pipeline.plan.machine import Machine
@@ -51,7 +51,7 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
     try:
         for model, data, precision in choices:
             made = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            yield made, replace(memory_check.learn(_offline(made, data), cluster), layers=())
+            yield made, replace(timing.learn_size(_offline(made, data), cluster), layers=())
     finally:
         cluster.close(0)
 
