@@ -1,6 +1,7 @@
 """Processes of an MPI job, all started with the same command: the first drives, the others are its agents.
 
-MPI itself is not used: of it there are the places, and the numbers. Each place trains on its part of its host's cores
+MPI itself is not used: of it there are the places, and the numbers, in variables of the environment whose names alone
+differ between launchers. Each place trains on its part of its host's cores
 and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
 """
 
@@ -23,7 +24,6 @@ from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.job_variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.signals import number_of
 from pipeline.plan.machine import Host, Machine, inventory
@@ -34,6 +34,52 @@ POLL_SECONDS = 0.2
 # Without its driver, which mpirun ends all others with, an agent goes on for so long.
 GONE_SECONDS = 15.0
 LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The names under which one of them says which job, which of its processes, and which of those of a host this is.
+
+    What is in those of `job`, as far as they are set, no other job has, and all processes of one have alike.
+    """
+
+    name: str
+    job: tuple[str, ...]
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str | None = None
+
+
+# https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"; those of a step, since a job has several.
+SLURM = Variables(
+    "srun",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+)
+# https://docs.open-mpi.org, "Environment variables set by mpirun"; PMIX_NAMESPACE is of version 4 and later, and may
+# come again after a while, unlike the address of mpirun, of version 4.
+OPEN_MPI = Variables(
+    "mpirun of Open MPI",
+    ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rank of this process in its job, and on its host; `local_size` is None where that is not known."""
+
+    job: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +252,39 @@ class MpiCluster(DiallingCluster):
             return 1 if code is None and channel.life else code
         finally:
             endpoint.close(1.0)
+
+
+def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
+    """Reads `environ`; None if this process was not started by this launcher. Raises `LaunchError`.
+
+    >>> given = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    >>> place_of(SLURM, given)
+    Place(job='7', rank=1, size=2, local_rank=0, local_size=None)
+    """
+    if variables.rank not in environ or variables.size not in environ:
+        return None
+    numbers = {
+        name: environ.get(name)
+        for name in (variables.rank, variables.size, variables.local_rank, variables.local_size)
+        if name
+    }
+    for name, value in numbers.items():
+        if value is not None and not value.isdecimal():
+            raise LaunchError(f"{name} to be a number, as {variables.name} sets it", value, "cluster=local")
+    values = {name: int(value) for name, value in numbers.items() if value is not None}
+    rank, size = values[variables.rank], values[variables.size]
+    local_rank = values.get(variables.local_rank, 0)
+    local_size = values.get(variables.local_size) if variables.local_size else None
+    _check(rank, size, variables.rank, variables.size)
+    if local_size is not None:
+        _check(local_rank, local_size, variables.local_rank, variables.local_size)
+    job = " ".join(environ[name] for name in variables.job if name in environ)
+    return Place(job, rank, size, local_rank, local_size)
+
+
+def _check(rank: int, size: int, rank_name: str, size_name: str | None) -> None:
+    if rank >= size:
+        raise LaunchError(f"{rank_name} below {size_name}", f"{rank} and {size}", "cluster=local")
 
 
 def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:

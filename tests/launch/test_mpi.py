@@ -10,8 +10,7 @@ from conftest import Ran, launched, left_behind
 from under_way import UnderWay, losses
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.job_variables import OPEN_MPI, Place, place_of
-from pipeline.launch.mpi import Meeting, MpiCluster, part
+from pipeline.launch.mpi import OPEN_MPI, Meeting, MpiCluster, Place, part, place_of
 from pipeline.record.log import read_json
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")

@@ -19,17 +19,9 @@ from under_way import UnderWay, losses, until
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
-from pipeline.launch.job_variables import (
-    OPEN_MPI,
-    SLURM,
-    Allocation,
-    Place,
-    allocation_of,
-    counts_of,
-    hosts_of,
-    place_of,
-)
+from pipeline.launch.mpi import OPEN_MPI, SLURM, Place, place_of
 from pipeline.launch.slurm import within
+from pipeline.launch.slurm.queue import Allocation, allocation_of, counts_of, hosts_of
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",

@@ -21,7 +21,7 @@ from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_
 from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.job_variables import SLURM, Allocation, allocation_of, place_of
+from pipeline.launch.mpi import SLURM, place_of
 from pipeline.launch.slurm import queue
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
 from pipeline.plan.checks import stays_here
@@ -50,7 +50,7 @@ class SlurmCluster(DiallingCluster):
         super().__init__(config, environ)
         self._options = options_of(config, SlurmOptions)
         check(self._options)
-        self._inside = allocation_of(environ)
+        self._inside = queue.allocation_of(environ)
         if self._inside is not None:
             self._options = within(self._options, self._inside)
         self._slurm = queue.Slurm(environ)
@@ -325,7 +325,7 @@ class SlurmCluster(DiallingCluster):
         return f": {' '.join(lines[-LOG_LINES:]).rstrip('.')}" if lines else ""
 
 
-def within(options: SlurmOptions, inside: Allocation) -> SlurmOptions:
+def within(options: SlurmOptions, inside: queue.Allocation) -> SlurmOptions:
     """The options of what an allocation has, whatever is asked for besides."""
     return replace(
         options,
