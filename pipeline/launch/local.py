@@ -21,7 +21,7 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
 from pipeline.launch.signals import DRIVER_PID, STACKS
-from pipeline.launch.standby import PRELOAD, Standby, seconds_of
+from pipeline.launch.standby import PRELOAD, Standby, seconds_of, state_of
 from pipeline.launch.this_machine import FREE_SECONDS, reserve
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
@@ -262,7 +262,7 @@ class LocalJob:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         for rank, process in self._processes.items():
-            if rank not in self._exited and _state(process.pid) == "T":
+            if rank not in self._exited and state_of(process.pid) == "T":
                 self._add(rank, Stopped())
 
     def _signal(self, number: int) -> None:
@@ -282,14 +282,6 @@ def _server_lost(again: int) -> LaunchError:
         f"one that was killed{often}",
         "again, or cluster.start_method=spawn, which needs none",
     )
-
-
-def _state(pid: int | None) -> str:
-    """The state letter that Linux gives a process: R, S, T for stopped, Z; empty where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 @contextlib.contextmanager

@@ -88,7 +88,8 @@ class Standby:
         address, lock = self._folder / f"{self._name}.s", _opened(self._folder / f"{self._name}.lock")
         try:
             while not _claimed(lock):
-                if not _is_stopped(pid := _pid(lock)):
+                # A server that is stopped would have commands wait.
+                if not (pid := _pid(lock)) or state_of(pid) not in ("T", "t"):
                     _wait_for(address)
                     break
                 os.kill(pid, signal.SIGKILL)
@@ -244,12 +245,12 @@ def _pid(lock: int) -> int:
         return 0
 
 
-def _is_stopped(pid: int) -> bool:
-    """True for a server that is stopped, and would have commands wait."""
+def state_of(pid: int | None) -> str:
+    """The state letter that Linux gives a process: R, S, T for stopped, Z; empty where it is gone."""
     try:
-        return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def _children(pid: int) -> list[object]:
