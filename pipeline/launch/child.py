@@ -14,6 +14,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NoReturn
 
 from pipeline.launch.signals import PREEMPTING, STACKS
@@ -113,17 +114,14 @@ class Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands: list[Command[EventBase]] = []
-        self._arrived = threading.Condition()
+        self._commands: SimpleQueue[Command[EventBase]] = SimpleQueue()
         # Set as soon as `leave` has come, before it is taken.
         self.leave = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def take(self) -> Command[EventBase]:
         """The next command, waiting for it."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._commands)
-            return self._commands.pop(0)
+        return self._commands.get()
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -131,9 +129,7 @@ class Inbox:
                 command = from_json(self._connection.recv_bytes())
                 if isinstance(command, Leave):
                     self.leave.set()
-                with self._arrived:
-                    self._commands.append(command)
-                    self._arrived.notify()
+                self._commands.put(command)
 
 
 def _beat(line: EventWriter) -> None:

@@ -150,7 +150,8 @@ class LocalJob:
                     self._read(readers[ready])
             for rank in sentinels.values():
                 if not self._processes[rank].is_alive():
-                    self._drain(rank)
+                    while rank in self._events and self._read(rank):
+                        pass
                     self._exited.add(rank)
                     self._add(rank, Exited(self._processes[rank].exitcode))
         self._look_for_stopped()
@@ -252,10 +253,6 @@ class LocalJob:
         *lines, self._partial[rank] = (self._partial[rank] + data).split(b"\n")
         self._waiting += [event for line in lines if (event := from_line(line)) is not None]
         return True
-
-    def _drain(self, rank: int) -> None:
-        while rank in self._events and self._read(rank):
-            pass
 
     def _look_for_stopped(self) -> None:
         if time.monotonic() < self._next_look:
