@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median_low
 from tempfile import TemporaryDirectory
 from typing import Literal
 
@@ -291,9 +292,9 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
 
     def calling(group: Group) -> float:
         """Seconds of the call of a step that does nothing."""
-        return _middle(
-            [(event.seconds or 0.0) / per_call for event in _explaining(group, Explain("no step", per_call))]
-        )
+        # Of two the lower: one process that is slow does not decide.
+        timed = _explaining(group, Explain("no step", per_call))
+        return median_low([(event.seconds or 0.0) / per_call for event in timed])
 
     for group, prefix in ((one, "one_"), (point, "")):
         switched: list[SwitchedOff] = ["everything", "no input"]
@@ -358,8 +359,3 @@ def _one_of_each_host(plan: Plan) -> list[list[int]]:
         hosts.setdefault(process.host, []).extend(process.replicas)
     longest = max(map(len, hosts.values()))
     return [[host[place] for host in hosts.values() if place < len(host)] for place in range(longest)]
-
-
-def _middle(values: list[float]) -> float:
-    """The median, or the lower of two: one process that is slow does not decide."""
-    return sorted(values)[(len(values) - 1) // 2]

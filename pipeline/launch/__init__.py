@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from pipeline.config.offered import load_offer
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
@@ -202,21 +202,17 @@ def cluster_of(
     """
     ours = CLUSTERS | ({"local": DETACHED} if detach else {})
     factory = load_offer("clusters", config.name, "cluster", ours, "cluster=local")
-    if detach and config.name not in OUTLIVING:
-        raise LaunchError(
-            f"a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for launch.detach=true",
-            f"cluster={config.name}",
-            "launch.detach=false",
-        )
-    if keep is not None and (config.name != "local" or detach or config.start_method is not StartMethod.forkserver):
-        others = (
-            f"cluster={config.name} cluster.start_method={config.start_method.value} launch.detach={detach}".lower()
-        )
-        raise LaunchError(
-            "cluster=local cluster.start_method=forkserver launch.detach=false, for launch.keep",
-            others,
-            "launch.keep=null",
-        )
+    keeps = config.name == "local" and config.start_method is StartMethod.forkserver and not detach
+    refuse(
+        (detach and config.name not in OUTLIVING,
+         f"a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for launch.detach=true",
+         f"cluster={config.name}", "launch.detach=false"),
+        (keep is not None and not keeps,
+         "cluster=local cluster.start_method=forkserver launch.detach=false, for launch.keep",
+         f"cluster={config.name} cluster.start_method={config.start_method.value} launch.detach={detach}".lower(),
+         "launch.keep=null"),
+        error=LaunchError,
+    )  # fmt: skip
     if config.name in CLUSTERS:
         _check_hosts(config)
         cluster: Cluster = factory(config, environ, *([] if keep is None else [keep]))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Json
+from pipeline.errors import refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, option, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
@@ -326,15 +327,15 @@ def _tasks(source: str, cluster: Json, task: Json, kinds: Mapping[str, str]) -> 
             raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", example)
         tasks += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
     tasks.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
-    if len({one.address for one in tasks}) < len(tasks):
-        raise LaunchError(f"each address of {source} once", "one of them twice", "other ports")
+    listed = ", ".join(map(str, tasks))
     chiefs, workers = ([one for one in tasks if one.kind == kind] for kind in (CHIEF, WORKER))
-    if len(chiefs) > 1 or not (chiefs or workers):
-        raise LaunchError(
-            f"{source} to name one chief or none, and a worker where there is none",
-            ", ".join(map(str, tasks)) or "no task",
-            example,
-        )
+    refuse(
+        (len({one.address for one in tasks}) < len(tasks),
+         f"each address of {source} once", "one of them twice", "other ports"),
+        (len(chiefs) > 1 or not (chiefs or workers),
+         f"{source} to name one chief or none, and a worker where there is none", listed or "no task", example),
+        error=LaunchError,
+    )  # fmt: skip
     number, named = str(task.get("index", "")), str(task.get("type"))
     kind = kinds.get(named, named)
     own = [one for one in tasks if one.kind == kind and str(one.index) == number]
@@ -342,11 +343,8 @@ def _tasks(source: str, cluster: Json, task: Json, kinds: Mapping[str, str]) -> 
         # Kubeflow leaves evaluators out of the cluster.
         own = [Task(EVALUATOR, int(number) if number.isdecimal() else 0, "")]
     if not own:
-        raise LaunchError(
-            f"the task of {source} to be one of {', '.join(map(str, tasks))}",
-            f"type {task.get('type')!r} with index {task.get('index')!r}",
-            example,
-        )
+        received = f"type {task.get('type')!r} with index {task.get('index')!r}"
+        raise LaunchError(f"the task of {source} to be one of {listed}", received, example)
     return Tasks(source, tuple(tasks), own[0])
 
 

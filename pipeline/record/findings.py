@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.errors import first_of
+
 What = Literal["loss", "metric", "gradient", "state", "output"]
 # So many differences are named in a sentence; all are in result.json.
 NAMED = 3
@@ -59,10 +61,8 @@ class Check:
 
     def said(self, replicas: int) -> str:
         """Returns the differences and their cause in a sentence or two."""
-        named = ", ".join(difference.text for difference in self.differences[:NAMED])
-        more = len(self.differences) - NAMED
-        others = f", and {more} more" if more > 0 else ""
-        return f"on a small batch {replicas} replicas differ from one device in {named}{others}. {self.cause}"
+        named = first_of([difference.text for difference in self.differences], NAMED, ", ", ", and")
+        return f"on a small batch {replicas} replicas differ from one device in {named}. {self.cause}"
 
 
 @dataclass(frozen=True)

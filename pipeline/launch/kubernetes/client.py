@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.config.schema import Object
+from pipeline.errors import first_of
 from pipeline.launch import LaunchError
 from pipeline.launch.kubernetes.jobset import LABEL, TOKEN_FILE, KubernetesOptions, Pods, secret_of
 
@@ -351,7 +352,8 @@ class Follower:
             state = self.pod(host)
             words = "it has no pod yet" if state is None else state.words or unreached.get(host)
             hosts.setdefault(words or "its agent has not answered yet", []).append(host)
-        return "; ".join(f"{_names(of_reason)}: {words}" for words, of_reason in hosts.items())
+        reasons = {words: first_of(named, MOST_NAMED, ", ", " and") for words, named in hosts.items()}
+        return "; ".join(f"{names}: {words}" for words, names in reasons.items())
 
     def close(self) -> None:
         """Looks no more."""
@@ -382,13 +384,3 @@ class Follower:
                     self._reported.add(state.uid)
                     self._warn(f"{state.host} {state.words}. Kubernetes starts another pod in its place.")
             self._over.wait(SOON_SECONDS if time.monotonic() < self._soon_until else LATER_SECONDS)
-
-
-def _names(hosts: Sequence[str]) -> str:
-    """The names of hosts, of many the first.
-
-    >>> _names(["a", "b"]), _names(["a", "b", "c", "d"])
-    ('a, b', 'a, b, c and 1 more')
-    """
-    more = len(hosts) - MOST_NAMED
-    return ", ".join(hosts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
