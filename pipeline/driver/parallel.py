@@ -18,7 +18,7 @@ from typing import NoReturn
 from pipeline.driver import RunResult, Screen, start
 from pipeline.driver.requests import Requests
 from pipeline.driver.session import Key, Preemption, RunRequest, Session, cluster_key
-from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, Helpers, Job, LaunchError
+from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, Job, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
@@ -81,10 +81,6 @@ class Share(Cluster):
     def inventory(self) -> Machine:
         """All of this machine: a plan does not change with what others leave free."""
         return self._cluster.inventory()
-
-    def helpers(self) -> Helpers:
-        """This machine's."""
-        return self._cluster.helpers()
 
     def warm_up(self) -> None:
         """Begins the imports of its processes."""

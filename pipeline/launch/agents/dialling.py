@@ -225,12 +225,13 @@ class DiallingCluster(Cluster, ABC):
         if job_before is None:
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
+        where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
         job = RemoteJob(
             self.agents,
             plan,
             group,
             folder,
-            {rank: name for rank, name in self._where(plan).items() if name != self.own_name},
+            where,
             missing=self._missing,
             timeout=timeout,
             returns=returns,
@@ -241,7 +242,7 @@ class DiallingCluster(Cluster, ABC):
             record = Kept.read(folder) or Kept(self.address, self.token.decode())
             # Where nothing can be written, nobody takes this driver's place.
             with suppress(OSError):
-                record.with_job(group, job.number, job.hosts).write(folder)
+                record.with_job(group, job.number, where.values()).write(folder)
         return job
 
     def helpers(self) -> Helpers:

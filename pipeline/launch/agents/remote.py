@@ -53,7 +53,8 @@ class RemoteJob:
         self._agents, self._plan, self._group, self._folder = agents, plan, group, folder
         self._where, self._missing, self._timeout, self._local = where, missing, timeout, local
         self._returns = returns
-        self._number = agents.number() if job_before is None else job_before.number
+        # By which its agents know it.
+        self.number = agents.number() if job_before is None else job_before.number
         self._here: LocalJob | None = None
         # Ranks that wait for their agent's connection, since when, and whether a warning said so.
         self._pending = set(where)
@@ -70,16 +71,6 @@ class RemoteJob:
         if job_before is not None:
             self._take_over(job_before)
 
-    @property
-    def number(self) -> int:
-        """By which its agents know it."""
-        return self._number
-
-    @property
-    def hosts(self) -> set[str]:
-        """The names of its agents."""
-        return set(self._where.values())
-
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
         self._start_pending()
@@ -87,7 +78,7 @@ class RemoteJob:
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
         for text in self._agents.warnings():
             self._add(0, Warned(text))
-        for name, message in [*self._agents.about(OVER), *self._agents.about(self._number)]:
+        for name, message in [*self._agents.about(OVER), *self._agents.about(self.number)]:
             self._take(name, message)
         self._find_unreachable()
         waiting, self._waiting = self._waiting, []
@@ -100,7 +91,7 @@ class RemoteJob:
         self._sent += 1
         for name in self._begun:
             if self._sent > self._given_before.get(name, 0):
-                self._agents.send(name, messages.Give(self._number, command.to_json()))
+                self._agents.send(name, messages.Give(self.number, command.to_json()))
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""
@@ -109,7 +100,7 @@ class RemoteJob:
             assert self._here is not None, "it was started"
             self._here.restart(rank)
         elif name in self._begun and self._agents.takes(name):
-            self._agents.send(name, messages.Restart(self._number, rank))
+            self._agents.send(name, messages.Restart(self.number, rank))
         else:
             self._pending.add(rank)
             self._since, self._warned = time.monotonic(), False
@@ -118,7 +109,7 @@ class RemoteJob:
         """Makes every process write its stack to its log."""
         if self._here is not None:
             self._here.dump_stacks()
-        self._send(messages.DumpStacks(self._number))
+        self._send(messages.DumpStacks(self.number))
 
     def stop(self, grace: float) -> None:
         """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left.
@@ -128,20 +119,20 @@ class RemoteJob:
         if self._agents.left:
             return
         self._pending.clear()
-        self._agents.ending(self._number)
-        self._send(messages.Stop(self._number, grace))
+        self._agents.ending(self.number)
+        self._send(messages.Stop(self.number, grace))
         if self._here is not None:
             self._here.stop(grace)
         until = time.monotonic() + grace + STOP_SECONDS
         while True:
-            for name, message in self._agents.about(self._number):
+            for name, message in self._agents.about(self.number):
                 self._write(name, message)
                 # As long as a trained model comes, it is waited for.
                 until = max(until, time.monotonic() + STOP_SECONDS)
             if not any(map(self._is_there, self._begun - self._stopped)) or time.monotonic() > until:
                 break
             self._agents.listen_to((), POLL_SECONDS)
-        self._agents.over(self._number)
+        self._agents.over(self.number)
 
     def _take_over(self, job_before: Taken) -> None:
         """Goes on with what its agents have."""
@@ -183,7 +174,7 @@ class RemoteJob:
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
             self._begun.add(name)
-            self._agents.send(name, messages.Start(self._number, self._group, plan, ranks, self._logged(ranks)))
+            self._agents.send(name, messages.Start(self.number, self._group, plan, ranks, self._logged(ranks)))
             self._running |= set(ranks)
         self._pending.clear()
 
