@@ -83,7 +83,7 @@ def measured_by(values: Rows) -> str:
     rounds, day = values["rounds"], datetime.fromtimestamp(values["time"], UTC).date()
     typed = " ".join([f"benchmarks/{values['benchmark']}.py", *_shown(values["arguments"])])
     times = "" if "--rounds" in values["arguments"] else f"{rounds} round{'s' * (rounds != 1)}, "
-    return f"`{typed}`, {times}{str(values['commit'])[:12]}, {day}"
+    return f"`{typed}`, {times}commit {str(values['commit'])[:12]}, {day}"
 
 
 def machine_of(values: Rows) -> str:

@@ -294,7 +294,7 @@ def test_a_table_says_what_its_file_says_and_on_what_it_was_measured(figures, tm
     assert "old" not in made
     assert set(lines) <= set(made)
     assert made[-3] == (
-        f"`benchmarks/{program}.py --rounds 2`, 0123456789ab, 1970-01-01: A CPU, 2 cores; tensorflow 2.21.0."
+        f"`benchmarks/{program}.py --rounds 2`, commit 0123456789ab, 1970-01-01: A CPU, 2 cores; tensorflow 2.21.0."
     )
 
 
