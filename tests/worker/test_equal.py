@@ -190,7 +190,7 @@ def test_what_differed_once_is_equal_or_refused_in_words(differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "count"), [("mirrored", 12), ("multi_worker", 12)])
+@pytest.mark.parametrize(("strategy", "count"), [("mirrored", 8), ("multi_worker", 6)])
 def test_models_that_are_drawn_train_what_one_device_trains(strategy, count, tmp_path):
     arguments = (f"--seed={SEED}", f"--count={count}", f"--strategy={strategy}", "--json=found.json")
     said = subprocess.run(

@@ -247,7 +247,7 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
 @pytest.mark.parametrize(
     "call",
     sampled([call for call in CALLS if call not in SLOW], 5)
-    + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 4)],
+    + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 3)],
 )
 def test_the_history_is_that_of_keras_on_one_device(call: str, mirrored) -> None:
     make, arguments = CALLS[call]

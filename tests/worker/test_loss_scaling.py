@@ -307,7 +307,7 @@ def trained(case: Case, strategy: tf.distribute.Strategy) -> tuple[dict[str, lis
 
 @pytest.mark.parametrize(
     "name",
-    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sampled(sorted({*EQUAL} - {*QUICK}), 10))],
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sampled(sorted({*EQUAL} - {*QUICK}), 6))],
 )
 def test_two_replicas_train_what_one_device_trains_and_nothing_is_told(name):
     case = EQUAL[name]
