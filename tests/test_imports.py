@@ -21,70 +21,70 @@ from pipeline.config import offered
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
 
-def imported_by(code: str, folder: Path) -> set[str]:
-    """Top-level names of what a fresh Python has imported after `code`."""
-    ends = f"{code}\nimport sys; print('IMPORTED', *{{name.split('.')[0] for name in sys.modules}})"
+def imported_by(folder: Path, *codes: str) -> list[set[str]]:
+    """Top-level names of what a fresh Python has imported after each piece of code."""
+    says = "print('IMPORTED', *{name.split('.')[0] for name in __import__('sys').modules})"
     given = os.environ | {"PYTHONPATH": str(ROOT)}
-    shown = subprocess.run([sys.executable, "-c", ends], cwd=folder, env=given, capture_output=True, text=True)
+    program = "\n".join(f"{code}\n{says}" for code in codes)
+    shown = subprocess.run([sys.executable, "-c", program], cwd=folder, env=given, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
-    return set(shown.stdout.rpartition("IMPORTED")[2].split())
+    return [set(line.split()[1:]) for line in shown.stdout.splitlines() if line.startswith("IMPORTED")]
 
 
-@pytest.mark.parametrize(("typed", "code", "slow"), [
-    (["mode=plan"], 0, ()),
-    (["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0, ()),
-    (["mode=predict", "model=mlp"], 2, ()),
-    (["--cfg", "job"], 0, ()),
-    (["workers=0"], 2, ()),
-    (["prepare", "data=digits", "seed=-1", "out=d"], 2, ("dask", "distributed")),
-    (["report", "sweep=nothing"], 2, ("jinja2", "scipy")),
-    (["report", "--help"], 0, ("jinja2", "scipy")),
-    (["report", "swep=mine"], 2, ("jinja2", "scipy")),
-])  # fmt: skip
-def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, typed, code, slow):
-    runs = f"import sys\nfrom pipeline.commands.verbs import main\nsys.argv[1:] = {typed!r}\nassert main() == {code}"
-    found = imported_by(runs, tmp_path)
-    assert "hydra" in found or typed[0] == "report"
-    assert not found & {*SLOW, *slow}
+@pytest.mark.parametrize(("commands", "slow"), [
+    ([
+        (["mode=plan"], 0),
+        (["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0),
+        (["mode=predict", "model=mlp"], 2),
+        (["--cfg", "job"], 0),
+        (["workers=0"], 2),
+    ], ()),
+    ([(["prepare", "data=digits", "seed=-1", "out=d"], 2)], ("dask", "distributed")),
+    ([(["report", "sweep=nothing"], 2), (["report", "--help"], 0), (["report", "swep=mine"], 2)], ("jinja2", "scipy")),
+], ids=["train", "prepare", "report"])  # fmt: skip
+def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, commands, slow):
+    begun = "import sys\nfrom pipeline.commands.verbs import main"
+    codes = [f"{begun}\nsys.argv[1:] = {typed!r}\nassert main() == {code}" for typed, code in commands]
+    # In one process, where each has what those before it have imported.
+    for (typed, _), found in zip(commands, imported_by(tmp_path, *codes), strict=True):
+        assert not found & {*SLOW, *slow}, typed
+        assert "hydra" in found or typed[0] == "report"
 
 
-@pytest.mark.parametrize("cluster", ["local", "hosts", "slurm", "mpi", "env", "kubernetes"])
-def test_a_plan_for_a_cluster_imports_nothing_but_what_composes_and_shows_it(tmp_path, cluster):
+CLUSTERS = {
+    "local": [], "hosts": ["cluster.hosts=[a,b]"], "slurm": [], "mpi": [], "env": [],
+    # The last: manifests are made from a template.
+    "kubernetes": ["cluster.options.image=a/b:1"],
+}  # fmt: skip
+
+
+def test_a_plan_for_a_cluster_imports_nothing_but_what_composes_and_shows_it(tmp_path):
     task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
-    typed = {"hosts": ["cluster.hosts=[a,b]"], "kubernetes": ["cluster.options.image=a/b:1"]}.get(cluster, [])
-    code = (
+    begun = (
         f"import os; os.environ['TF_CONFIG'] = {json.dumps(json.dumps(task))}\n"
-        "from pipeline.commands import train as command\n"
-        f"assert command.main(['mode=plan', 'cluster={cluster}', 'strategy=multi_worker', *{typed!r}]) == 0"
+        "from pipeline.commands import train as command"
     )
-    found = imported_by(code, tmp_path)
-    assert found - {"pipeline", *sys.stdlib_module_names} >= {"hydra", "rich"}
+    codes = [
+        f"{begun}\nassert command.main(['mode=plan', 'cluster={name}', 'strategy=multi_worker', *{typed!r}]) == 0"
+        for name, typed in CLUSTERS.items()
+    ]
     slow = {*SLOW, "numpy", "scipy", "dask", "distributed", "kubernetes", "psutil", "grpc"}
-    # Manifests are made from a template.
-    assert not found & (slow | (set() if cluster == "kubernetes" else {"jinja2"}))
+    for cluster, found in zip(CLUSTERS, imported_by(tmp_path, *codes), strict=True):
+        assert found - {"pipeline", *sys.stdlib_module_names} >= {"hydra", "rich"}
+        assert not found & (slow | (set() if cluster == "kubernetes" else {"jinja2"})), cluster
 
 
-@pytest.mark.parametrize("view", ["mlflow", "terminal"])
-def test_a_view_imports_what_is_slow_once_it_is_used(tmp_path, view):
-    found = imported_by(f"import pipeline.views.{view}", tmp_path)
-    assert not found & {*SLOW, "hydra", "numpy", "rich"}
+def test_a_view_imports_what_is_slow_once_it_is_used(tmp_path):
+    for found in imported_by(tmp_path, *(f"import pipeline.views.{view}" for view in ("mlflow", "terminal"))):
+        assert not found & {*SLOW, "hydra", "numpy", "rich"}
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["plan.plan", "config.schema", "driver.watch", "record.events", "launch.this_machine", "config.targets",
-     "plan.size", "plan.estimate"],
-)  # fmt: skip
-def test_arithmetic_imports_the_standard_library_and_msgspec_alone(tmp_path, module):
-    others = imported_by(f"import pipeline.{module}", tmp_path) - imported_by("", tmp_path) - sys.stdlib_module_names
-    assert others - {"msgspec", "typing_extensions"} == {"pipeline"}
-
-
-def test_imports_run_downwards():
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stdout
-    assert " 0 broken" in shown.stdout
+def test_arithmetic_imports_the_standard_library_and_msgspec_alone(tmp_path):
+    modules = ("plan.plan", "config.schema", "driver.watch", "record.events", "launch.this_machine", "config.targets",
+               "plan.size", "plan.estimate")  # fmt: skip
+    before, *found = imported_by(tmp_path, "", *(f"import pipeline.{module}" for module in modules))
+    for module, names in zip(modules, found, strict=True):
+        assert names - before - sys.stdlib_module_names - {"msgspec", "typing_extensions"} == {"pipeline"}, module
 
 
 def test_every_choice_opens_with_when_to_pick_it():
