@@ -811,7 +811,8 @@ def test_tables_that_are_not_there_or_differ_are_named(tmp_path: Path) -> None:
 # ---- tfds
 
 
-@pytest.fixture(scope="module")
+# Once a process, which has a class of each name once; its tests may not come one after the other.
+@pytest.fixture(scope="session")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two data sets that the library has prepared: grey_squares, whose version 1.2.0 has splits train and test, and
     mixed, with images of several sizes and no keys."""
