@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
-from pipeline.data.nested import Nested, T
+from pipeline.data.arrays import Nested, T
 
 if TYPE_CHECKING:
     import tensorflow as tf

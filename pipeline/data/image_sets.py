@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.arrays import split
 from pipeline.data.errors import DataError
-from pipeline.data.split import split
 
 Part: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 """Images and labels: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]."""

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import folders, pictures
+from pipeline.data.arrays import split
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, share_of
 from pipeline.data.needed import PICTURES, check_image, class_names
-from pipeline.data.split import split
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
+from pipeline.data.arrays import Nested, T
 from pipeline.data.errors import DataError
-from pipeline.data.nested import Nested, T
 
 FILE = "manifest.json"
 FORMAT = 1

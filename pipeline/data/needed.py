@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.data import dialect, folders, manifest, saved_arrays
+from pipeline.data.arrays import check_split
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
-from pipeline.data.split import check_split
 
 # How the names of files end that are pictures, or tables; the file of a version that TensorFlow Datasets prepared.
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")

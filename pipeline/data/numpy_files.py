@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data import narrow, saved_arrays
+from pipeline.data import saved_arrays
+from pipeline.data.arrays import Array, features, floats, whole
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Examples, Leaf, look_at_rows
-from pipeline.data.narrow import Array
 from pipeline.data.saved_arrays import Part
 
 
@@ -59,7 +59,7 @@ def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
     if keep_dtype:
         return arrays
     if x.dtype != np.uint8:
-        return narrow.features(arrays, f"x of {where}")
+        return features(arrays, f"x of {where}")
     return [np.divide(array[..., None] if x.ndim == 3 else array, 255, dtype=np.float32) for array in arrays]
 
 
@@ -81,8 +81,8 @@ def _labels(where: Path, arrays: list[Array]) -> tuple[list[Array], tuple[str, .
             "numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text",
         )
     if kind == "f":
-        return [narrow.floats(array, np.float32, f"y of {where}") for array in arrays], None
-    return narrow.whole(arrays, f"y of {where}"), None
+        return [floats(array, np.float32, f"y of {where}") for array in arrays], None
+    return whole(arrays, f"y of {where}"), None
 
 
 def _check_alike(where: Path, train: Part, held_out: Part) -> None:

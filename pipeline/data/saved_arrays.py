@@ -10,9 +10,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from pipeline.data.arrays import Array, Rows, split
 from pipeline.data.errors import DataError
-from pipeline.data.narrow import Array
-from pipeline.data.split import Rows, split
 
 Part: TypeAlias = tuple[Array, Array]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import dialect, folders, narrow
+from pipeline.data import dialect, folders
+from pipeline.data.arrays import EXACT, split
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, share_of
 from pipeline.data.needed import table_files
-from pipeline.data.split import split
 
 if TYPE_CHECKING:
     import pandas
@@ -177,7 +177,7 @@ class _Table:
         from pandas.api import types
 
         def is_rounded(values: pandas.Series) -> bool:
-            return bool(types.is_integer_dtype(values) and values.abs().max() > narrow.EXACT)
+            return bool(types.is_integer_dtype(values) and values.abs().max() > EXACT)
 
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, each in dialects.items() if each is not None and not each.named]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.data import pictures, records
+from pipeline.data.arrays import Nested
 from pipeline.data.errors import WHAT, DataError, refuse
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.image_sets import one_at_a_time
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import tensorflow_datasets
 
     from pipeline.data.examples import Make
-    from pipeline.data.nested import Nested
 
     Builder: TypeAlias = tensorflow_datasets.core.DatasetBuilder
     Info: TypeAlias = tensorflow_datasets.core.DatasetInfo

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
+from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from pipeline.data.examples import Make
-    from pipeline.data.nested import Nested
 
 
 def tfrecord(

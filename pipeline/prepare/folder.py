@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest
+from pipeline.data.arrays import split as split_rows
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.data.split import split as split_rows
 from pipeline.errors import UserError, refuse
 from pipeline.record.log import write_whole
 

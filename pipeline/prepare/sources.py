@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import files, manifest, pictures, records
+from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment, leaves
 from pipeline.data.manifest import Feature
-from pipeline.data.nested import Nested
 from pipeline.prepare import values
 from pipeline.prepare.folder import ShardPiece, file_bytes
 from pipeline.prepare.values import LOOKED_AT, MOST, Example, Labels, in_words, kind_of

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest, records
+from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature
-from pipeline.data.nested import Nested
 
 # Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
 # as bytes, which are read faster.

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from keras import losses
 
+from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError, refuse
-from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data import records
+from pipeline.data.arrays import Nested
 from pipeline.data.examples import Examples, Segment
-from pipeline.data.nested import Nested
 from pipeline.worker.data import batches
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.layout import BatchLayout

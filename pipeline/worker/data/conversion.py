@@ -16,10 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data import narrow
+from pipeline.data.arrays import Nested, floats
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
-from pipeline.data.nested import Nested
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
 
 NAMES = ("x", "y", "sample_weight")
@@ -152,7 +151,7 @@ def _without_lists(values: object, where: _Where) -> object:
     except ValueError as error:
         raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
     # As Keras does with Python's floats.
-    return narrow.floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
+    return floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
 
 
 def _is_one_array(values: object) -> bool:

@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.arrays import Nested
 from pipeline.data.examples import Examples, Segment
-from pipeline.data.nested import Nested
 from pipeline.private import cardinality, dataset_ops, map_op, op_def_registry, prefetch_op, structure
 
 # Arrays, or structures of them, with the examples along the first axis; examples that are made; single examples.

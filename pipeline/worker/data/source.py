@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.arrays import Nested
 from pipeline.data.examples import Examples
-from pipeline.data.nested import Nested
 from pipeline.worker.data import batches, reading
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Part, Spec

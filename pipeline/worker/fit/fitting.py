@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.analyze import measure
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.errors import UserError, refuse
 from pipeline.private import array_slicing
 from pipeline.worker import labels

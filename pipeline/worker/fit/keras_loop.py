@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.errors import UserError, refuse
 from pipeline.private import pythonify_logs
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides

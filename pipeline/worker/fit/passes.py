@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.errors import UserError, refuse
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.data import inspection, source

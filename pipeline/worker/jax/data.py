@@ -13,7 +13,8 @@ import keras
 import numpy as np
 
 from pipeline.config import targets
-from pipeline.data import manifest, narrow, records
+from pipeline.data import manifest, records
+from pipeline.data.arrays import floats, lost
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
@@ -168,7 +169,7 @@ def _array(values: Any) -> Any:
     )  # fmt: skip
     # As Keras does with Python's floats.
     if array.dtype == np.float64 and isinstance(values, list):
-        return narrow.floats(array, np.float32, "a list")
+        return floats(array, np.float32, "a list")
     return array
 
 
@@ -217,7 +218,7 @@ def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarr
 
 def _check_range(array: np.ndarray, name: str) -> None:
     """Refuses numbers that JAX would wrap, or make infinite, in the type that it has in place of a wider one."""
-    over = narrow.lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
+    over = lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
     expected = f"numbers of 32 bits in the {name} data under backend=jax"
     instead = "backend=tensorflow, or .astype('float32') where they are quantities"
     refuse((over is not None, expected, f"{over} of {array.dtype}", instead))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker import compiling, labels
 from pipeline.worker.collective import Collective

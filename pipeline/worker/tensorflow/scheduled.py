@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.worker.checkpoint import State
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part

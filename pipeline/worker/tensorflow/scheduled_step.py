@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches

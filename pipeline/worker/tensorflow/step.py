@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xla_ops
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches

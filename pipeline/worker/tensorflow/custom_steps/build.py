@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason

@@ -13,7 +13,7 @@ from functools import partial
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps

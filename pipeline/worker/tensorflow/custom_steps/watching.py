@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import ag_ctx, autograph_util
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.patched import patched

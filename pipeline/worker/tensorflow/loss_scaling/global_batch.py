@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch

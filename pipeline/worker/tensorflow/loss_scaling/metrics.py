@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.loss_scaling.global_batch import together

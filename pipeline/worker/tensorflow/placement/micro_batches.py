@@ -9,7 +9,7 @@ from itertools import pairwise
 import keras
 import tensorflow as tf
 
-from pipeline.data.nested import Nested
+from pipeline.data.arrays import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
