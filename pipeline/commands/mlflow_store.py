@@ -23,7 +23,7 @@ from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import pages, sync_runs
+from pipeline.views.mlflow import sync_runs, texts
 from pipeline.views.mlflow.stores import logged_in, open_client, prepare, sqlite_path, without_password
 
 HOST = "127.0.0.1"
@@ -141,14 +141,14 @@ def _serve(port: int, output: Path) -> int:
 
 def address_of(server: str) -> str:
     """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
-    query = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{pages.PAGE_TAG}` LIKE '%'"}
+    query = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{texts.PAGE_TAG}` LIKE '%'"}
     request = urllib.request.Request(
         f"{server}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
     )
     experiments: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])
-    return pages.address(server, experiments[0]["experiment_id"]) if experiments else server
+    return texts.address(server, experiments[0]["experiment_id"]) if experiments else server
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:

@@ -25,10 +25,9 @@ with warnings.catch_warnings():
 
 from pipeline.record.files import TrackingStore
 from pipeline.record.log import EventLog, from_plain
-from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import Tracker, remember
 from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.stores import open_client
-from pipeline.views.mlflow.tracker import remember
 
 BEGAN = 1_700_000_000.0
 

@@ -32,10 +32,9 @@ from under_way import until
 
 from pipeline.record.files import read_tracking
 from pipeline.record.log import read
-from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import Tracker, remember
 from pipeline.views.mlflow import stores as store_modules
 from pipeline.views.mlflow.changes import LogState
-from pipeline.views.mlflow.tracker import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
 # MLflow's, of its own use of SQLAlchemy.

@@ -52,12 +52,11 @@ from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.files import Kept, forget_agents, read_tracking
 from pipeline.record.log import from_plain, to_line
-from pipeline.views.mlflow import Tracker, pages, stores
+from pipeline.views.mlflow import Tracker, remember, stores, texts
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.stores import open_client
 from pipeline.views.mlflow.sync_runs import LogFollower
-from pipeline.views.mlflow.tracker import remember
 
 __all__ = ["_mlflow_settings", "home", "own_tracker", "tracker"]
 # MLflow's, of its own use of SQLAlchemy.
@@ -418,10 +417,10 @@ def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
     assert send("described second") == first | {view: "changed"}
     # A text that an earlier version of ours wrote is brought up to date.
     note = "mlflow.note.content"
-    assert pages.missing({}, 0)[note] == pages.DESCRIPTION
-    assert note not in pages.missing({note: "Then."}, 0)
-    monkeypatch.setattr(pages, "EARLIER", (hashlib.sha256(b"Then.").hexdigest()[:12],))
-    assert pages.missing({note: "Then."}, 0)[note] == pages.DESCRIPTION
+    assert texts.missing({}, 0)[note] == texts.DESCRIPTION
+    assert note not in texts.missing({note: "Then."}, 0)
+    monkeypatch.setattr(texts, "EARLIER", (hashlib.sha256(b"Then.").hexdigest()[:12],))
+    assert texts.missing({note: "Then."}, 0)[note] == texts.DESCRIPTION
 
 
 def test_workers_and_batches_are_sorted_as_numbers(home: Path) -> None:

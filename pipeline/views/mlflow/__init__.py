@@ -6,9 +6,187 @@
 Both fold the log through `changes`, and note in the run's `tracking.json` how far they came, where the driver reads it.
 To send a thing twice changes nothing: a run is found again by its key, and MLflow stores an equal point once. The
 follower is a process because MLflow takes seconds to import and its server may hang: the driver waits for neither, and
-imports no more than `Tracker`.
+imports no more than this.
 """
 
-from pipeline.views.mlflow.tracker import Tracker
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-__all__ = ["Tracker"]
+from pipeline.record import log as event_log
+from pipeline.record.files import DELETED, LOG, Copied, TrackingStore, read_tracking, write_tracking
+from pipeline.views.mlflow.stores import logged_in, without_password
+
+# Between two looks at how far the follower is.
+LOOK_SECONDS = 0.05
+# A process that imports, sends or writes computes for longer before long, also beside many others; one that waits for
+# a server that does not answer does not.
+LEAST_SECONDS = 0.02
+
+
+class Tracker:
+    """Starts the follower and names runs to it. Nothing here raises.
+
+    The follower is waited for until it has not got on for `timeout` seconds, or the caller `waits` no more.
+    """
+
+    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
+        self._environ, self._log = dict(environ), log
+        self._process: subprocess.Popen[bytes] | None = None
+        # The folders that the follower has been named: a file that it reads, so that it can be neither full nor closed.
+        self._names: int | None = None
+        self._lock = threading.Lock()
+        self._problem: str | None = None
+
+    def begin(self) -> None:
+        """Starts the process, which imports MLflow meanwhile; without it, the first log that is followed does."""
+        with self._lock:
+            try:
+                self._start()
+            except OSError as error:
+                self._problem = f"The tracking process could not start: {error}."
+
+    def follow(self, folder: Path, store: TrackingStore) -> None:
+        """Names the log in `folder` to the follower, and notes in the folder that it belongs in `store`."""
+        try:
+            if store.uri is not None:
+                store = replace(store, uri=logged_in(store.uri, self._environ))
+            remember(folder, store)
+        except OSError as error:
+            self._problem = f"The run is not tracked: {error}."
+            return
+        if store.uri is not None:
+            self.begin()
+            self._name(folder)
+
+    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> str | None:
+        """Returns the MLflow run of `folder`; None if there is none after that time, or the store fails."""
+
+        def is_known() -> bool:
+            copied = read_tracking(folder).copied
+            return bool(copied.run_id or copied.problem)
+
+        if timeout:
+            self._wait(folder, is_known, timeout, waits)
+        return read_tracking(folder).copied.run_id
+
+    def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
+        """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
+        if self._process is None:
+            return self._problem is None, self._problem
+        self._wait(folder, lambda: _is_sent(folder), timeout, waits)
+        if problem := read_tracking(folder).copied.problem:
+            return False, problem
+        if _is_sent(folder):
+            return True, None
+        if not self._runs():
+            return False, self._problem or f"The tracking process has ended; see {self._log}."
+        return False, "The tracking process is not done yet."
+
+    def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
+        """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
+        with self._lock:
+            process, names = self._process, self._names
+            self._process = self._names = None
+        if process is None or names is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(names, b"\0")
+        _until(lambda: process.poll() is not None, process, timeout, waits)
+        process.kill()
+        process.wait()
+        os.close(names)
+
+    def _start(self) -> None:
+        """Starts the process unless it runs. Raises `OSError`."""
+        if self._runs():
+            return
+        package = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join(filter(None, [package, self._environ.get("PYTHONPATH")]))
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        # One that takes the place of another reads from the beginning what that was named.
+        if self._names is None:
+            self._names, names_file = tempfile.mkstemp()
+            os.unlink(names_file)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())],
+                stdin=self._names,
+                stdout=log,
+                stderr=log,
+                env={**self._environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _name(self, folder: Path) -> None:
+        """Names a folder to the follower, which then sends its log at once."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._names is not None:
+                os.write(self._names, os.fsencode(folder) + b"\0")
+
+    def _wait(self, folder: Path, reached: Callable[[], bool], timeout: float, waits: Callable[[], bool]) -> None:
+        process = self._process
+        if process is not None and not reached():
+            self._name(folder)
+            _until(
+                reached,
+                process,
+                timeout,
+                lambda: waits() and self._runs(),
+                lambda: read_tracking(folder).copied.problem,
+            )
+
+
+def remember(folder: Path, store: TrackingStore) -> None:
+    """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
+    state, store = read_tracking(folder), replace(store, uri=without_password(store.uri))
+    is_same = (state.store.uri if state.store else None) == store.uri
+    write_tracking(
+        folder, replace(state, store=store, copied=replace(state.copied, problem=None) if is_same else Copied())
+    )
+
+
+def _is_sent(folder: Path) -> bool:
+    """True if MLflow holds all of a log, or never will, since someone deleted the run there."""
+    copied = read_tracking(folder).copied
+    return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
+
+
+def _until(
+    reached: Callable[[], bool],
+    process: "subprocess.Popen[bytes]",
+    timeout: float,
+    waits: Callable[[], bool],
+    problem: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Waits until something is `reached`, as long as the process gets on and the caller `waits`.
+
+    A process gets on while it computes, unless it only tries again what has met a `problem`.
+    """
+    computed, until = _computed(process), time.monotonic() + timeout
+    while not reached() and waits() and time.monotonic() < until:
+        time.sleep(min(LOOK_SECONDS, timeout))
+        if _computed(process) - computed >= LEAST_SECONDS and not problem():
+            computed, until = _computed(process), time.monotonic() + timeout
+
+
+def _computed(process: "subprocess.Popen[bytes]") -> float:
+    """Returns the processor time that a process has used, in seconds; 0 once it is gone."""
+    # Only once a follower is waited for: a plan has none.
+    import psutil
+
+    try:
+        used = psutil.Process(process.pid).cpu_times()
+        return float(used.user + used.system)
+    except psutil.Error:
+        return 0.0

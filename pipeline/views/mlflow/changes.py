@@ -12,8 +12,7 @@ from typing import Any
 from pipeline.analyze import comparable
 from pipeline.record import events, results
 from pipeline.record.log import to_plain
-from pipeline.views.mlflow import fields
-from pipeline.views.mlflow.pages import About, sentence
+from pipeline.views.mlflow import texts
 from pipeline.views.terminal.words import speedup_span, throughput_span
 
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
@@ -31,7 +30,7 @@ class Changes:
 
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    metrics: list[fields.MetricValue] = field(default_factory=list)
+    metrics: list[texts.MetricValue] = field(default_factory=list)
     # As MLflow's `Dataset` takes them.
     datasets: list[dict[str, str]] = field(default_factory=list)
     reopened: bool = False
@@ -63,7 +62,7 @@ class LogState:
     time_ms: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     speakers: dict[str, int] = field(default_factory=dict)
-    about: About = field(default_factory=About)
+    about: texts.About = field(default_factory=texts.About)
     model: str | None = None
     # The files of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
     report: dict[str, list[str]] = field(default_factory=dict)
@@ -74,26 +73,26 @@ class LogState:
         """Adds what `event` changes: nothing for an event that MLflow has no place for."""
         handle = HANDLERS.get(type(event))
         if handle is not None and (event.of_point or isinstance(event, events.Measured)):
-            self.time_ms = max(self.time_ms, fields.ms(event))
+            self.time_ms = max(self.time_ms, texts.ms(event))
             handle(self, event)
 
     def _tag(self, name: str, value: object) -> None:
-        self.changes.tags[fields.safe_name(name)] = fields.text(value, fields.TAG_CHARACTERS)
+        self.changes.tags[texts.safe_name(name)] = texts.text(value, texts.TAG_CHARACTERS)
 
     def _describe(self) -> None:
-        self._tag(fields.NOTE_TAG, self.about.text)
+        self._tag(texts.NOTE_TAG, self.about.text)
 
     def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
         """Adds a point, of so many seconds before the event; nothing where the value is no number."""
-        number, called = fields.number(value), fields.safe_name(name)
+        number, called = texts.number(value), texts.safe_name(name)
         if number is not None:
-            time_ms = fields.ms(event) - round(1000 * before)
-            self.changes.metrics.append(fields.MetricValue(called, fields.significant(called, number), time_ms, step))
+            time_ms = texts.ms(event) - round(1000 * before)
+            self.changes.metrics.append(texts.MetricValue(called, texts.significant(called, number), time_ms, step))
 
     def _curve(self, name: str, value: object, event: events.EventBase, step: int) -> None:
         """Adds a point of a curve that has none of that step, or of a later one."""
-        if fields.number(value) is not None and self.curves.get(fields.safe_name(name), -1) < step:
-            self.curves[fields.safe_name(name)] = step
+        if texts.number(value) is not None and self.curves.get(texts.safe_name(name), -1) < step:
+            self.curves[texts.safe_name(name)] = step
             self._metric(name, value, event, step)
 
     def _begun(self, event: events.Run) -> None:
@@ -102,14 +101,14 @@ class LogState:
         self.run = self.driver = event
         self.commands = 1
         self.changes.params |= {
-            fields.safe_name(name): fields.text(value, fields.PARAM_CHARACTERS) for name, value in event.params.items()
+            texts.safe_name(name): texts.text(value, texts.PARAM_CHARACTERS) for name, value in event.params.items()
         }
         for name, value in event.tags.items():
             self._tag(name, value)
         self._tag("pipeline.folder", event.folder)
         # MLflow sorts parameters as text, and draws metrics alone.
         for name in ("workers", "replica_batch", "global_batch"):
-            self._metric(fields.trained(name), event.params.get(name), event, 0)
+            self._metric(texts.trained(name), event.params.get(name), event, 0)
         self.about.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
         self.about.commit = str(event.tags.get("git_commit") or "")
         for name, why in comparable.DOUBTS.items():
@@ -149,12 +148,12 @@ class LogState:
                 self._tag(name, plain[name])
         data = "data" if self.run is None else self.run.params.get("data", "data")
         counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
-        features = fields.tensors(event.input_dtype or "float32", event.input_shape or [])
+        features = texts.tensors(event.input_dtype or "float32", event.input_shape or [])
         self.changes.datasets.append({
-            "name": fields.text(data, fields.NAME_CHARACTERS),
-            "digest": fields.text(event.data_digest or "unknown", fields.DIGEST_CHARACTERS),
+            "name": texts.text(data, texts.NAME_CHARACTERS),
+            "digest": texts.text(event.data_digest or "unknown", texts.DIGEST_CHARACTERS),
             # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
-            "schema": json.dumps({"mlflow_tensorspec": {"features": features, "targets": fields.tensors("int32", [])}}),
+            "schema": json.dumps({"mlflow_tensorspec": {"features": features, "targets": texts.tensors("int32", [])}}),
             "profile": json.dumps({name: plain[name] for name in counted if plain.get(name) is not None}),
         })  # fmt: skip
 
@@ -163,44 +162,44 @@ class LogState:
         speaker = self.speakers.setdefault(f"measured {group}", event.rank)
         if speaker == event.rank and event.repeat > self.repeats.get(group, -1):
             self.repeats[group] = event.repeat
-            self._metric(fields.timed(group), _rate(event), event, event.repeat)
+            self._metric(texts.timed(group), _rate(event), event, event.repeat)
 
     def _stepped(self, event: events.Steps) -> None:
-        losses, last, seconds = event.losses, event.step, fields.number(event.seconds) or 0.0
+        losses, last, seconds = event.losses, event.step, texts.number(event.seconds) or 0.0
         before, self.step = self.step, max(self.step, last)
         if last <= before:
             return
         if self.training_ms is None:
-            self.training_ms = fields.ms(event)
+            self.training_ms = texts.ms(event)
         # The call took `seconds` and ended now; its steps took equal parts of that.
         for left, loss in zip(reversed(range(len(losses))), losses, strict=True):
             if last - left > before:
-                self._metric(fields.trained("loss"), loss, event, last - left, seconds * left / len(losses))
+                self._metric(texts.trained("loss"), loss, event, last - left, seconds * left / len(losses))
         for name, value in event.metrics.items():
             if name != "loss":
-                self._curve(fields.trained(name), value, event, last)
-        self._metric(fields.trained("learning_rate"), event.learning_rate, event, last)
-        self._metric(fields.trained("examples_per_second"), _rate(event), event, last)
+                self._curve(texts.trained(name), value, event, last)
+        self._metric(texts.trained("learning_rate"), event.learning_rate, event, last)
+        self._metric(texts.trained("examples_per_second"), _rate(event), event, last)
 
     def _epoch(self, event: events.Epoch) -> None:
         if event.epoch <= self.epoch:
             return
         self.epoch = event.epoch
         # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
-        self._metric(fields.trained("epoch"), event.epoch, event, event.step)
+        self._metric(texts.trained("epoch"), event.epoch, event, event.step)
         self._learnt(event, event, event.step)
 
     def _learnt(self, values: events.Epoch | results.Training, event: events.EventBase, step: int) -> None:
         """Adds an epoch's metrics; a value that is sent already for that step is left out."""
-        self._curve(fields.trained("epoch_loss"), values.loss, event, step)
+        self._curve(texts.trained("epoch_loss"), values.loss, event, step)
         for name, value in values.metrics.items():
-            self._curve(fields.trained(name), value, event, step)
+            self._curve(texts.trained(name), value, event, step)
         held_out: dict[str, float | None] = {"loss": values.val_loss, **values.val_metrics}
         for name, held in held_out.items():
-            self._curve(fields.validated(name), held, event, step)
+            self._curve(texts.validated(name), held, event, step)
 
     def _system(self, event: events.System) -> None:
-        host = fields.safe_name(event.host).replace("/", "_")
+        host = texts.safe_name(event.host).replace("/", "_")
         step = self.samples[host] = self.samples.get(host, -1) + 1
         for name, value in event.values.items():
             self._metric(f"system/{host}/{name}", value, event, step)
@@ -215,21 +214,21 @@ class LogState:
     def _result(self, event: events.Result) -> None:
         for name, value in event.values.items():
             if MEASUREMENT.search(name):
-                called = fields.measurement(name)
+                called = texts.measurement(name)
                 # After the repeats that it is the median of.
-                repeats = {fields.timed(group): repeat + 1 for group, repeat in self.repeats.items()}
+                repeats = {texts.timed(group): repeat + 1 for group, repeat in self.repeats.items()}
                 self._metric(called, value, event, repeats.get(called, 0) + self.commands - 1)
             elif name in RESULT_TAGS and (value is not None or self.commands > 1):
                 # What the result of an earlier command said holds no longer.
                 self._tag(name, "" if value is None else value)
         result = results.from_values(event.values)
         # The intervals of what is compared, each in one column of MLflow's table.
-        for name, ends in (("speedup", speedup_span(result.speed)), (fields.FIRST, throughput_span(result.speed))):
+        for name, ends in (("speedup", speedup_span(result.speed)), (texts.FIRST, throughput_span(result.speed))):
             if ends:
                 self._tag(f"{name}_range", ends)
         # What no epoch has told.
         self._learnt(result.training, event, max(self.step, *self.curves.values(), 0))
-        self.about.result = sentence(result)
+        self.about.result = texts.sentence(result)
         for note in result.notes:
             self.about.note(note)
         self._describe()
@@ -239,7 +238,7 @@ class LogState:
         self.report = event.files
         for name, value in event.tags.items():
             self._tag(name, value or "")
-        self._tag(fields.NOTE_TAG, event.text)
+        self._tag(texts.NOTE_TAG, event.text)
 
     def _profiled(self, event: events.Profiled) -> None:
         profile = event.values
@@ -253,7 +252,7 @@ class LogState:
         if event.rank == 0:
             self._tag("check", event.values.outcome)
             if event.values.outcome != "not made":
-                self._metric(f"{fields.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
+                self._metric(f"{texts.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
 
     def _explained(self, event: events.Explained) -> None:
         explanation = event.values
@@ -275,11 +274,11 @@ class LogState:
             self._tag("error", event.error)
             self.about.error = event.error
             self._describe()
-        self.changes.end = status, fields.ms(event)
+        self.changes.end = status, texts.ms(event)
 
 
 def _rate(event: events.Measured | events.Steps) -> float | None:
-    examples, seconds = fields.number(event.examples), fields.number(event.seconds)
+    examples, seconds = texts.number(event.examples), texts.number(event.seconds)
     return examples / seconds if examples is not None and seconds else None
 
 

@@ -18,10 +18,9 @@ from pipeline.errors import UserError
 from pipeline.record import log
 from pipeline.record.events import SAMPLE, Run
 from pipeline.record.files import DELETED, ID_LETTERS, LOG, Copied, TrackingStore, read_tracking, write_tracking
-from pipeline.views.mlflow import pages
 from pipeline.views.mlflow.changes import Changes, LogState
-from pipeline.views.mlflow.fields import FIRST, NAME_CHARACTERS, ms, text
 from pipeline.views.mlflow.stores import local_artifacts, open_client, requests_may_take, without_password
+from pipeline.views.mlflow.texts import FIRST, NAME_CHARACTERS, missing, ms, text
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
 POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
@@ -253,7 +252,7 @@ class Copy:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                location, tags = self._store.artifacts, pages.missing({}, ms(run))
+                location, tags = self._store.artifacts, missing({}, ms(run))
                 return str(client.create_experiment(name, artifact_location=location, tags=tags))
             except Exception:
                 # Someone else may just have created it.
@@ -274,7 +273,7 @@ class Copy:
         from mlflow.exceptions import MlflowException
 
         with contextlib.suppress(MlflowException):
-            for name, content in pages.missing(experiment.tags, ms(run)).items():
+            for name, content in missing(experiment.tags, ms(run)).items():
                 self._open().set_experiment_tag(experiment.experiment_id, name, content)
 
     def _with_this_key(self, experiment: str) -> list[str]:
