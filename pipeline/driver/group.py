@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pipeline.analyze import energy
 from pipeline.driver.session import Preemption
 from pipeline.driver.watch import RunFailed, Watch
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
+from pipeline.launch.this_machine import EnergyMeter
 from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
 from pipeline.record.commands import Command, Response
@@ -127,7 +127,7 @@ class Group:
         return self._responses(command.response_type(), self.plan.leaders)
 
     def _responses(self, response: type[Response], ranks: Sequence[int]) -> dict[int, Response]:
-        began, meter = self.clock(), energy.Meter()
+        began, meter = self.clock(), EnergyMeter()
         responses: dict[int, Response] = {}
         while not responses.keys() >= set(ranks):
             # Often enough for a counter that begins anew.

@@ -1,17 +1,21 @@
-"""Finds out what this machine has, without importing TensorFlow, and keeps its ports from others.
+"""Finds out what this machine has and uses, without importing TensorFlow, and keeps its ports from others.
 
 Cores are those this process may run on, so a container's or a scheduler's limit counts. GPUs are asked of
 `nvidia-smi`, and of `CUDA_VISIBLE_DEVICES` when a scheduler has set it. TPU chips are files under /dev.
+
+Energy is of the whole machine, whoever computes on it, and of this host alone. Processors count it under
+/sys/class/powercap (RAPL; since Linux 5.10 only root may read it), GPUs in NVIDIA's management library.
 """
 
 import errno
+import functools
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +29,9 @@ TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
 FREE_SECONDS, LOOK_SECONDS = 3.0, 0.1
 # Set on TPU VMs and in pods that have a TPU.
 TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
+POWERCAP = Path("/sys/class/powercap")
+# Parts of a package that are beside its cores; other parts are in its own count.
+BESIDE = ("dram",)
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -185,3 +192,69 @@ def holder(port: int) -> str | None:
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} ({connection.pid})"
     return None
+
+
+def energy_counters(powercap: Path = POWERCAP) -> dict[str, Callable[[], tuple[int, int]]]:
+    """By name, what reads (count, count at which it begins anew), in millionths of a joule."""
+    readers: dict[str, Callable[[], tuple[int, int]]] = {}
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        with suppress(OSError, ValueError):
+            named = (zone / "name").read_text().strip()
+            _zone(zone)
+            if named.startswith("package") or named in BESIDE:
+                readers[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
+    return readers | _gpu_counters()
+
+
+class EnergyMeter:
+    """Adds up what all counters have counted since it was made. Read it more often than a counter begins anew."""
+
+    def __init__(self, read: dict[str, Callable[[], tuple[int, int]]] | None = None) -> None:
+        self._read = energy_counters() if read is None else read
+        self._last: dict[str, int] = {}
+        self._sum = 0
+        try:
+            self._last = {name: read()[0] for name, read in self._read.items()}
+        except OSError:
+            self._read = {}
+
+    def joules(self) -> float | None:
+        """Since it was made; None where nothing can be read."""
+        for name, read in list(self._read.items()):
+            try:
+                count, limit = read()
+            except OSError:
+                # What cannot be read any more makes all of it unknown.
+                self._read = {}
+                break
+            gained = count - self._last[name]
+            self._sum += gained if gained >= 0 else gained + limit
+            self._last[name] = count
+        return self._sum / 1e6 if self._read else None
+
+
+def _zone(zone: Path) -> tuple[int, int]:
+    return int((zone / "energy_uj").read_text()), int((zone / "max_energy_range_uj").read_text())
+
+
+@functools.cache
+def _gpu_counters() -> dict[str, Callable[[], tuple[int, int]]]:
+    """Counters of GPUs; none where there is no driver, or where GPUs are older than Volta, which do not count."""
+    import pynvml
+
+    readers: dict[str, Callable[[], tuple[int, int]]] = {}
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+            def read(device: object = device) -> tuple[int, int]:
+                try:
+                    return 1_000 * pynvml.nvmlDeviceGetTotalEnergyConsumption(device), 2**64
+                except pynvml.NVMLError as error:
+                    raise OSError("The GPU's energy counter cannot be read.") from error
+
+            with suppress(OSError):
+                read()
+                readers[f"gpu:{index}"] = read
+    return readers

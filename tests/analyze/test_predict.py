@@ -13,10 +13,11 @@ from conftest import sampled, with_
 from predicted_runs import ASKED, PARAMETERS, ran
 from shipped_sizes import configured, planned
 
-from pipeline.analyze import calibration, comparable, energy, history, outlook, predict, step_model
-from pipeline.analyze.energy import Meter, counters
+from pipeline.analyze import calibration, comparable, history, outlook, predict, step_model
 from pipeline.analyze.step_model import Observed
 from pipeline.errors import UserError
+from pipeline.launch import this_machine
+from pipeline.launch.this_machine import EnergyMeter, energy_counters
 from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.record import results
@@ -465,15 +466,15 @@ def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path
         (zone / "name").write_text(f"{named}\n")
         (zone / "energy_uj").write_text("900000\n")
         (zone / "max_energy_range_uj").write_text("1000000\n")
-    meter = Meter(counters(tmp_path))
+    meter = EnergyMeter(energy_counters(tmp_path))
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
     (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
     assert meter.joules() == pytest.approx(0.5 + 0.1)
     # A counter that cannot be read any more, or never could, ends nothing.
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.joules() is None
-    assert Meter({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)}).joules() is None
-    assert Meter(counters(tmp_path / "none")).joules() is None
+    assert EnergyMeter({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)}).joules() is None
+    assert EnergyMeter(energy_counters(tmp_path / "none")).joules() is None
 
 
 def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path, monkeypatch):
@@ -490,11 +491,11 @@ def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path,
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", ["pascal", "volta"].__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", read)
-    energy._gpus.cache_clear()
-    found = counters(tmp_path)
-    energy._gpus.cache_clear()
+    this_machine._gpu_counters.cache_clear()
+    found = energy_counters(tmp_path)
+    this_machine._gpu_counters.cache_clear()
     assert list(found) == ["gpu:1"]
-    meter = Meter(found)
+    meter = EnergyMeter(found)
     millijoules["volta"] = 7_500
     assert meter.joules() == pytest.approx(2.5)
     millijoules["volta"] = None
