@@ -18,9 +18,8 @@ from pipeline.views.terminal.console import say
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import resumed_line
-from pipeline.views.terminal.run_state import RunState
+from pipeline.views.terminal.run_state import Doing, RunState
 from pipeline.views.terminal.sweep_table import begins_line, came_to, ended_line, numbers_of, shared_and_own, sweep_rows
-from pipeline.views.terminal.training_state import Doing
 from pipeline.views.terminal.words import (
     clean,
     duration,

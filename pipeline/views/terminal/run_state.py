@@ -3,17 +3,17 @@
 Pure: time is an argument. It survives events in any order, and odd values.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from pipeline.plan.plan import Plan
 from pipeline.record import events
 from pipeline.views.terminal.result import explained_lines, profile_lines
-from pipeline.views.terminal.training_state import Doing, TrainingState
 from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate
 
 MOST_FAILURES = 5  # different ones shown in full
+WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are taken
 CTRL_C = "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once."
 
 
@@ -25,8 +25,19 @@ class StatusMessage:
     lasting: bool = False
 
 
+@dataclass(frozen=True)
+class Doing:
+    """A run's current activity: a word for it, how far it is (`total` is None where unknown), and its figures."""
+
+    label: str
+    done: float = 0
+    total: float | None = None
+    where: str = ""
+    figures: str = ""
+
+
 @dataclass
-class ProcessGroup:
+class _ProcessGroup:
     """Progress of the processes of the run ("point") or of its baseline, by rank.
 
     All of them are `expected` to join, and `leaders` of them to tell the rest.
@@ -46,11 +57,9 @@ class ProcessGroup:
         return before < self.tellers(stage) <= len(ranks)
 
     def tellers(self, stage: str) -> int:
-        """Returns how many processes will reach a stage."""
         return self.expected if stage in ("started", "joined") else self.leaders
 
     def count(self, stage: str) -> int:
-        """Returns how many processes have reached a stage."""
         return min(len(self.reached.get(stage, ())), self.tellers(stage))
 
     def measure(self, repeat: int, rank: int, examples: float, seconds: float) -> None:
@@ -61,7 +70,6 @@ class ProcessGroup:
             self.rate_of[repeat] = examples / max(event for _, event in timings.values())
 
     def rates(self) -> list[float]:
-        """Examples per second of each repeat that is done."""
         return [self.rate_of[repeat] for repeat in sorted(self.rate_of)]
 
 
@@ -73,24 +81,22 @@ class RunState:
     """
 
     def __init__(self, plan: Plan, now: float) -> None:
-        self.start = now
+        self.start = self._now = now
         self.timing = self.turned = self.failing = False
         self._plan = plan
-        self._groups = {"point": ProcessGroup(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
+        self._groups = {"point": _ProcessGroup(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
         self._shown: set[str] = set()
         self._repeats_shown = 0
-        self._training = TrainingState(plan)
+        self._training = _TrainingState(plan)
         self._failed = self._over = self._explaining = False
-        self._now = now
 
     def take(self, event: events.Event, now: float) -> list[StatusMessage]:
         """Adds one event, and returns the lines to show for it."""
         if event.group == "baseline":
-            self._groups.setdefault("baseline", ProcessGroup(1, 1))
+            self._groups.setdefault("baseline", _ProcessGroup(1, 1))
         turns = self._turns()
         self._now = now
-        handle = HANDLERS.get(type(event))
-        lines = [] if handle is None else handle(self, event)
+        lines = self._lines(event)
         self.timing = self._is_timing()
         self.turned = self._turns() != turns
         self.failing = isinstance(event, events.Failed) or (isinstance(event, events.Signalled) and event.group is None)
@@ -110,55 +116,64 @@ class RunState:
             return self._training.view()
         return self._coming_up()
 
-    def _restored(self, event: events.Restored) -> list[StatusMessage]:
-        self._training.go_back(event.step)
-        where = f"from step {event.step:,}" if event.found else "from the beginning: there is no checkpoint yet"
-        return [StatusMessage(f"going on {where}")]
-
-    def _checkpoint(self, event: events.Checkpoint) -> list[StatusMessage]:
-        self._training.saved = event.step
+    def _lines(self, event: events.Event) -> list[StatusMessage]:
+        """Notes an event, and returns the lines to show for it."""
+        training = self._training
+        match event:
+            case events.Started() | events.Joined() | events.Built() | events.Calibrated():
+                return self._stage(event)
+            case events.Measured():
+                return self._measured(event)
+            case events.Beat() if _is_chief(event):
+                training.validated = event.validated or training.validated
+            case events.Steps() | events.Epoch() | events.Saved() if _is_chief(event):
+                return self._trained(event)
+            case events.Restarted():
+                return self._restarted(event)
+            case events.Restored():
+                training.go_back(event.step)
+                where = f"from step {event.step:,}" if event.found else "from the beginning: there is no checkpoint yet"
+                return [StatusMessage(f"going on {where}")]
+            case events.Checkpoint():
+                training.saved = event.step
+            case events.Profiled():
+                return [StatusMessage(text, lasting=True) for text in profile_lines(event.values)]
+            case events.Checked(rank=0, values=check) if check.outcome == "different" and not check.noted:
+                return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
+            case events.Explaining():
+                self._explaining = True
+                return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
+            case events.Explained():
+                return [StatusMessage(text, lasting=True) for text in explained_lines(event.values)]
+            case events.Signalled(group=None):
+                return self._once(CTRL_C, lasting=True)
+            case events.Warned():
+                return self._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True)
+            case events.Failed():
+                return self._failure(event)
+            case events.Finished() if _is_chief(event):
+                self._over = True
+            case events.Ended():
+                self._over, self._explaining = True, False
         return []
 
-    def _checked(self, event: events.Checked) -> list[StatusMessage]:
-        check = event.values
-        if event.rank != 0 or check.outcome != "different" or check.noted:
-            return []
-        return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
-
-    def _explains(self, event: events.Explaining) -> list[StatusMessage]:
-        self._explaining = True
-        return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
-
-    def _finished(self, event: events.Finished) -> list[StatusMessage]:
-        self._over = self._over or self._is_chief(event)
-        return []
-
-    def _ended(self, event: events.Ended) -> list[StatusMessage]:
-        self._over, self._explaining = True, False
-        return []
-
-    def _is_chief(self, event: events.EventBase) -> bool:
-        return event.group != "baseline" and event.rank == 0
-
-    def _group(self, event: events.EventBase) -> ProcessGroup:
+    def _group(self, event: events.EventBase) -> _ProcessGroup:
         return self._groups["baseline" if event.group == "baseline" else "point"]
 
     def _stage(self, event: events.Started | events.Joined | events.Built | events.Calibrated) -> list[StatusMessage]:
         group, baseline = self._group(event), event.group == "baseline"
         complete = group.reach(event.kind, event.rank)
         who = "the baseline" if baseline else plural(group.expected, "process")
-        if isinstance(event, events.Started) and not baseline:
-            return self._once(f"starting: {who}")
-        if isinstance(event, events.Built) and not baseline:
-            self._training.take_built(event)
-        if not complete:
-            return []
         match event:
-            case events.Joined():
+            case events.Started() if not baseline:
+                return self._once(f"starting: {who}")
+            case events.Joined() if complete:
                 return self._once(f"joined: {who} after {duration(self._now - self.start)}", key=f"joined {baseline}")
             case events.Built() if not baseline:
-                return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
-            case events.Calibrated() if self._plan.measurement.steps != 0:
+                self._training.take_built(event)
+                if complete:
+                    return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
+            case events.Calibrated() if complete and self._plan.measurement.steps != 0:
                 in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
                 return self._once(
                     f"measuring its first steps: {plural(self._plan.measurement.repeats, 'repeat')}{in_turn}",
@@ -175,10 +190,7 @@ class RunState:
         complete = min(map(len, rates.values()))
         lines = []
         for place in range(self._repeats_shown, complete):
-            speeds = [
-                f"{'baseline ' * (name == 'baseline')}{rate(one_rates[place])} examples/s"
-                for name, one_rates in rates.items()
-            ]
+            speeds = [_speed(name, of_group[place]) for name, of_group in rates.items()]
             number_of = sorted(group.rate_of)[place] + 1
             repeats = self._plan.measurement.repeats
             total = f"of {repeats}" if number_of <= repeats else "timed too, since other work disturbed some"
@@ -186,13 +198,8 @@ class RunState:
         self._repeats_shown = max(self._repeats_shown, complete)
         return lines
 
-    def _trained(self, event: events.Steps | events.Epoch | events.Saved | events.Beat) -> list[StatusMessage]:
+    def _trained(self, event: events.Steps | events.Epoch | events.Saved) -> list[StatusMessage]:
         training = self._training
-        if not self._is_chief(event):
-            return []
-        if isinstance(event, events.Beat):
-            training.take_validated(event)
-            return []
         begins = self._once(f"training: {training.length}", key="training")
         training.begun = True
         match event:
@@ -216,8 +223,8 @@ class RunState:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""
         self._failed = False
         self._training.begun = False
-        timings, repeats = self._groups["point"].timings, self._groups["point"].rate_of
-        self._groups["point"] = ProcessGroup(event.processes, event.leaders, timings=timings, rate_of=repeats)
+        point = self._groups["point"]
+        self._groups["point"] = replace(point, expected=event.processes, leaders=event.leaders, reached={})
         if "baseline" in self._groups:
             self._groups["baseline"].reached = {}
         again = ("starting", "joined", "built", "measuring", "training", "failed")
@@ -253,11 +260,7 @@ class RunState:
         # Which of the two goes first is the driver's choice; who goes second is plain.
         if len(set(done.values())) > 1:
             where += f", {'the baseline' if done['baseline'] < done['point'] else self._plan.strategy.name}"
-        last = {name: rates[-1] for name, group in self._groups.items() if (rates := group.rates())}
-        figures = listed(
-            f"{rate(last['point'])} examples/s" if "point" in last else "",
-            f"baseline {rate(last['baseline'])} examples/s" if "baseline" in last else "",
-        )
+        figures = listed(*(_speed(name, rates[-1]) for name, group in self._groups.items() if (rates := group.rates())))
         return Doing("measuring", sum(done.values()), repeats * len(done), where, figures)
 
     def _is_timing(self) -> bool:
@@ -290,28 +293,105 @@ class RunState:
         return [StatusMessage(text, lasting)]
 
 
-HANDLERS: dict[type[events.Event], Callable[[RunState, Any], list[StatusMessage]]] = {
-    events.Started: RunState._stage,
-    events.Joined: RunState._stage,
-    events.Built: RunState._stage,
-    events.Calibrated: RunState._stage,
-    events.Measured: RunState._measured,
-    events.Steps: RunState._trained,
-    events.Epoch: RunState._trained,
-    events.Saved: RunState._trained,
-    events.Beat: RunState._trained,
-    events.Restarted: RunState._restarted,
-    events.Restored: RunState._restored,
-    events.Checkpoint: RunState._checkpoint,
-    events.Profiled: lambda state, event: [StatusMessage(text, lasting=True) for text in profile_lines(event.values)],
-    events.Checked: RunState._checked,
-    events.Explaining: RunState._explains,
-    events.Explained: lambda state, event: [
-        StatusMessage(text, lasting=True) for text in explained_lines(event.values)
-    ],
-    events.Signalled: lambda state, event: [] if event.group is not None else state._once(CTRL_C, lasting=True),
-    events.Warned: lambda state, event: state._once(f"warning: {clean(event.text) or '(without words)'}", lasting=True),
-    events.Failed: RunState._failure,
-    events.Finished: RunState._finished,
-    events.Ended: RunState._ended,
-}
+class _TrainingState:
+    """A training's progress and its latest figures."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.begun = False
+        self.saved: int | None = None  # the step of the last checkpoint
+        self.validated = 0  # steps of a validation that is under way
+        self.facts = ""
+        self._plan = plan
+        self._epochs = plan.training.epochs
+        self._per_epoch = plan.steps_per_epoch(plan.data.train_examples) if plan.data.train_examples else None
+        self._validation_steps: int | None = None
+        self._step, self._epoch, self._over = 0, 1, False
+        self._last: events.Steps | None = None
+        self._calls: deque[tuple[int, float, float]] = deque()  # (steps, examples, seconds), the last few
+
+    def go_back(self, step: int) -> None:
+        self._step, self.validated, self._over = step, 0, False
+        self._calls.clear()
+
+    @property
+    def total(self) -> int | None:
+        """Optimizer steps in all, where known."""
+        if self._plan.training.steps:
+            return self._plan.training.steps
+        return self._epochs * self._per_epoch if self._epochs and self._per_epoch else None
+
+    @property
+    def length(self) -> str:
+        return listed(plural(self._epochs, "epoch"), plural(self.total, "step")) or "length unknown"
+
+    def epoch_of(self, epoch: int) -> str:
+        return _of("epoch", epoch, self._epochs)
+
+    def take_built(self, event: events.Built) -> None:
+        """Takes sizes that are known once data and model are built."""
+        self._epochs = event.epochs or self._epochs
+        self._per_epoch = event.steps_per_epoch or self._per_epoch
+        held_out = event.validation_examples
+        if held_out is not None:
+            self._validation_steps = event.validation_steps or math.ceil(held_out / self._plan.training.global_batch)
+        self.facts = listed(
+            plural(event.parameters, "parameter"),
+            plural(event.train_examples, "training example"),
+            plural(held_out, "validation example"),
+            f"{plural(self._per_epoch, 'step')} an epoch" if self._per_epoch else "",
+        )
+
+    def take_steps(self, event: events.Steps) -> None:
+        """One call of the loop."""
+        if event.step < self._step:
+            return
+        self._calls.append((event.step - self._step, number(event.examples) or 0, number(event.seconds) or 0))
+        while len(self._calls) > 1 and math.fsum(call[2] for call in self._calls) > WINDOW_SECONDS:
+            self._calls.popleft()
+        self._step, self.validated = event.step, 0
+        self._epoch = event.epoch or self._epoch
+        self._last = event
+
+    def take_epoch(self, event: events.Epoch) -> None:
+        """The end of an epoch."""
+        self._epoch = max(self._epoch, event.epoch + 1)
+        self._step = max(self._step, event.step)
+        self.validated = 0
+        self._over = event.epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
+
+    def view(self) -> Doing:
+        if self.validated:
+            done = _of("step", self.validated, self._validation_steps)
+            where = listed(self.epoch_of(self._epoch), done)
+            return Doing("validating", self.validated, self._validation_steps, where, self._scores())
+        if self._over:
+            return Doing("saving" if self._plan.training.save else "ending", 1, 1, "training is over")
+        where = listed(self.epoch_of(self._epoch), _of("step", self._step, self.total))
+        return Doing("training", self._step, self.total, where, self._figures())
+
+    def _figures(self) -> str:
+        steps, examples, seconds = (math.fsum(call[place] for call in self._calls) for place in range(3))
+        left = ""
+        if self.total and steps and seconds:
+            left = f"{duration(max(0, self.total - self._step) * seconds / steps)} left"
+        speed = f"{rate(examples / seconds)} examples/s" if examples > 0 and seconds > 0 else ""
+        saved = f"saved at {self.saved:,}" if self.saved else ""
+        return listed(speed, left, self._scores(), saved)
+
+    def _scores(self) -> str:
+        if self._last is None:
+            return ""
+        return listed(named("loss", self._last.losses[-1] if self._last.losses else None), pairs(self._last.metrics))
+
+
+def _is_chief(event: events.EventBase) -> bool:
+    return event.group != "baseline" and event.rank == 0
+
+
+def _speed(group: str, value: float) -> str:
+    return f"{'baseline ' * (group == 'baseline')}{rate(value)} examples/s"
+
+
+def _of(noun: str, done: int, total: int | None) -> str:
+    """Returns how far something is, and of how many where that is known."""
+    return f"{noun} {done:,} of {total:,}" if total else f"{noun} {done:,}"
