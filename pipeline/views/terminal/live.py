@@ -14,7 +14,6 @@ from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
 from pipeline.record.results import Result
-from pipeline.views.terminal.console import say
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.result import resumed_line
@@ -28,6 +27,7 @@ from pipeline.views.terminal.words import (
     number,
     or_missing,
     rate,
+    say,
     shortened,
     time_of_day,
     times,

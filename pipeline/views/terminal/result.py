@@ -11,9 +11,9 @@ from pipeline.config import offered
 from pipeline.driver import RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
 from pipeline.record.results import Result, Speed, Training
-from pipeline.views.terminal.console import Fitted, texts
 from pipeline.views.terminal.verdict_text import single_line
 from pipeline.views.terminal.words import (
+    Fitted,
     brackets,
     clean,
     duration,
@@ -27,6 +27,7 @@ from pipeline.views.terminal.words import (
     plural,
     rate,
     span,
+    texts,
     throughput_span,
     times,
 )

@@ -12,13 +12,13 @@ from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.driver import Ahead, RunResult
 from pipeline.record.results import Result
-from pipeline.views.terminal.console import Fitted, Lines, texts
 from pipeline.views.terminal.plan_text import planned_rows
 from pipeline.views.terminal.prediction_text import outlook_lines, predicted_rows
 from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_line
 from pipeline.views.terminal.verdict_text import mark_texts
 from pipeline.views.terminal.words import (
     MISSING,
+    Fitted,
     brackets,
     by_points,
     cells,
@@ -37,6 +37,7 @@ from pipeline.views.terminal.words import (
     points_text,
     shortened,
     speedup_span,
+    texts,
     throughput_span,
     times,
 )
@@ -58,15 +59,21 @@ NUMBERED = re.compile(r" *\d+  ")
 def sweep_table(points: Sequence[RunResult]) -> RenderableType:
     """The points under each other, and under them what a reader has to know to compare them."""
     if not points:
-        return Lines(["No points."])
+        return _lines(["No points."])
     results = [point.result for point in points]
     if any(result.ending.status == "PLANNED" for result in results):
         header, *planned = planned_rows(points)
-        return Lines([*planned, "", *reasons(points)], header)
+        return _lines([*planned, "", *reasons(points)], header)
     if any(result.ending.status == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
-        return Lines([*predicted, "", *outlook_lines(points), *reasons(points)], header)
+        return _lines([*predicted, "", *outlook_lines(points), *reasons(points)], header)
     return Fitted(partial(_result_texts, points))
+
+
+def _lines(lines: Sequence[str], header: str = "") -> Fitted:
+    """Lines that are broken between words, under a bold header."""
+    styled = [*[(header, "bold")] * bool(header), *((line, "") for line in lines)]
+    return Fitted(lambda width: (text for line, style in styled for text in texts(line, width, style)))
 
 
 def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
