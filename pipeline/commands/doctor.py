@@ -28,7 +28,7 @@ from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.files import LINKS, LinkSpeed, write_links
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import examined as store
+from pipeline.views.mlflow import stores
 from pipeline.views.terminal.words import clean, columns, listed, plural
 
 # A plan, why there is none, or the hosts to plan on if no training was typed.
@@ -173,7 +173,7 @@ def _examine(
         for line in lines.values():
             line.close()
     if "store" in checks:
-        findings.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
+        findings.append(stores.examine(config.tracking, Path(config.output_dir), os.environ, here))
     if planned is not None and "plan" in checks:
         findings.append(_judge_plan(planned, here))
     return findings, measured

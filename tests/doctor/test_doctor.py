@@ -27,7 +27,7 @@ from pipeline.doctor.judge import judge_clock, judge_link
 from pipeline.doctor.look import installed, needed
 from pipeline.launch import Helpers, LaunchError, asking
 from pipeline.launch.asking import ProcessLine
-from pipeline.views.mlflow import examined
+from pipeline.views.mlflow import stores
 from pipeline.views.mlflow.stores import open_client
 
 
@@ -356,9 +356,9 @@ def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     tracking = TrackingConfig(store=Store.server, uri=f"http://127.0.0.1:{server.server_port}")
     login = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "secret"}
-    right = examined.examine(tracking, Path("outputs"), login, "here")
-    wrong = examined.examine(tracking, Path("outputs"), {}, "here")
-    late = examined.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
+    right = stores.examine(tracking, Path("outputs"), login, "here")
+    wrong = stores.examine(tracking, Path("outputs"), {}, "here")
+    late = stores.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
     server.shutdown()
     server.server_close()
     assert right.severity is Severity.FINE
@@ -370,7 +370,7 @@ def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault(
 
 def test_a_store_that_mlflow_has_made_is_fine_and_one_that_is_broken_or_of_another_mlflow_a_fault(tmp_path):
     def examine_it() -> object:
-        return examined.examine(TrackingConfig(), tmp_path, {}, "here")
+        return stores.examine(TrackingConfig(), tmp_path, {}, "here")
 
     assert examine_it().severity is Severity.FINE
     store = tmp_path / "mlflow.db"
