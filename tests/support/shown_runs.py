@@ -36,8 +36,8 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
     """Mirrored on two CPU devices, or whatever the arguments say."""
     workers = processes * devices
     values: dict[str, Any] = dict.fromkeys(leaves(Plan)) | {
-        "strategy": "mirrored", "hardware": "2cpu", "kind": "cpu", "hosts": hosts, "host_names": (), "model": "cnn",
-        "data": "mnist5k", "train_examples": 5_000,
+        "strategy": "mirrored", "devices_per_replica": 1, "hardware": "2cpu", "kind": "cpu", "hosts": hosts,
+        "host_names": (), "model": "cnn", "data": "mnist5k", "train_examples": 5_000,
         "processes": tuple(
             Process(
                 rank=rank,

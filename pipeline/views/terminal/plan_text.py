@@ -11,6 +11,7 @@ from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
+from pipeline.views.terminal.result import batch_text
 from pipeline.views.terminal.words import (
     MISSING,
     amount,
@@ -58,18 +59,10 @@ def _headline(plan: Plan) -> str:
     model, data, strategy, hardware = (
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
-    under = other(plan.backend)
-    adds = other(plan.collective)
-    by = "".join([f" under {clean(under)}" if under else "", f" by {clean(adds)}" if adds else ""])
-    what = f"{model} on {data}, {strategy}{by} on {hardware}"
-    believed = marks(
-        Layout(
-            rehearsal=plan.hardware.rehearsal,
-            oversubscribed=plan.hardware.oversubscribed,
-            asynchronous=plan.strategy.asynchronous,
-        )
-    )
-    return f"{what}: {plural(plan.workers, f'{plan.hardware.kind.upper()} worker')}{believed}"
+    under, adds = clean(other(plan.backend)), clean(other(plan.collective))
+    by = f" under {under}" * bool(under) + f" by {adds}" * bool(adds)
+    workers = plural(plan.workers, f"{plan.hardware.kind.upper()} worker")
+    return f"{model} on {data}, {strategy}{by} on {hardware}: {workers}{marks(Layout.of(plan))}"
 
 
 def _processes(plan: Plan) -> str:
@@ -92,13 +85,8 @@ def _processes(plan: Plan) -> str:
 
 def _batch(plan: Plan) -> str:
     held = "global" if plan.training.scaling == "strong" else "replica"
-    if plan.strategy.asynchronous:
-        makes = f"which one of {plural(plan.workers, 'worker')} makes"
-        return f"{plan.training.replica_batch:,} a step, {makes}; {plan.training.scaling} scaling"
-    return (
-        f"{plan.training.replica_batch:,} x {plural(plan.workers, 'replica')} = {plan.training.global_batch:,} a step; "
-        f"{plan.training.scaling} scaling ({held} batch held fixed)"
-    )
+    fixed = f" ({held} batch held fixed)" * (not plan.strategy.asynchronous)
+    return f"{batch_text(Layout.of(plan))}; {plan.training.scaling} scaling{fixed}"
 
 
 def _length(plan: Plan) -> str:
@@ -136,41 +124,39 @@ def _served(plan: Plan) -> str:
 
 
 def _training(plan: Plan) -> str:
-    optimizer: object = (
-        plan.training.optimizer.get("_target_")
-        if isinstance(plan.training.optimizer, dict)
-        else plan.training.optimizer
-    )
+    training = plan.training
+    optimizer = training.optimizer.get("_target_") if isinstance(training.optimizer, dict) else training.optimizer
     return listed(
         f"optimizer {clean(optimizer)}" if optimizer else "the model's own optimizer, or adam",
-        named("learning rate", plan.training.learning_rate),
-        plan.training.precision,
-        f"gradients of {plan.training.gradient_bits} bits",
-        "losses of the global batch" if plan.training.gather else "",
-        "blocks computed again on the way back" if plan.training.remat else "",
-        {None: "", "true": "steps compiled by XLA", "auto": "XLA where it is faster"}[plan.training.xla],
+        named("learning rate", training.learning_rate),
+        training.precision,
+        f"gradients of {training.gradient_bits} bits",
+        "losses of the global batch" if training.gather else "",
+        "blocks computed again on the way back" if training.remat else "",
+        {None: "", "true": "steps compiled by XLA", "auto": "XLA where it is faster"}[training.xla],
         {
             "global": "",
             "host": "batch normalization by the batches of each process",
             "replica": "batch normalization by each replica's own batch",
-        }[plan.training.batch_statistics],
-        f"seed {plan.training.seed}",
-        "deterministic" if plan.training.deterministic else "",
+        }[training.batch_statistics],
+        f"seed {training.seed}",
+        "deterministic" if training.deterministic else "",
     )
 
 
 def _baseline(plan: Plan, reused: str | None) -> str:
-    if plan.measurement.steps == 0:
+    measurement = plan.measurement
+    if measurement.steps == 0:
         return "none, since nothing is measured"
-    size = f"about {REPEAT_SECONDS:g} s" if plan.measurement.steps is None else plural(plan.measurement.steps, "step")
-    repeats = f"{plural(plan.measurement.repeats, 'repeat')} of {size}"
-    if plan.measurement.baseline == "none":
+    size = f"about {REPEAT_SECONDS:g} s" if measurement.steps is None else plural(measurement.steps, "step")
+    repeats = f"{plural(measurement.repeats, 'repeat')} of {size}"
+    if measurement.baseline == "none":
         return f"none, so no speedup; throughput from {repeats}"
     batch = plan.training.global_batch if plan.training.scaling == "strong" else plan.training.replica_batch
-    how = "reused if measured before" if plan.measurement.baseline == "auto" else "measured in turn"
+    how = "reused if measured before, " if measurement.baseline == "auto" else "measured in turn, "
     if reused is not None:
-        return f"one device, no strategy, batch {batch:,}; reused from {clean(reused)}; throughput from {repeats}"
-    return f"one device, no strategy, batch {batch:,}; {how}, {repeats}"
+        how = f"reused from {clean(reused)}; throughput from "
+    return f"one device, no strategy, batch {batch:,}; {how}{repeats}"
 
 
 def _process_rows(plan: Plan) -> list[str]:
@@ -218,23 +204,18 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
     fed = any(memory.batches for memory in estimate.memory)
     header = (*HEADER[:-1], "batches", HEADER[-1]) if fed else HEADER
     rows = [header, *(_memory_row(memory, fed) for memory in _few(estimate.memory))]
+    has, needs = plan.hardware.memory_gib, {memory.place: amount(memory.total) for memory in estimate.memory}
     labelled = [
         *_exchange(plan, estimate.exchanged),
-        *_data_held(plan, estimate),
+        ("data", _data_held(plan, estimate)),
         *shard_lines(estimate),
-        *_placed(estimate),
-    ]
-    if estimate.unknown:
-        labelled.append(("note", f"Activations are not known: {clean(estimate.unknown)}."))
-    labelled += _host(estimate)
-    labelled += [
-        (
-            "note",
-            f"Does not fit: {place} has {plan.hardware.memory_gib:g} GiB, "
-            f"and needs {amount(_of(estimate, place).total)}.",
-        )
-        for place in estimate.too_small
-    ]
+        *(("placed", f"{' '.join(part.devices)}: {listed(*(clean(layer.name) for layer in part.layers))}")
+          for part in estimate.placed),
+        *[("note", f"Activations are not known: {clean(estimate.unknown)}.")] * bool(estimate.unknown),
+        *_host(estimate),
+        *(("note", f"Does not fit: {place} has {has:g} GiB, and needs {needs[place]}.")
+          for place in estimate.too_small),
+    ]  # fmt: skip
     return [*columns(rows, right=range(1, len(header))), "", *(f"{label:<11}{text}" for label, text in labelled)]
 
 
@@ -259,14 +240,6 @@ def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
     return [
         *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in estimate.shards),
         *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole),
-    ]
-
-
-def _placed(estimate: Estimate) -> list[tuple[str, str]]:
-    """A labelled line for each part of a model that is laid over devices."""
-    return [
-        ("placed", f"{' '.join(part.devices)}: {', '.join(clean(layer.name) for layer in part.layers)}")
-        for part in estimate.placed
     ]
 
 
@@ -311,19 +284,13 @@ def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
     return [first, *(dataclasses.replace(end, place=f"{which} of {len(others):,} servers") for end, which in ends)]
 
 
-def _of(estimate: Estimate, place: str) -> HostMemory:
-    return next(memory for memory in estimate.memory if memory.place == place)
-
-
-def _data_held(plan: Plan, estimate: Estimate) -> list[tuple[str, str]]:
+def _data_held(plan: Plan, estimate: Estimate) -> str:
     if estimate.example_bytes is None:
-        return [("data", "read as it trains")]
+        return "read as it trains"
     all_of_it = ""
     if plan.data.train_examples is not None:
         all_of_it = f", {amount(estimate.example_bytes * plan.data.train_examples)} for those that train"
-    return [
-        ("data", f"{amount(estimate.example_bytes)} an example, in the memory of every process that trains{all_of_it}")
-    ]
+    return f"{amount(estimate.example_bytes)} an example, in the memory of every process that trains{all_of_it}"
 
 
 def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
@@ -332,32 +299,24 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
     if not exchanged.total:
         return [("exchange", "nothing: one device trains alone")]
     step = "for a step of one worker" if plan.strategy.asynchronous else "a step"
-    lines = [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}")]
-    lines += [("", _traffic(traffic)) for traffic in _busiest(exchanged.traffic)]
+    below = [_traffic(traffic) for traffic in _busiest(exchanged.traffic)]
     if exchanged.between:
-        takes = ""
-        if plan.hardware.link_gbps:
-            seconds = exchanged.busiest * 8 / (plan.hardware.link_gbps * 1e9)
-            takes = f", {1000 * seconds:,.3g} ms at least at {plan.hardware.link_gbps:g} Gbit/s"
+        takes, gbps = "", plan.hardware.link_gbps
+        if gbps:
+            takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s"
         all_step = " when each worker makes a step" if plan.strategy.asynchronous else ""
-        lines.append(
-            (
-                "",
-                f"{amount(exchanged.between)} of it between hosts; the busiest host sends or receives "
-                f"{amount(exchanged.busiest)}{all_step}{takes}",
-            )
-        )
+        busiest = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
+        below.append(f"{amount(exchanged.between)} of it between hosts; {busiest}")
     else:
-        lines.append(("", "all of it within one host"))
+        below.append("all of it within one host")
     if exchanged.bucket:
-        text = f"gradients leave for other hosts in buckets of {amount(exchanged.bucket)} while others are computed"
-        lines.append(("", text))
+        bucket = amount(exchanged.bucket)
+        below.append(f"gradients leave for other hosts in buckets of {bucket} while others are computed")
     if exchanged.small:
         layers = plural(exchanged.small // 2, "batch normalization")
-        lines.append(
-            ("", f"{exchanged.small} small ones a step, waited for one after the other, for the statistics of {layers}")
-        )
-    return lines
+        waited = f"{exchanged.small} small ones a step, waited for one after the other"
+        below.append(f"{waited}, for the statistics of {layers}")
+    return [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}"), *(("", text) for text in below)]
 
 
 def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:

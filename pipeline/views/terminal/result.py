@@ -10,7 +10,7 @@ from pipeline.analyze import comparable
 from pipeline.config import offered
 from pipeline.driver import RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
-from pipeline.record.results import Result, Speed, Training
+from pipeline.record.results import Layout, Result, Speed, Training
 from pipeline.views.terminal.verdict_text import single_line
 from pipeline.views.terminal.words import (
     Fitted,
@@ -63,7 +63,7 @@ def result_rows(point: RunResult) -> list[tuple[str, str]]:
         ("speedup", _speedup(result) or "- (no baseline to compare with)" * finished),
         ("efficiency", _efficiency(result)),
         ("baseline", _baseline(result.speed)),
-        ("batch", _batch(result)),
+        ("batch", batch_text(result.layout)),
         ("step time", _step_times(result.speed)),
         ("input wait", _input_wait(result)),
         *_labelled("profile", profile_lines(result.profile)),
@@ -250,8 +250,8 @@ def _baseline(speed: Speed) -> str:
     return listed(f"{rate(value)} examples/s on one device, no strategy", clean(speed.baseline_source))
 
 
-def _batch(result: Result) -> str:
-    layout = result.layout
+def batch_text(layout: Layout) -> str:
+    """Returns the examples of a step, on each replica and over all of them; empty where they are not known."""
     replicas = plural(layout.replicas, "replica")
     if layout.replica_batch is None or layout.global_batch is None or not replicas:
         return ""
