@@ -61,9 +61,7 @@ def prepare(arguments: Sequence[str]) -> int:
     except OSError as error:
         place, why = error.filename or config.out, error.strerror or error
         return _tell(UserError(f"to be able to write {place}", why, "out=ANOTHER, or making space"), 1)
-    for line in summary_lines(
-        prepared.manifest, str(config.out), prepared.reused, prepared.seconds, prepared.seconds_shards
-    ):
+    for line in summary_lines(prepared, str(config.out)):
         show.say(console, line)
     return 0
 

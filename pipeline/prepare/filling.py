@@ -28,11 +28,11 @@ class Shows(Protocol):
     def say(self, line: str) -> None:
         """Shows one line that stays."""
 
-    def begin(self, label: str, total: int, examples: int | None) -> None:
-        """Begins a step of so many shards or pieces."""
+    def begin(self, label: str, total: int, before: int) -> None:
+        """Begins a step of so many shards or pieces, of which so many were there before."""
 
-    def done(self, number: int, examples: int) -> None:
-        """Adds so many that are done, with so many examples."""
+    def done(self, examples: int) -> None:
+        """Adds one that is done, with so many examples."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,9 @@ class _Filling:
             for number, (kind, which) in enumerate(source.pieces)
             if not folders.piece_facts(job.folder, number).is_file()
         ]
-        self._shows.begin("reading", len(source.pieces), None)
-        self._shows.done(len(source.pieces) - len(missing), 0)
+        self._shows.begin("reading", len(source.pieces), len(source.pieces) - len(missing))
         for _ in self._workers.results(work.gather, missing):
-            self._shows.done(1, 0)
+            self._shows.done(0)
 
     def _shards(self) -> dict[str, int]:
         """The number of shards of each split; as many as an earlier command has begun."""
@@ -204,13 +203,12 @@ class _Filling:
                     facts[name] = self._whole[name]
                 else:
                     tasks.append((self._job, split, number, count, self._source.digest))
-        self._shows.begin("shards", sum(shards.values()), sum(part.examples for part in self._source.parts.values()))
-        self._shows.done(len(facts), sum(of_shard.shard.examples for of_shard in facts.values()))
+        self._shows.begin("shards", sum(shards.values()), len(facts))
         for of_shard in facts.values():
             self._job.refuse(of_shard.skipped)
         for of_shard in self._workers.results(work.shard, tasks):
             facts[of_shard.shard.file] = of_shard
-            self._shows.done(1, of_shard.shard.examples)
+            self._shows.done(of_shard.shard.examples)
         if missing := folders.missing(str(self._folder.path), facts.values()):
             expected = f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it"
             raise DataError(expected, f"no {missing[0]} there", "a folder that all machines share")

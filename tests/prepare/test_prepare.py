@@ -55,9 +55,9 @@ class Silent:
     def say(self, line: str) -> None:
         self.said.append(line)
 
-    def begin(self, label: str, total: int, examples: int | None) -> None: ...
+    def begin(self, label: str, total: int, before: int) -> None: ...
 
-    def done(self, number: int, examples: int) -> None: ...
+    def done(self, examples: int) -> None: ...
 
 
 def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> filling.Prepared:
@@ -247,7 +247,7 @@ def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
         ("y", (), "int32", "ints"),
     ]
     assert made.class_names == ("cat", "dog")
-    assert any("2 classes: cat 10, dog 10" in line for line in summary_lines(made, "d", 0, 1.0, 1.0))
+    assert any("2 classes: cat 10, dog 10" in line for line in summary_lines(filling.Prepared(made, 0, 1.0, 1.0), "d"))
     wanted = {path.read_bytes(): int(path.parent.name == "dog") for path in photos.glob("*/*")}
     found = {bytes(each["x"][0]): each["y"][0] for each in stored(tmp_path / "d")}
     assert found == wanted
@@ -526,7 +526,7 @@ def test_a_broken_image_is_named_with_its_file_and_can_be_left_out_and_a_class_w
     made = prepared(tmp_path / "d", *arguments, "data.on_error=skip").manifest
     assert (made.examples("train"), made.source["skipped"]) == (18, 2)
     assert made.classes("train") == {"0": 9, "1": 9}
-    assert any("2 examples that are broken" in line for line in summary_lines(made, "d", 0, 1.0, 1.0))
+    assert any("2 examples that are broken" in line for line in summary_lines(filling.Prepared(made, 0, 1.0, 1.0), "d"))
     bad.unlink()
     cut.unlink()
     (photos / "eel").mkdir()

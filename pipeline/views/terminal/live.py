@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.driver import Ahead, RunResult
@@ -78,10 +77,15 @@ class Terminal:
         if shared := shared_and_own(points)[0]:
             self.say(f"all        {' '.join(shared)}")
 
+    def _say_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.say(line)
+
     def _timed(self, line: str) -> str:
         """The line, after the time of day where it may be read much later."""
-        timed = self._clock is not None and not self._console.is_interactive
-        return f"{time_of_day(self._clock())} {line}" if timed and self._clock else line
+        if self._clock is None or self._console.is_interactive:
+            return line
+        return f"{time_of_day(self._clock())} {line}"
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
@@ -90,9 +94,7 @@ class Terminal:
     def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
         """Shows a plan; of one that follows another, what it does not share with that."""
         lines = plan_lines(plan, full, reused)
-        for line in lines:
-            if full or line not in self._last:
-                self.say(line)
+        self._say_all(line for line in lines if full or line not in self._last)
         self._last = frozenset(lines)
 
     def described(self, typed: str) -> None:
@@ -104,18 +106,15 @@ class Terminal:
 
     def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
-        for line in ["", *estimate_lines(plan, estimate)]:
-            self.say(line)
+        self._say_all(["", *estimate_lines(plan, estimate)])
 
     def shared(self, estimate: Estimate) -> None:
         """Shows which tables are cut and what stays whole."""
-        for label, text in shard_lines(estimate):
-            self.say(f"{label:<11}{text}")
+        self._say_all(f"{label:<11}{text}" for label, text in shard_lines(estimate))
 
     def predicted(self, point: RunResult) -> None:
         """Shows how fast a plan would be, after an empty line."""
-        for line in ["", *predicted_lines(point)]:
-            self.say(line)
+        self._say_all(["", *predicted_lines(point)])
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None) -> Progress:
         """Bars, or lines where this is no terminal."""
@@ -145,9 +144,7 @@ class Progress:
         self._open = self._console.is_interactive
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._open = False
         try:
             self._restore()
@@ -266,14 +263,12 @@ class Board:
             self._live = Live(
                 get_renderable=self._table, console=self._console, refresh_per_second=REFRESH_PER_SECOND, transient=True
             )
-            self._live.__enter__()
+            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
 
     def begun(self, key: Key, point: RunResult) -> None:
         """Shows that a point is under way."""
@@ -287,9 +282,8 @@ class Board:
         self._points[key] = point
         self._done += 1
         if self._live is None:
-            self._say(
-                f"-- {_named(point)}: {came_to(point.result, seconds)} ({self._done} of {len(self._points)} points)"
-            )
+            far = f"{self._done} of {len(self._points)} points"
+            self._say(f"-- {_named(point)}: {came_to(point.result, seconds)} ({far})")
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.data.manifest import Manifest
@@ -14,7 +13,8 @@ from pipeline.views.terminal.words import amount, clean, duration, listed, plura
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+
+    from pipeline.prepare.filling import Prepared
 
 LINE_SECONDS = 10.0
 # Classes whose examples are told one by one.
@@ -27,18 +27,13 @@ class PrepareProgress:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self._bars: Bars | None = None
-        self._task: TaskID | None = None
-        self._label, self._total, self._done, self._examples = "", 0, 0, 0
-        # What was there when the step began took no time.
-        self._before: tuple[int, int] | None = None
+        self._label, self._total, self._before, self._done, self._examples = "", 0, 0, 0, 0
         self._began = self._told = clock()
 
     def __enter__(self) -> PrepareProgress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop()
 
     def say(self, line: str) -> None:
@@ -46,10 +41,10 @@ class PrepareProgress:
         with suppress(OSError):
             self._console.print(clean(line), soft_wrap=True)
 
-    def begin(self, label: str, total: int, examples: int | None) -> None:
-        """A step begins, of so many shards or pieces."""
+    def begin(self, label: str, total: int, before: int) -> None:
+        """A step begins, of so many shards or pieces; those that were there before take no time."""
         self._stop()
-        self._label, self._total, self._done, self._examples, self._before = label, total, 0, 0, None
+        self._label, self._total, self._before, self._done, self._examples = label, total, before, before, 0
         self._began = self._told = self._clock()
         if not self._console.is_interactive:
             return
@@ -59,28 +54,24 @@ class PrepareProgress:
         figures = TextColumn("{task.fields[told]}")
         self._bars = Progress(*columns, figures, console=self._console, transient=True, expand=True)
         self._bars.start()
-        self._task = self._bars.add_task(label, total=total, told="")
+        self._bars.add_task(label, total=total, completed=before, told="")
 
-    def done(self, number: int, examples: int) -> None:
-        """So many more are done, with so many examples."""
-        self._done += number
+    def done(self, examples: int) -> None:
+        """One more is done, with so many examples."""
+        self._done += 1
         self._examples += examples
-        if self._before is None:
-            self._before = self._done, self._examples
         now = self._clock()
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=self._done, told=self._figures(now))
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], completed=self._done, told=self._figures(now))
         elif now - self._told >= LINE_SECONDS:
             self._told = now
             self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', self._figures(now))}")
 
     def _figures(self, now: float) -> str:
-        before = self._before or (0, 0)
-        shards, examples = self._done - before[0], self._examples - before[1]
-        seconds = now - self._began
-        if not shards or seconds <= 0:
+        shards, seconds = self._done - self._before, now - self._began
+        if seconds <= 0:
             return ""
-        speed = f"{rate(examples / seconds)} examples/s" if examples else ""
+        speed = f"{rate(self._examples / seconds)} examples/s" if self._examples else ""
         left = f"{duration((self._total - self._done) * seconds / shards)} left" if self._done < self._total else ""
         return listed(speed, left)
 
@@ -88,16 +79,12 @@ class PrepareProgress:
         if self._bars is not None:
             with suppress(OSError):
                 self._bars.stop()
-            self._bars = self._task = None
+            self._bars = None
 
 
-def summary_lines(
-    manifest: Manifest, folder: str, shards_before: int, seconds: float, seconds_shards: float
-) -> list[str]:
-    """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it.
-
-    `shards_before` of the shards existed before; making the others took `seconds_shards` of all `seconds`.
-    """
+def summary_lines(prepared: Prepared, folder: str) -> list[str]:
+    """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it."""
+    manifest, before = prepared.manifest, prepared.reused
     shards = sum(len(split) for split in manifest.splits.values())
     lines = []
     for split, of_split in manifest.splits.items():
@@ -108,11 +95,12 @@ def summary_lines(
             lines.append(f"{'':<11}{_classes(manifest, split)}")
     if skipped := manifest.source.get("skipped"):
         lines.append(f"{'left out':<11}{plural(skipped, 'example')} that {'is' if skipped == 1 else 'are'} broken")
-    if shards_before == shards:
+    if before == shards:
         lines.append(f"{'time':<11}nothing to do: all {plural(shards, 'shard')} were there")
     else:
-        before = f", {plural(shards_before, 'shard')} of an earlier command kept" if shards_before else ""
-        lines.append(f"{'time':<11}{seconds:.2f} s, of these {seconds_shards:.2f} s for the shards{before}")
+        kept = f", {plural(before, 'shard')} of an earlier command kept" if before else ""
+        took = f"{prepared.seconds:.2f} s, of these {prepared.seconds_shards:.2f} s for the shards"
+        lines.append(f"{'time':<11}{took}{kept}")
     return [*lines, f"{'next':<11}python -m pipeline data=tfrecord data.path={folder}"]
 
 

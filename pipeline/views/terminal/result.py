@@ -126,22 +126,18 @@ def explained_lines(explained: Explanation | None, efficiency: float | None = No
     """
     if explained is None:
         return []
-    parts = listed(
-        *(f"{clean(part.name)} {_share(part.share, part.low, part.high)}" for part in _largest_first(explained))
-    )
+    parts = [f"{clean(part.name)} {_share(part.share, part.low, part.high)}" for part in _largest_first(explained)]
     lost = _share(explained.lost, explained.lost_low, explained.lost_high)
-    straggler, left = clean(explained.straggler), 1 - explained.lost
-    texts = (
-        clean(explained.advice),
-        f"Lost to scaling, as shares of a step's time: {lost} = {parts}",
-        NEGATIVE if any(part.share <= -LEAST_SAID for part in explained.parts) else "",
-        ""
-        if efficiency is None or abs(efficiency - left) < LEAST_SAID
-        else f"That leaves an efficiency of {percent(left)}, as timed once more after training; its first steps had "
-        f"{percent(efficiency)}.",
-        f"{straggler} is behind the others." if straggler else "",
-    )
-    return [line for line in texts if line]
+    lines = [clean(explained.advice), f"Lost to scaling, as shares of a step's time: {lost} = {listed(*parts)}"]
+    if any(part.share <= -LEAST_SAID for part in explained.parts):
+        lines.append(NEGATIVE)
+    left = 1 - explained.lost
+    if efficiency is not None and abs(efficiency - left) >= LEAST_SAID:
+        again = f"{percent(left)}, as timed once more after training"
+        lines.append(f"That leaves an efficiency of {again}; its first steps had {percent(efficiency)}.")
+    if straggler := clean(explained.straggler):
+        lines.append(f"{straggler} is behind the others.")
+    return [line for line in lines if line]
 
 
 def explained_line(explained: Explanation | None) -> str:
@@ -179,16 +175,10 @@ def _what(result: Result) -> str:
     """Returns a run's model, data, strategy and layout, with the doubts about its speed."""
     chosen = result.choices
     model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
-    workers = plural(result.layout.workers, "worker")
-    processes = plural(result.layout.processes, "process")
-    return (
-        listed(
-            " on ".join(filter(None, (model, data))),
-            " on ".join(filter(None, (strategy, hardware))),
-            " in ".join(filter(None, (workers, processes))),
-        )
-        + marks(result.layout)
-    ).strip() or "a run"
+    workers, processes = plural(result.layout.workers, "worker"), plural(result.layout.processes, "process")
+    parts = (" on ", model, data), (" on ", strategy, hardware), (" in ", workers, processes)
+    what = listed(*(between.join(filter(None, pair)) for between, *pair in parts))
+    return f"{what}{marks(result.layout)}".strip() or "a run"
 
 
 def _throughput(result: Result) -> str:

@@ -171,12 +171,8 @@ def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[st
     (['data=digits'], [['workers=1'], ['workers=2']])
     """
     typed = [list(map(clean, point.overrides)) for point in points]
-    typed_of_any = [overrides for overrides in typed if overrides]
-    shared = (
-        [line for line in typed_of_any[0] if all(line in other for other in typed_of_any)]
-        if len(typed_of_any) > 1
-        else []
-    )
+    first, *others = list(filter(None, typed)) or [[]]
+    shared = [line for line in first if others and all(line in other for other in others)]
     return shared, [[line for line in overrides if line not in shared] for overrides in typed]
 
 
@@ -252,18 +248,15 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
         lines.append("Under eff.: share of the step time that was spent waiting for input.")
     if any(result.input.bound is True for result in measured):
         lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
-    if any(explained_line(result.explained) for result in measured):
-        lines.append(
-            "lost: to scaling, as shares of a step's time, timed once more after training; eff. is of its first steps."
-        )
+    if any(result.explained for result in measured):
+        shares_of = "as shares of a step's time, timed once more after training"
+        lines.append(f"lost: to scaling, {shares_of}; eff. is of its first steps.")
     if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
-    doubts_of_each = [(*comparable.doubts(result.layout), *comparable.disturbed(result)) for result in measured]
-    doubts, explained = (
-        {doubt for of_one in doubts_of_each for doubt in of_one},
-        comparable.DOUBTS | comparable.DISTURBED,
-    )
-    return [*lines, *(f"{doubt}: {why}" for doubt, why in explained.items() if doubt in doubts)]
+    each = [{*comparable.doubts(result.layout), *comparable.disturbed(result)} for result in measured]
+    doubts = set[str]().union(*each)
+    remarks = comparable.DOUBTS | comparable.DISTURBED
+    return [*lines, *(f"{doubt}: {why}" for doubt, why in remarks.items() if doubt in doubts)]
 
 
 def reasons(points: Sequence[RunResult]) -> list[str]:
