@@ -34,7 +34,7 @@ from pipeline.record.files import run_id_of
 from pipeline.record.log import from_here
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
-from pipeline.views.terminal.words import enumerated
+from pipeline.views.terminal.verdict_text import enumerated
 from pipeline.worker.model_error import is_own
 
 if TYPE_CHECKING:

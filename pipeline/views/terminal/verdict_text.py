@@ -223,7 +223,7 @@ def _named(compared: Sequence[Comparison]) -> str:
     for other in (each.other for each in compared[:MOST_NAMED] if each.other):
         figure = times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
         names.append(f"{contestant_name(other)[:-1]}, {figure})")
-    return _enumerated([*names, *[f"{len(compared) - MOST_NAMED} more"] * (len(compared) > MOST_NAMED)])
+    return enumerated([*names, *[f"{len(compared) - MOST_NAMED} more"] * (len(compared) > MOST_NAMED)])
 
 
 def _disturbed(verdict: Verdict) -> list[str]:
@@ -248,7 +248,7 @@ def _engines(verdict: Verdict) -> list[str]:
     if engines is None:
         return []
     if engines.first[1:]:
-        return [f"Which engine pays is not known: {_enumerated(list(map(clean, engines.first)))} cannot be told apart."]
+        return [f"Which engine pays is not known: {enumerated(list(map(clean, engines.first)))} cannot be told apart."]
     if engines.rival is None or engines.rival.other is None:
         return []
     first, rival = clean(engines.first[0]), clean(comparable.engine_of(engines.rival.other.result))
@@ -283,12 +283,12 @@ def _unjudged(verdict: Verdict) -> list[str]:
 
 
 def _left_out(left_out: Mapping[Marks, Sequence[int]]) -> list[str]:
-    texts = [f"{_points(places)} ({_enumerated(mark_texts(why))})" for why, places in left_out.items()]
+    texts = [f"{_points(places)} ({enumerated(mark_texts(why))})" for why, places in left_out.items()]
     return [f"Left out of the verdict: {'; '.join(texts)}."] if texts else []
 
 
 def _points(places: Sequence[int]) -> str:
-    return f"point{'s' * (len(places) > 1)} {_enumerated(list(map(str, places)))}"
+    return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
 
 
 def _row(place: int, name: str, result: Result, marks: Marks) -> list[str]:
@@ -317,10 +317,10 @@ def _value(value: object) -> str:
     return shortened(MISSING if value is None else clean(value) or str(value), MOST_CHARACTERS)
 
 
-def _enumerated(parts: Sequence[str]) -> str:
+def enumerated(parts: Sequence[str]) -> str:
     """The parts, with commas between and "and" before the last.
 
-    >>> _enumerated(["a"]), _enumerated(["a", "b", "c"])
+    >>> enumerated(["a"]), enumerated(["a", "b", "c"])
     ('a', 'a, b and c')
     """
     return ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + "".join(parts[-1:])
