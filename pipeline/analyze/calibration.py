@@ -100,10 +100,12 @@ def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibrati
     """The calibration from the runs that a plan is predicted from, and from all that had a prediction."""
     past: list[Past] = []
     scored = set()
+    # What is alike was made for the same strategy, from runs of the same machine.
+    same = planned.strategy.name, basis.machine
     for timed_run in logged:
         result = timed_run.run.result
         measured = result.speed.examples_per_second
-        like = [prediction for prediction in result.predictions if _is_like(prediction, planned, basis)]
+        like = [one for one in result.predictions if one.fitted_on and (one.strategy, one.fitted_on.machine) == same]
         if like and measured:
             # Of several for one run, the last was made nearest to it.
             fitted = like[-1].examples_per_second / like[-1].correction
@@ -216,16 +218,8 @@ def score(results: Sequence[Result]) -> Score:
     )
 
 
-def _is_like(earlier: Predicted, planned: Plan, basis: Basis) -> bool:
-    """True if it was made for the same strategy, from runs of the same machine."""
-    machine = earlier.fitted_on.machine if earlier.fitted_on else None
-    return earlier.strategy == planned.strategy.name and machine == basis.machine
-
-
 def _unsure(earlier: Predicted) -> float:
     """The uncertainty of an earlier prediction's fit, as a standard deviation of the logarithm."""
-    return (
-        earlier.unsure
-        if earlier.unsure is not None
-        else math.log(earlier.high / earlier.low) / 2 / normal(earlier.confidence or CONFIDENCE)
-    )
+    if earlier.unsure is not None:
+        return earlier.unsure
+    return math.log(earlier.high / earlier.low) / 2 / normal(earlier.confidence or CONFIDENCE)

@@ -186,9 +186,8 @@ def facts(run: LoggedRun) -> dict[str, str]:
         "scaling": result.layout.scaling,
         "batch rule": _batch_rule(result.layout),
         "machine": result.environment.machine,
-        "versions": {name: version for name, version in versions.items() if name in SHARED} or None,
-        f"versions of {engine_of(result)}": {name: number for name, number in versions.items() if name not in SHARED}
-        or None,
+        "versions": {name: number for name, number in versions.items() if name in SHARED} or None,
+        f"versions of {engine_of(result)}": {name: versions[name] for name in versions if name not in SHARED} or None,
         "examples left out": result.input.train_examples_skipped,
         "data servers": None if run.plan is None else _data_servers(run.plan),
     }
@@ -236,14 +235,9 @@ def marks(runs: Sequence[LoggedRun]) -> list[Marks]:
         return []
     first, _ = _groups(runs)[0]
     engine = {place: name for name, places in engines(runs).items() for place in places}
-    return [
-        Marks(
-            (*doubts(run.result.layout), *disturbed(run.result)),
-            tuple(_differing([first, facts(run)])),
-            engine.get(place, ""),
-        )
-        for place, run in enumerate(runs)
-    ]
+    remarks = ((*doubts(run.result.layout), *disturbed(run.result)) for run in runs)
+    differs = (tuple(_differing([first, facts(run)])) for run in runs)
+    return [Marks(*marked, engine.get(place, "")) for place, marked in enumerate(zip(remarks, differs, strict=True))]
 
 
 def _groups(runs: Sequence[LoggedRun]) -> list[tuple[dict[str, str], list[int]]]:
@@ -251,9 +245,7 @@ def _groups(runs: Sequence[LoggedRun]) -> list[tuple[dict[str, str], list[int]]]
     groups: list[tuple[dict[str, str], list[int]]] = []
     for place, run in enumerate(runs):
         own = facts(run)
-        shared, places = next(
-            ((shared, places) for shared, places in groups if not _differing([shared, own])), ({}, [])
-        )
+        shared, places = next((group for group in groups if not _differing([group[0], own])), ({}, []))
         if not places:
             groups.append((shared, places))
         shared |= own

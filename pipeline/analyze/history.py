@@ -109,11 +109,8 @@ def load(folder: Path) -> LoggedRun:
     result = results.read(folder)
     run = of(folder, result or Result())
     if result is None or not run.settings:
-        raise UserError(
-            "a run that was started, with result.json and plan.json",
-            f"{folder}, which has {'no result' if result is None else 'no plan'}",
-            "a run that ended",
-        )
+        lacks = f"{folder}, which has {'no result' if result is None else 'no plan'}"
+        raise UserError("a run that was started, with result.json and plan.json", lacks, "a run that ended")
     return run
 
 
@@ -122,11 +119,9 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
 
     `of_sweep` is its folder, or its name.
     """
-    where = (
-        [output / "runs", output / "sweeps"]
-        if of_sweep is None
-        else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
-    )
+    where = [output / "runs", output / "sweeps"]
+    if of_sweep is not None:
+        where = [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     paths = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
     runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(paths, key=log.written)]
     return [

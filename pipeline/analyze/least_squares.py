@@ -59,12 +59,8 @@ class Fit:
 
     def query(self, step_terms: Mapping[str, float]) -> Floats:
         """The factor of each coefficient in a step that has these terms."""
-        return np.asarray(
-            [
-                step_terms.get(name, 0.0) * (self.factor if self.factor is not None and is_computed(name) else 1.0)
-                for name in self.names
-            ]
-        )
+        factor = 1.0 if self.factor is None else self.factor
+        return np.asarray([step_terms.get(name, 0.0) * (factor if is_computed(name) else 1.0) for name in self.names])
 
     @property
     def scale(self) -> float:
@@ -160,11 +156,9 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
     scale = np.abs(rows).max(axis=0)
     scaled = rows / scale
     count = scaled.shape[1]
-    solved, _ = nnls(
-        np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count
-    )
-    rest = float(np.sum((scaled @ solved - target) ** 2))
-    return solved / scale, rest
+    rows, target_and_zeros = np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)])
+    solved, _ = nnls(rows, target_and_zeros, maxiter=100 * count)
+    return solved / scale, float(np.sum((scaled @ solved - target) ** 2))
 
 
 def interval(model: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:

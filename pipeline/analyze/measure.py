@@ -91,12 +91,8 @@ def other_work(measured: Mapping[int, Measured]) -> float | None:
         if event.core_time is None or not event.seconds:
             return None
         machine, cores, busy, own = event.core_time
-        before = shared.get((machine, tuple(cores)), (0.0, 0.0, 0.0))
-        shared[machine, tuple(cores)] = (
-            max(before[0], event.seconds * len(cores)),
-            max(before[1], busy),
-            before[2] + own,
-        )
+        whole, busiest, owns = shared.get((machine, tuple(cores)), (0.0, 0.0, 0.0))
+        shared[machine, tuple(cores)] = max(whole, event.seconds * len(cores)), max(busiest, busy), owns + own
     whole = sum(seconds for seconds, _, _ in shared.values())
     return min(1.0, sum(max(0.0, busy - own) for _, busy, own in shared.values()) / whole) if shared else None
 

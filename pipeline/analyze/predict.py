@@ -104,11 +104,9 @@ def predict(
         off = sure * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - sure) * off
     low, high = interval(allowed, allowed.query(case_terms), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
-        raise UserError(
-            f"runs that tell how long a step of {case.workers} workers takes",
-            "ones that leave it open",
-            "more of them, with other workers and train.replica_batch",
-        )
+        expected = f"runs that tell how long a step of {case.workers} workers takes"
+        more = "more of them, with other workers and train.replica_batch"
+        raise UserError(expected, "ones that leave it open", more)
     total = with_wire(fitted, wire, case.buckets)
     if total > fitted:
         parts["communication"] = parts.get("communication", 0.0) + total - fitted
@@ -203,11 +201,8 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     if planned.hardware.rehearsal:
         raise UserError("hardware whose speed can be measured", "a rehearsal", "hardware.rehearse=false")
     if planned.strategy.exchange is None:
-        raise UserError(
-            "strategy.exchange to say what devices exchange",
-            f"none of strategy={planned.strategy.name}",
-            "strategy.exchange=all_reduce, if that is what they do",
-        )
+        expected, instead = "strategy.exchange to say what devices exchange", "strategy.exchange=all_reduce"
+        raise UserError(expected, f"none of strategy={planned.strategy.name}", f"{instead}, if that is what they do")
     typed = f"strategy={planned.strategy.name} model={planned.model.name} data={planned.data.name}"
     first = f"`python -m pipeline -m {typed} workers=1,2`"
     if not history:
@@ -215,20 +210,14 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     layouts = [(timed_run, timed_run.run.result.layout) for timed_run in history]
     timed = [timed_run for timed_run, layout in layouts if not (layout.rehearsal or layout.oversubscribed)]
     if not timed:
-        raise UserError(
-            f"runs to predict from in {where}",
-            f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices",
-            f"{first} first",
-        )
+        received = f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices"
+        raise UserError(f"runs to predict from in {where}", received, f"{first} first")
     alike = [timed_run for timed_run in timed if not comparable.apart(timed_run.plan, planned) and _whole(timed_run)]
     if not alike:
         why = min((comparable.apart(timed_run.plan, planned) for timed_run in timed), key=len)
-        raise UserError(
-            f"runs in {where} that say something of this one",
-            f"{len(timed)} that differ: the nearest in "
-            f"{_listed(why) or 'workers that it lost, or events that it lacks'}",
-            f"{first} on such hardware first",
-        )
+        nearest = _listed(why) or "workers that it lost, or events that it lacks"
+        received = f"{len(timed)} that differ: the nearest in {nearest}"
+        raise UserError(f"runs in {where} that say something of this one", received, f"{first} on such hardware first")
     groups = list(comparable.grouped((_machine_and_versions(timed_run), timed_run) for timed_run in alike).values())
     on_this_machine = [runs for runs in groups if runs[0].plan.hardware.machine == planned.hardware.machine]
     runs = max(on_this_machine or groups, key=len)
@@ -242,11 +231,8 @@ def _machine_and_versions(timed_run: TimedRun) -> str:
 
 def sized(planned: Plan, basis: Basis) -> bool:
     """True if any of the runs trained this model with this replica batch, on any number of workers."""
-    return any(
-        timed_run.plan.model.build == planned.model.build
-        and timed_run.plan.training.replica_batch == planned.training.replica_batch
-        for timed_run in basis.runs
-    )
+    wanted, plans = (planned.model.build, planned.training.replica_batch), [run.plan for run in basis.runs]
+    return any((plan.model.build, plan.training.replica_batch) == wanted for plan in plans)
 
 
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:

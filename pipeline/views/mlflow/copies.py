@@ -260,11 +260,8 @@ class Copy:
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage == "deleted":
-            raise UserError(
-                f"the MLflow experiment {name!r} to be active",
-                "a deleted one",
-                f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`",
-            )
+            restore = f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`"
+            raise UserError(f"the MLflow experiment {name!r} to be active", "a deleted one", restore)
         self._describe(experiment, run)
         return str(experiment.experiment_id)
 
@@ -286,18 +283,14 @@ class Copy:
             if twin != self.run_id:
                 self._open().delete_run(twin)
 
-    def _place(self) -> Path | None:
-        """Returns the folder of this run's files in a local store, which links them: so they are on the disk once."""
-        if self._store.artifacts is None:
-            return None
-        return local_artifacts(self._open().get_run(self.run_id).info.artifact_uri)
-
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
         if self.state.model and self._store.log_model:
             names.append(self.state.model)
         with requests_may_take(UPLOAD_SECONDS):
-            linked = self._place()
+            # A local store has links to this run's files: so they are on the disk once.
+            uri = client.get_run(self.run_id).info.artifact_uri if self._store.artifacts else None
+            linked = local_artifacts(uri) if uri else None
             for path in (self.folder / name for name in names):
                 # A path from the log must not reach out of the folder.
                 inside = path.is_file() and path.resolve().is_relative_to(self.folder.resolve())

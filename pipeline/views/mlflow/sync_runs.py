@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -38,6 +39,7 @@ LAST_SECONDS = 120
 # How much nicer than the driver the follower is, except while someone waits for it.
 NICENESS = 10
 NAME_BYTES = 1 << 20
+T = TypeVar("T")
 
 
 def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callable[[str], None]) -> bool:
@@ -71,7 +73,8 @@ def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) ->
 
     The driver with the process number `gone` writes no more. A killed run ends at `time_ms`, or with its last event.
     """
-    _patiently(lambda: _catch_up(copy))
+    while _patiently(copy.advance):
+        pass
     driver = copy.state.driver
     if driver is None or copy.closed or copy.state.ended:
         return ""
@@ -145,21 +148,16 @@ def _complete(copy: Copy, uri: str, failed: dict[str, str]) -> bool:
     return copy.closed and not copy.behind()
 
 
-def _catch_up(copy: Copy) -> None:
-    while copy.advance():
-        pass
-
-
-def _patiently(do: Callable[[], None]) -> None:
+def _patiently(do: Callable[[], T]) -> T:
     """Tries three times where trying again may help: a locked database, a server that is busy."""
-    for attempt in range(3):
+    for attempt in range(2):
         try:
-            do()
-            return
+            return do()
         except Exception as error:
-            if attempt == 2 or isinstance(error, UserError) or unreachable(error):
+            if isinstance(error, UserError) or unreachable(error):
                 raise
             time.sleep(RETRY_SECONDS * 2**attempt)
+    return do()
 
 
 def _home(folder: Path) -> str | None:
