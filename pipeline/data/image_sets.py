@@ -166,11 +166,8 @@ def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str]
     received = "no such file" if missing else "a file that is broken"
     if file not in absent and not (folder / file).exists():
         received += ", and that Keras deleted when it could not download it again"
-    return DataError(
-        f"{folder / file} for data={name}",
-        f"{received} ({error})",
-        f"putting {sources[file]} there under that name, or data=mnist5k, which needs no download",
-    )
+    instead = f"putting {sources[file]} there under that name, or data=mnist5k, which needs no download"
+    return DataError(f"{folder / file} for data={name}", f"{received} ({error})", instead)
 
 
 def _first_unreadable(folder: Path, files: list[str]) -> str:

@@ -192,8 +192,5 @@ def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -
             return f"cannot be read ({error.strerror or error})"
 
     with ThreadPoolExecutor() as pool:
-        return [
-            Broken(None, row, 1, str(files[row]), why)
-            for row, why in zip(share, pool.map(fault, share), strict=True)
-            if why
-        ]
+        faults = [*zip(share, pool.map(fault, share), strict=True)]
+    return [Broken(None, row, 1, str(files[row]), why) for row, why in faults if why]

@@ -117,11 +117,7 @@ def _part(
     except (KeyError, ValueError, AssertionError) as error:
         expected = f"data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one"
         raise DataError(expected, split, f"data.build.{key}={next(iter(info.splits), 'train')}") from error
-    segments = tuple(
-        Segment(str(instruction.filename), instruction.take, instruction.skip)
-        for instruction in instructions
-        if instruction.take
-    )
+    segments = tuple(Segment(str(each.filename), each.take, each.skip) for each in instructions if each.take)
     if not segments:
         raise DataError(f"examples in data.build.{key}={split} of {info.full_name}", "none", "another")
     chosen = _keys(info, keys)
@@ -132,6 +128,8 @@ def _part(
         instead = "'data.build.image_size=[32,32]', which images are brought to"
         raise DataError(f"examples of one shape in {info.full_name}", shapes, instead)
     label = info.features[chosen[1]]
+    # Which records of its files: a version is never changed.
+    which = [(os.path.basename(segment.path), segment.first, segment.records) for segment in segments]
     return Examples(
         raw=segments,
         spec=spec,
@@ -141,7 +139,7 @@ def _part(
         look=lambda examples, number, shares, thorough: [
             flaw for segment in examples.raw[number::shares] for flaw in _broken(segment, thorough)
         ],
-        digest=_digest(info.full_name, segments),
+        digest=hashlib.sha256(repr((info.full_name, which)).encode()).hexdigest()[:16],
     )
 
 
@@ -186,12 +184,6 @@ def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None
         return tf.nest.map_structure(inputs, features[keys[0]]), tf.nest.map_structure(targets, features[keys[1]])
 
     return decode
-
-
-def _digest(name: str, segments: Sequence[Segment]) -> str:
-    """Names the examples: the data set, and which records of its files. A version is never changed."""
-    which = [(os.path.basename(segment.path), segment.first, segment.records) for segment in segments]
-    return hashlib.sha256(repr((name, which)).encode()).hexdigest()[:16]
 
 
 def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:

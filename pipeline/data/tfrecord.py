@@ -121,12 +121,8 @@ def _parser(contents: Manifest) -> Make:
         import tensorflow as tf
 
         kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
-        features = {
-            feature.name: tf.io.FixedLenFeature(
-                feature.shape if feature.stored in ("floats", "ints") else (), kinds[feature.stored]
-            )
-            for feature in contents.features
-        }
+        shapes = {one.name: one.shape if one.stored in ("floats", "ints") else () for one in contents.features}
+        features = {one.name: tf.io.FixedLenFeature(shapes[one.name], kinds[one.stored]) for one in contents.features}
         tensors = tf.io.parse_example(batch, features)
         return manifest.nested({feature.name: value(feature, tensors[feature.name]) for feature in contents.features})
 
@@ -135,11 +131,8 @@ def _parser(contents: Manifest) -> Make:
 
 def _decoder(contents: Manifest, resize: bool) -> Make | None:
     """Returns a function that decodes the images of an example; None where there are none."""
-    decoders = {
-        feature.name: pictures.decoder(feature.shape[2] or 3, _size(feature), resize)
-        for feature in contents.features
-        if feature.stored == "image"
-    }
+    images = [feature for feature in contents.features if feature.stored == "image"]
+    decoders = {image.name: pictures.decoder(image.shape[2] or 3, _size(image), resize) for image in images}
     if not decoders:
         return None
 
@@ -221,10 +214,8 @@ def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
         kind = np.dtype(feature.dtype)
         if feature.stored == "bytes":
             expected = math.prod(size or 0 for size in feature.shape) * kind.itemsize
-            if len(values[0]) != expected:
-                return (
-                    f"has {len(values[0])} bytes of {feature.name}, {expected} of shape {feature.shape} were expected"
-                )
+            if (size := len(values[0])) != expected:
+                return f"has {size} bytes of {feature.name}, {expected} of shape {feature.shape} were expected"
             array = np.frombuffer(values[0], kind)
         else:
             array = np.asarray(values)

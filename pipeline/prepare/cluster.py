@@ -104,11 +104,8 @@ class Workers:
 def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
     from distributed import Client, LocalCluster
 
-    environment = {
-        DRIVER_PID: str(os.getpid()),
-        LOG: str(folders.log(str(folder.absolute()))),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+    log = str(folders.log(str(folder.absolute())))
+    environment = {DRIVER_PID: str(os.getpid()), LOG: log, "TF_CPP_MIN_LOG_LEVEL": "3"}
     cluster = client = None
     try:
         cluster = LocalCluster(
@@ -131,7 +128,7 @@ def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
         # A worker that is in the middle of a task would be waited for.
         for nanny in cluster.workers.values() if cluster is not None else ():
             nanny.auto_restart = False
-        _kill()
+        _kill_started()
         raise
     finally:
         for opened in (client, cluster):
@@ -139,13 +136,12 @@ def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
                 with suppress(Exception):
                     opened.close(timeout=2)
         # Those that Dask was interrupted in starting or ending, on which it would wait once more at the very end.
-        _kill()
+        _kill_started()
         if cluster is not None:
             cluster.shutdown_on_close = False
 
 
-def _kill() -> None:
-    """Kills the processes that Dask has started."""
+def _kill_started() -> None:
     for child in multiprocessing.active_children():
         child.kill()
 

@@ -165,12 +165,9 @@ class _Filling:
     def _gather(self, source: Description) -> None:
         """Gathers every piece where all workers find it, but for those that an earlier command has gathered."""
         job = self._job
-        missing = [
-            (job, number, kind, which)
-            for number, (kind, which) in enumerate(source.pieces)
-            if not folders.piece_facts(job.folder, number).is_file()
-        ]
-        self._shows.begin("reading", len(source.pieces), len(source.pieces) - len(missing))
+        pieces = [(job, number, kind, which) for number, (kind, which) in enumerate(source.pieces)]
+        missing = [piece for piece in pieces if not folders.piece_facts(job.folder, piece[1]).is_file()]
+        self._shows.begin("reading", len(pieces), len(pieces) - len(missing))
         for _ in self._workers.results(work.gather, missing):
             self._shows.done(0)
 

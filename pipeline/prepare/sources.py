@@ -84,11 +84,11 @@ class Arrays(Rows):
 
     def _nbytes(self) -> int:
         # A whole number takes a byte or two, whatever its array has for it.
-        values = sum(
+        sizes = [
             2 * array.size if one.stored == "ints" else array.nbytes
             for one, array in zip(self.features, self._arrays.values(), strict=True)
-        )
-        return int(values) + self.count * (records.HEADER + records.FOOTER + 16 * len(self._arrays))
+        ]
+        return sum(sizes) + self.count * (records.HEADER + records.FOOTER + 16 * len(sizes))
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
@@ -175,11 +175,8 @@ class Records(Rows):
                 raise DataError("examples that are all alike", received, instead)
         labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
         self.labels = self._index[:, 2] if labelled else None
-        self.broken = {
-            int(start) + row: why
-            for start, piece in zip(self._starts, self._pieces, strict=False)
-            for row, why in piece.broken.items()
-        }
+        starts = zip(self._starts.tolist(), self._pieces, strict=False)
+        self.broken = {start + row: why for start, piece in starts for row, why in piece.broken.items()}
         self.digest = digest_of("".join(piece.digest for piece in self._pieces))
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
@@ -197,10 +194,10 @@ class Records(Rows):
                 data = opened[place].read(length)
                 class_label = label if self.labels is not None else None
                 name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
-                whole = records.unframed(data) is not None
-                yield (
-                    Example(data, class_label) if whole else Example(None, class_label, f"{name} has a wrong checksum")
-                )
+                if records.unframed(data) is None:
+                    yield Example(None, class_label, f"{name} has a wrong checksum")
+                else:
+                    yield Example(data, class_label)
         finally:
             for file in opened.values():
                 file.close()

@@ -161,16 +161,13 @@ def _named_errors(job: ShardJob) -> Iterator[None]:
 _KEPT: dict[str, Any] = {}
 
 
-def _kept(key: str, make: Callable[[], T]) -> T:
-    """The value of a key, made when it is first needed in this process."""
+def _kept(job: ShardJob, use: str, make: Callable[[], T]) -> T:
+    """The value of a job for a use, made when it is first needed in this process."""
+    key = json.dumps([dataclasses.asdict(dataclasses.replace(job, skip=False)), use], default=str)
     if key not in _KEPT:
         _KEPT[key] = make()
     value: T = _KEPT[key]
     return value
-
-
-def _key(job: ShardJob, use: str) -> str:
-    return json.dumps([dataclasses.asdict(dataclasses.replace(job, skip=False)), use], default=str)
 
 
 def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> tuple[object, object]:
@@ -179,11 +176,11 @@ def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> tuple[object, objec
 
 
 def _parts(job: ShardJob) -> tuple[object, object]:
-    return _kept(_key(dataclasses.replace(job, gathered=None), "call"), lambda: _call(job))
+    return _kept(dataclasses.replace(job, gathered=None), "call", lambda: _call(job))
 
 
 def _source(job: ShardJob) -> Source:
-    return _kept(_key(job, "source"), lambda: _open(job))
+    return _kept(job, "source", lambda: _open(job))
 
 
 def _open(job: ShardJob) -> Source:
@@ -246,15 +243,13 @@ def _lay_out(
         raise DataError(expected, values.in_words(validation.features), "the same shapes and types in both")
     parts = {split: _part(of_split, order) for split, (of_split, order) in orders.items()}
     both = {split: of_split for split, of_split in rows.items() if of_split is not None}
+    broken = [why for of_split in both.values() for why in of_split.broken.values()]
     description = dataclasses.replace(
         outline,
         parts=parts,
         features=features,
         num_classes=outline.num_classes if outline.num_classes is not None else _count_classes(parts),
-        broken=(
-            *(why for of_split in both.values() for why in of_split.broken.values()),
-            *(why for whys in lost.values() for why in whys),
-        ),
+        broken=(*broken, *(why for whys in lost.values() for why in whys)),
         skipped={split: len(of_split.broken) + len(lost.get(split, ())) for split, of_split in both.items()},
         digest=sources.digest_of("".join(of_split.digest for of_split in both.values())),
         has_validation=validation is not None,
@@ -292,11 +287,8 @@ def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, 
         # An iterator can be gone through once.
         _KEPT.clear()
     named = f" of shard {shard} of {shards}" if shards > 1 else ""
-    return {
-        split: _streamed_part(job, number, split, part, named)
-        for split, part in zip(SPLITS, parts, strict=True)
-        if part is not None
-    }
+    present = {split: part for split, part in zip(SPLITS, parts, strict=True) if part is not None}
+    return {split: _streamed_part(job, number, split, part, named) for split, part in present.items()}
 
 
 def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
