@@ -83,9 +83,8 @@ def write(folder: Path) -> WrittenReport:
     Raises `UserError` where there is no sweep, and `OSError` where the folder cannot be written to.
     """
     sweep = gather(folder)
-    decided = verdict.decide(
-        [point.run for point in sweep.points], [point.configuration for point in sweep.points], sweep.knee_share
-    )
+    runs, same = [point.run for point in sweep.points], [point.configuration for point in sweep.points]
+    decided = verdict.decide(runs, same, sweep.knee_share)
     drawn = tuple(draw(sweep))
     beside = sweep.folder / FOLDER
     beside.mkdir(exist_ok=True)
@@ -151,10 +150,8 @@ def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
     drained, problem = tracker.drain(folder.resolve() / FOLDER, seconds)
     if drained:
         return None
-    return (
-        f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
-        f"`python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
-    )
+    lacks = f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}"
+    return f"{lacks}. `python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
 
 
 def store_of(sweep: ReportedSweep) -> TrackingStore | None:
@@ -204,16 +201,11 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
 def _report_event(written: WrittenReport, now: float) -> Report:
     """Returns the report as MLflow shows it: files and texts. Its points have the numbers."""
     best = written.verdict.best
-    listed = [
-        f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
-        for point in written.sweep.points
-        for run_id in [point.result.tracked.mlflow_run_id]
-    ]
+    ids = [(point, point.result.tracked.mlflow_run_id) for point in written.sweep.points]
+    listed = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
+    files = {"": (written.html, written.csv), "figures": written.figures}
     return Report(
-        files={
-            "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
-            "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
-        },
+        files={place: [os.path.relpath(path, written.sweep.folder) for path in files[place]] for place in files},
         tags={
             "best": contestant_name(best) if best else None,
             "confidence": confidence(written.verdict) or None,

@@ -12,7 +12,7 @@ from pipeline.analyze.comparable import grouped
 from pipeline.views.report import canvas
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
 from pipeline.views.terminal.verdict_text import mark_texts
-from pipeline.views.terminal.words import brackets, percent, rate, span
+from pipeline.views.terminal.words import brackets, listed, percent, rate, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +45,11 @@ def look(place: int) -> canvas.StrategyLook:
 
 
 def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
-    """Speedup and efficiency against workers."""
     title = "Speedup and efficiency against workers"
     points = [point for point in sweep.measured if point.result.speed.speedup is not None]
     if not points:
-        return canvas.MissingFigure(
-            title, "no point has a speedup: it needs a baseline, and measure.steps other than 0"
-        )
+        why = "no point has a speedup: it needs a baseline, and measure.steps other than 0"
+        return canvas.MissingFigure(title, why)
     if len({_workers(point) for point in points}) < 2:
         return canvas.MissingFigure(title, "all points have as many workers")
     series = grouped((_series(point, sweep), point) for point in points)
@@ -101,7 +99,6 @@ def _intervals(axes: Axes, x: Sequence[float], ends: Sequence[Ends], over: Seque
 
 
 def _throughput(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
-    """Throughput of each point."""
     title = "Throughput by strategy"
     if not sweep.measured:
         return canvas.MissingFigure(title, "no point was measured")
@@ -122,7 +119,6 @@ def _throughput(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
 
 
 def _learning(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
-    """The validation metric against seconds of training."""
     title = "Time to accuracy"
     points = [point for point in sweep.points if sweep.curve(point)]
     if not points or sweep.metric is None:
@@ -146,7 +142,6 @@ def _learning(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
 
 
 def _steps(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
-    """The time of a step by cause, for the points that were explained."""
     from matplotlib.patches import Patch
 
     title = "Step time by cause"
@@ -165,10 +160,8 @@ def _steps(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
             left += split[point.place][name]
     handles = [Patch(**_cause(name), label=name) for name in names]
     axes.set_xlabel("milliseconds of a step")
-    causes_of_points = "; ".join(
-        f"point {point.name}: {', '.join(f'{name} {rate(value)} ms' for name, value in split[point.place].items())}"
-        for point in points
-    )
+    each = {point.name: [f"{name} {rate(value)} ms" for name, value in split[point.place].items()] for point in points}
+    causes_of_points = "; ".join(f"point {name}: {', '.join(texts)}" for name, texts in each.items())
     return canvas.rendered("steps", title, f"Where the time of a step goes. {causes_of_points}.", figure, handles)
 
 
@@ -203,14 +196,10 @@ def causes(point: ReportedRun) -> dict[str, float]:
 
 
 def _series(point: ReportedRun, sweep: ReportedSweep, name: str = "") -> str:
-    marked = _marked(point, sweep)
-    return f"{name or _strategy(point)}{f' ({marked})' * bool(marked)}"
-
-
-def _marked(point: ReportedRun, sweep: ReportedSweep) -> str:
-    """Returns the text beside a point: its group, where there are several, and the marks of its speed."""
+    """Returns a point's name, or its strategy's, with its group, if there are several, and the marks of its speed."""
     several = len({measured.group for measured in sweep.measured}) > 1
-    return ", ".join([*([f"group {point.group}"] if several and point.group else []), *mark_texts(point.marks)])
+    group = f"group {point.group}" if several and point.group else ""
+    return f"{name or _strategy(point)}{brackets(listed(group, *mark_texts(point.marks)))}"
 
 
 def _workers(point: ReportedRun) -> int:

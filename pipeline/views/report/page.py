@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,18 +62,12 @@ NUMBER, LONG = "number", "long"
 
 
 class Cell(NamedTuple):
-    """A cell: its text, its interval under it, and the mark of a speed that is not to be taken as it is."""
+    """A cell: its text, the kind of its column, the interval under it, and the mark of a speed that is doubtful."""
 
     text: str
+    kind: str = ""
     under: str = ""
     mark: str = ""
-
-
-class Column(NamedTuple):
-    """A column of the table of points."""
-
-    title: str
-    kind: str
 
 
 def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | MissingFigure]) -> str:
@@ -100,8 +95,8 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
         advice=advice(sweep, decided),
         figures=[figure for figure in figures if isinstance(figure, Drawn)],
         left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
-        columns=list(rows[sweep.points[0].place]),
-        rows=[{"best": place in best, "cells": cells.items()} for place, cells in rows.items()],
+        columns=rows[sweep.points[0].place].items(),
+        rows=[{"best": place in best, "cells": cells.values()} for place, cells in rows.items()],
         missing=reasons(became),
         noted=noted((point.place, point.run) for point in sweep.points),
         differences=differences(sweep),
@@ -140,8 +135,8 @@ def _about(sweep: ReportedSweep) -> str:
     return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
 
 
-def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict[Column, Cell]:
-    """Returns the cells of a point, by their columns; of those that no point of the sweep needs, none."""
+def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict[str, Cell]:
+    """Returns the cells of a point, by the titles of their columns; of those that no point of the sweep needs, none."""
     result, speed, mark = point.result, point.result.speed, ", ".join(mark_texts(point.marks))
     hidden = {
         "group": len(_groups(sweep)) < 2,
@@ -149,23 +144,23 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
         "MLflow run": not any(other.result.tracked.mlflow_run_id for other in sweep.points),
     }
     cells = {
-        "point": (NUMBER, Cell(str(point.place))),
-        "strategy": ("", Cell(clean(result.choices.called) or MISSING)),
-        "workers": (NUMBER, _figure(result.layout.workers, "{:,}".format)),
-        "group": ("", Cell(point.group or MISSING)),
-        "examples/s": (NUMBER, _figure(speed.examples_per_second, rate, throughput_span(speed), mark)),
-        "speedup": (NUMBER, _figure(speed.speedup, times, speedup_span(speed), mark)),
-        "efficiency": (NUMBER, _figure(comparable.efficiency_of(result), percent, mark=mark)),
-        "step ms": (NUMBER, _figure(speed.step_ms_p50, rate)),
-        "input wait": (NUMBER, _figure(result.input.wait, percent)),
-        "target": (NUMBER, _figure(sweep.seconds_to_target(point), duration)),
-        "status": ("", Cell(point.status)),
+        "point": Cell(str(point.place), NUMBER),
+        "strategy": Cell(clean(result.choices.called) or MISSING),
+        "workers": _figure(result.layout.workers, "{:,}".format),
+        "group": Cell(point.group or MISSING),
+        "examples/s": _figure(speed.examples_per_second, rate, throughput_span(speed), mark),
+        "speedup": _figure(speed.speedup, times, speedup_span(speed), mark),
+        "efficiency": _figure(comparable.efficiency_of(result), percent, mark=mark),
+        "step ms": _figure(speed.step_ms_p50, rate),
+        "input wait": _figure(result.input.wait, percent),
+        "target": _figure(sweep.seconds_to_target(point), duration),
+        "status": Cell(point.status),
         # The command at the head of the page has the rest.
-        "overrides": (LONG, Cell(" ".join(own))),
-        "MLflow run": ("", Cell(clean(result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING)),
+        "overrides": Cell(" ".join(own), LONG),
+        "MLflow run": Cell(clean(result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING),
     }
     titles = {"target": f"s to {sweep.metric} {figure(sweep.target or 0.0)}"}
-    return {Column(titles.get(name, name), kind): cell for name, (kind, cell) in cells.items() if not hidden.get(name)}
+    return {titles.get(name, name): cell for name, cell in cells.items() if not hidden.get(name)}
 
 
 def _breakable(typed: str) -> Markup:
@@ -177,7 +172,7 @@ def _breakable(typed: str) -> Markup:
 
 def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:
     """The cell of a number; one that is not known has no mark."""
-    return Cell(or_missing(value, write, MISSING), under, "" if value is None else mark)
+    return Cell(or_missing(value, write, MISSING), NUMBER, under, "" if value is None else mark)
 
 
 def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
@@ -188,22 +183,17 @@ def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
 def facts(sweep: ReportedSweep) -> dict[str, str]:
     """Returns the facts about a whole sweep that are known, under their names."""
     engines = engines_text((point.place, point.run) for point in sweep.measured)
+    each = partial(_once_or_each, sweep)
     texts = {
         "engines": engines and f"{engines}; {OWN_BASELINE}",
-        "model": _once_or_each(
-            sweep, lambda point: _fact(point, "model", plural(point.result.training.parameters, "parameter"))
-        ),
-        "data": _once_or_each(
-            sweep, lambda point: _fact(point, "data", plural(point.run.train_examples, "training example"))
-        ),
-        "batch": _once_or_each(sweep, _batch),
-        "precision": _once_or_each(sweep, lambda point: point.result.layout.precision),
+        "model": each(lambda point: _fact(point, "model", plural(point.result.training.parameters, "parameter"))),
+        "data": each(lambda point: _fact(point, "data", plural(point.run.train_examples, "training example"))),
+        "batch": each(_batch),
+        "precision": each(lambda point: point.result.layout.precision),
         "baseline": _baseline(sweep),
         "intervals": _intervals(sweep),
-        "versions": _once_or_each(
-            sweep, lambda point: listed(*map(" ".join, point.result.environment.versions.items()))
-        ),
-        "commit": _once_or_each(sweep, lambda point: _began(point).tags.get("git_commit"))
+        "versions": each(lambda point: listed(*map(" ".join, point.result.environment.versions.items()))),
+        "commit": each(lambda point: _began(point).tags.get("git_commit"))
         or "not known: no run was started in a folder of git",
     }
     return {name: text for name, text in texts.items() if text}
@@ -229,10 +219,8 @@ def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> li
     rows = [dict(override.partition("=")[::2] for override in overrides) for overrides in distinct]
     keys = list(rows[0]) if rows else []
     values = {key: list(dict.fromkeys(row.get(key, "") for row in rows)) for key in keys}
-    if all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
-        distinct = (
-            [tuple(f"{key}={','.join(group)}" if any(group) else key for key, group in values.items())] if rows else []
-        )
+    if rows and all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
+        distinct = [tuple(f"{key}={','.join(group)}" if any(group) else key for key, group in values.items())]
     return [shlex.join([*PROGRAM, "-m", *options, *overrides]) for overrides in distinct]
 
 
@@ -252,14 +240,11 @@ def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
     best, (place, *_) = decided.best, decided.best.places
     typed = next((point.overrides for point in sweep.points if point.place == place), ())
     choices = best.result.choices
-    typed = typed or tuple(
-        f"{key}={value}"
-        for key, value in (
-            ("backend", choices.backend), ("strategy", choices.strategy), ("workers", best.result.layout.workers),
-            ("model", choices.model), ("data", choices.data),
-        )
-        if value is not None
-    )  # fmt: skip
+    of_best = {
+        "backend": choices.backend, "strategy": choices.strategy, "workers": best.result.layout.workers,
+        "model": choices.model, "data": choices.data,
+    }  # fmt: skip
+    typed = typed or tuple(f"{key}={value}" for key, value in of_best.items() if value is not None)
     if decided.use is Use.ONE_DEVICE and best.devices > 1:
         typed = (*_but(typed, "strategy", "workers"), "strategy=one_device", "workers=1")
     return command_of(typed, options)
@@ -298,22 +283,18 @@ def _batch(point: ReportedRun) -> str | None:
 def _baseline(sweep: ReportedSweep) -> str:
     """Returns the baseline of the speedups."""
     speeds = {point.place: point.result.speed for point in sweep.measured}
-    sources = comparable.grouped(
-        (f"{clean(point.marks.engine)} ".lstrip(), speed)
-        for point in sweep.measured
-        if (speed := point.result.speed.baseline_examples_per_second)
-    )
-    if not sources:
+    measured = [(point.marks.engine, point.result.speed.baseline_examples_per_second) for point in sweep.measured]
+    by_engine = comparable.grouped((f"{clean(engine)} ".lstrip(), speed) for engine, speed in measured if speed)
+    if not by_engine:
         return ""
     reached = " and ".join(
-        f"{engine}{span(min(places), max(places), rate, ' to ') or rate(places[0])}"
-        for engine, places in sources.items()
+        f"{engine}{span(min(each), max(each), rate, ' to ') or rate(each[0])}" for engine, each in by_engine.items()
     )
     in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
-    measured = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
+    when = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
     if not in_turn and any(speed.baseline_source for speed in speeds.values()):
-        measured = "measured in an earlier run"
-    return listed(f"one device without a strategy: {reached} examples/s", measured)
+        when = "measured in an earlier run"
+    return listed(f"one device without a strategy: {reached} examples/s", when)
 
 
 def _intervals(sweep: ReportedSweep) -> str:
