@@ -150,7 +150,6 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """The medians of the rounds."""
 
     def median(values: Sequence[Any]) -> Any:
         if isinstance(values[0], Mapping):

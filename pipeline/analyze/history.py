@@ -57,7 +57,6 @@ class LoggedRun:
         return next((event.time for event in self.events if isinstance(event, Measured)), None)
 
     def _timed(self, group: str) -> "list[measure.Repeat]":
-        """The repeats of its point or its baseline, in order."""
         from pipeline.analyze import measure
 
         attempt, by_repeat = 0, dict[int, tuple[int, dict[int, Measured]]]()

@@ -126,7 +126,6 @@ def _use(
 
 
 def _left_out(runs: Sequence[LoggedRun], measured: Sequence[int], group: Sequence[int]) -> dict[Marks, list[int]]:
-    """The measured points that the verdict leaves out, and why."""
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
     return comparable.grouped(
         (

@@ -200,7 +200,6 @@ def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
 
 
 def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:
-    """Returns what is left of a segment."""
     last = segment.first + segment.records
     for flaw in sorted((flaw for flaw in broken if flaw.path == segment.path), key=lambda flaw: flaw.first):
         if not segment.first < flaw.first + flaw.examples <= last + flaw.examples:

@@ -182,7 +182,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _kinds(folder: Path, suffixes: Sequence[str]) -> dict[str, str]:
-    """The folders in a folder, and what each has."""
     return {entry.name: _kind(Path(entry.path), suffixes) for entry in visible(folder) if entry.is_dir()}
 
 
@@ -257,7 +256,6 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> Data
 
 
 def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:
-    """Returns the note on folders that are no classes."""
     names = [entry.name for entry in _entries(folder) if entry.name.lower() in _SYSTEM and entry.is_dir()]
     names += [name for name, kind in kinds.items() if _is_no_class(name, kind)]
     return (f"Not read in {folder}, since without examples: {', '.join(sorted(names))}.",) if names else ()

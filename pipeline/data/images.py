@@ -183,7 +183,6 @@ def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
 
 
 def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -> list[Broken]:
-    """Returns what is broken in a share of the files."""
 
     def fault(row: int) -> str | None:
         try:

@@ -43,7 +43,6 @@ def numpy(
 
 
 def _named(part: Part, names: tuple[str, ...], flaws: tuple[str, ...]) -> Examples:
-    """A part whose classes have names."""
     spec = tuple(Leaf(array.shape[1:], array.dtype.name) for array in part)
     return Examples(raw=part, spec=spec, num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
 

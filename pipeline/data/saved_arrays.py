@@ -101,7 +101,6 @@ def name_of(where: Path, endings: tuple[str, ...]) -> str | None:
 
 
 def _names(where: Path) -> list[str]:
-    """The names of the arrays that there are."""
     if where.is_dir():
         return sorted(path.stem for path in where.glob("*.npy"))
     if not where.is_file():
@@ -110,7 +109,6 @@ def _names(where: Path) -> list[str]:
 
 
 def _read(where: Path, name: str) -> Array:
-    """An array, as it was saved."""
     if not where.is_dir():
         return _opened(where, lambda arrays: arrays[name])
     # Mapped first: a file that is shorter than it says is found before memory is taken for it.

@@ -255,7 +255,6 @@ class _Table:
 
 
 def _label(path: str, names: Sequence[str], label: str | None) -> str:
-    """The column of labels: the one that is named, or the last that has a name."""
     if label is not None and label not in names:
         expected = f"data.build.label to be a column of {path} ({', '.join(names)})"
         raise DataError(expected, label, f"data.build.label={names[-1]}")

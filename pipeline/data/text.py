@@ -77,7 +77,6 @@ def _packed(numbers: Tokens, length: int, names: tuple[str, ...]) -> Examples:
 
 
 def _documents(files: Sequence[str]) -> Iterator[str]:
-    """The text of each document, in order."""
     for file in files:
         try:
             with opened(file) as lines:
@@ -88,7 +87,6 @@ def _documents(files: Sequence[str]) -> Iterator[str]:
 
 
 def _topics() -> list[str]:
-    """The reference topics of this Python, by name."""
     if importlib.util.find_spec("pydoc_data") is None:
         raise DataError("Python's reference topics", "a Python without pydoc_data", "data.path=FILE.txt")
     from pydoc_data.topics import topics

@@ -96,7 +96,6 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
 
 
 def _validation(builder: Builder) -> str:
-    """The split that validates where none is named."""
     validation = next((split for split in VALIDATION if split in builder.info.splits), None)
     if validation is None:
         expected, received = f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}", builder.info.splits
@@ -108,7 +107,6 @@ def _validation(builder: Builder) -> str:
 def _part(
     builder: Builder, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None
 ) -> Examples:
-    """The examples of a split."""
     import tensorflow as tf
 
     info = builder.info
@@ -144,7 +142,6 @@ def _part(
 
 
 def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
-    """The features that are x and y."""
     chosen = (info.supervised_keys if keys is None else keys) or ()
     right = len(chosen) == 2 and all(isinstance(name, str) and name in info.features for name in chosen)
     if not right:

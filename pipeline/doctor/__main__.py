@@ -168,7 +168,6 @@ class _Side:
         self._swap(self._vector[half : 2 * half])
 
     def _swap(self, half: np.ndarray) -> None:
-        """Sends a vector while one of the same size comes in."""
         room = self._received.view(np.uint8).data
         sending = self._threads.submit(self._connected.sendall, half.view(np.uint8).data)
         # Until the room is full, or the other side has hung up.

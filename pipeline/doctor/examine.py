@@ -129,7 +129,6 @@ def examine(
 
 
 def _look(line: Line, host: str, expected: Expected) -> list[Finding]:
-    """The findings on a host. Raises `LaunchError`."""
     report = line.ask({"do": "look", "host": host, "expected": msgspec.to_builtins(expected)}, LOOK_SECONDS)
     try:
         return msgspec.convert(report, list[Finding])
@@ -138,7 +137,6 @@ def _look(line: Line, host: str, expected: Expected) -> list[Finding]:
 
 
 def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
-    """Findings on the clocks of hosts, which are held against the driver's."""
     for name, line in lines.items():
         try:
             yield judge_clock(name, driver, *clock_of(line))

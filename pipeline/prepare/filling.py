@@ -172,7 +172,6 @@ class _Filling:
             self._shows.done(0)
 
     def _shards(self) -> dict[str, int]:
-        """The number of shards of each split; as many as an earlier command has begun."""
         config, parts = self._config, self._source.parts
         if self._state.shards:
             return dict(self._state.shards)
@@ -191,7 +190,6 @@ class _Filling:
         return counts
 
     def _make(self, shards: Mapping[str, int]) -> dict[str, SourceFacts]:
-        """The facts of each shard by its file, once all are made."""
         facts, tasks = {}, []
         for split, count in shards.items():
             for number in range(count):

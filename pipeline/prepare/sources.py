@@ -283,7 +283,6 @@ def _whys(part: Examples) -> dict[int, str]:
 
 
 def _dataset_of(part: Examples) -> tf.data.Dataset:
-    """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
     from pipeline.worker.data import reading

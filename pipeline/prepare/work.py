@@ -334,7 +334,6 @@ def _indexed(job: ShardJob, number: int, split: str, place: int) -> dict[str, Sh
 
 
 def _write(job: ShardJob, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folders.SourceFacts:
-    """Makes a shard of the chosen rows."""
     lost: list[str] = []
     sizes: set[tuple[int, int]] = set()
     with folders.partial(Path(job.folder, name), folders.facts_path(job.folder, name)) as (file, writing):

@@ -242,11 +242,9 @@ def _strategy(point: ReportedRun) -> str:
 
 
 def _look_of(point: ReportedRun, sweep: ReportedSweep) -> canvas.StrategyLook:
-    """Returns the look of a point's strategy, in every figure."""
     return look([*dict.fromkeys(map(_strategy, sweep.points))].index(_strategy(point)))
 
 
 def _dashes(points: Sequence[ReportedRun]) -> list[canvas.Dash]:
-    """Returns the dashes that tell lines of one strategy apart."""
     names = list(map(_strategy, points))
     return [canvas.DASHES[names[:place].count(name) % len(canvas.DASHES)] for place, name in enumerate(names)]

@@ -215,7 +215,6 @@ def _run(folder: Path) -> LoggedRun:
 
 
 def _typed(folder: Path) -> list[str]:
-    """The overrides of a point, as Hydra left them in its folder."""
     try:
         typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
     except UNREADABLE:

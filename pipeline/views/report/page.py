@@ -281,7 +281,6 @@ def _batch(point: ReportedRun) -> str | None:
 
 
 def _baseline(sweep: ReportedSweep) -> str:
-    """Returns the baseline of the speedups."""
     speeds = {point.place: point.result.speed for point in sweep.measured}
     measured = [(point.marks.engine, point.result.speed.baseline_examples_per_second) for point in sweep.measured]
     by_engine = comparable.grouped((f"{clean(engine)} ".lstrip(), speed) for engine, speed in measured if speed)
@@ -298,7 +297,6 @@ def _baseline(sweep: ReportedSweep) -> str:
 
 
 def _intervals(sweep: ReportedSweep) -> str:
-    """Explains the intervals under a throughput and a speedup."""
     if not sweep.confidences:
         return ""
     counts = sorted({point.result.speed.repeats for point in sweep.measured if point.result.speed.repeats})

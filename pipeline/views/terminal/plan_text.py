@@ -55,7 +55,6 @@ def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
 
 
 def _headline(plan: Plan) -> str:
-    """Returns a plan's model, data, strategy and layout, with the doubts about its speed."""
     model, data, strategy, hardware = (
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
@@ -90,7 +89,6 @@ def _batch(plan: Plan) -> str:
 
 
 def _length(plan: Plan) -> str:
-    """Returns the length of training; in steps too where the number of training examples is known."""
     length = plural(plan.training.steps, "step") or plural(plan.training.epochs, "epoch")
     why = " (the default; train.epochs=10 for more)" if plan.training.usual_length else ""
     if plan.data.train_examples is None:
@@ -160,7 +158,6 @@ def _baseline(plan: Plan, reused: str | None) -> str:
 
 
 def _process_rows(plan: Plan) -> list[str]:
-    """A line for each process under a header, in columns."""
     header = ("rank", "role", "host", "address", "devices", "replicas", "cores", "threads")
     rows = [
         (

@@ -50,7 +50,6 @@ def predicted_lines(point: RunResult) -> list[str]:
 
 
 def _fitted_on(fitted: FittedOn) -> str:
-    """The runs that a prediction stands on, in words."""
     parameters = [f"{count:,}" for count in fitted.parameters]
     batches = [f"{batch:,}" for batch in fitted.replica_batches]
     timed = fitted.timed_step_seconds

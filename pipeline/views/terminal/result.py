@@ -172,7 +172,6 @@ def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _what(result: Result) -> str:
-    """Returns a run's model, data, strategy and layout, with the doubts about its speed."""
     chosen = result.choices
     model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
     workers, processes = plural(result.layout.workers, "worker"), plural(result.layout.processes, "process")
@@ -266,7 +265,6 @@ def _input_wait(result: Result) -> str:
 
 
 def _staleness(result: Result) -> str:
-    """Returns the age of the weights that steps of an asynchronous training were made on."""
     mean, largest = result.staleness.staleness_mean, result.staleness.staleness_max
     if mean is None or largest is None:
         return ""

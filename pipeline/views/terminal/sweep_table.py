@@ -302,7 +302,6 @@ def difference_texts(runs: Sequence[tuple[int, history.LoggedRun]]) -> list[str]
 
 
 def _marks(of_points: Sequence[RunResult]) -> list[str]:
-    """Returns the marks beside the speed of each point; "" beside none."""
     measured = [place for place, point in enumerate(of_points) if _measured(point.result)]
     marks = comparable.marks(_runs(of_points[place] for place in measured))
     marked = {place: listed(*mark_texts(mark)) for place, mark in zip(measured, marks, strict=True)}

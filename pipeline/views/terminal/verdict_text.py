@@ -181,7 +181,6 @@ def single_line(result: Result) -> str:
 
 
 def _answer(best: Contestant, verdict: Verdict) -> str:
-    """Returns which to use, and by how much it is faster than one device."""
     marked = brackets(", ".join(comparable.doubts(best.result.layout)))
     busy = f"{marked}{'; the machine was busy meanwhile' * bool(verdict.disturbed)}"
     name, over_one = contestant_name(best), verdict.over_one
@@ -203,7 +202,6 @@ def _answer(best: Contestant, verdict: Verdict) -> str:
 
 
 def _others(verdict: Verdict) -> list[str]:
-    """Returns what the best is faster than, as fast as, and cannot be told from."""
     lines, against = [], verdict.against
     if slower := [each for each in against if each.is_faster]:
         first, odds = slower[0], min(each.odds for each in slower)
@@ -243,7 +241,6 @@ def _more(best: Contestant, verdict: Verdict) -> list[str]:
 
 
 def _engines(verdict: Verdict) -> list[str]:
-    """Returns which of several engines pays, or that this is not known."""
     engines = verdict.engines
     if engines is None:
         return []
@@ -257,7 +254,6 @@ def _engines(verdict: Verdict) -> list[str]:
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
-    """Returns how many workers pay, as far as the measurements show."""
     unknown = [each.other.result for each in verdict.against if each.other and each.answer == "not known"]
     called, workers = best.result.choices.called, best.result.layout.workers or 1
     alike = any(other.choices.called == called and other.layout.workers != workers for other in unknown)
@@ -277,7 +273,6 @@ def _knee(knee: Knee, count: int) -> str:
 
 
 def _unjudged(verdict: Verdict) -> list[str]:
-    """Returns the engines of which no point was judged."""
     unjudged = () if verdict.engines is None else verdict.engines.unjudged
     return [f"Whether {clean(engine)} pays cannot be told: none of its points was judged." for engine in unjudged]
 
