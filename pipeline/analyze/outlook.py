@@ -13,17 +13,6 @@ from pipeline.record.results import Result
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """Places of the best points: for each thing that is known, by its name, the one that needs least for an example.
-
-    The `knee` is None where points are not alike but for their workers.
-    """
-
-    best: Mapping[str, int]
-    knee: "Knee | None"
-
-
-@dataclass(frozen=True)
 class Knee:
     """The point where another worker under a strategy brings less than `share` of what one of the first does.
 
@@ -57,21 +46,32 @@ def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> flo
     return None if price_per_hour is None or seconds is None else price_per_hour * hosts * seconds / 3600
 
 
-def look(results: Sequence[Result], knee_share: float) -> Outlook:
-    """The best of the points that have a throughput, and the knee where they differ in workers alone.
+def best(results: Sequence[Result]) -> dict[str, int]:
+    """The places of the best points: for each thing that is known, the one that needs least for an example.
 
-    >>> from pipeline.record.results import Layout, Speed
-    >>> speeds = ((1, 100.0), (2, 190.0), (4, 250.0))
-    >>> made = look([Result(layout=Layout(workers=workers), speed=Speed(speed)) for workers, speed in speeds], 0.5)
-    >>> made.best, made.knee.found
-    ({'time': 2}, (2, 4, 0.3))
+    >>> from pipeline.record.results import Speed
+    >>> best([Result(speed=Speed(speed)) for speed in (100.0, 250.0, None)])
+    {'time': 1}
     """
-    best = {}
+    places = {}
     for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
         values = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
         if values:
-            best[what] = min(values, key=lambda place: values[place])
-    return Outlook(best, _knee(results, knee_share))
+            places[what] = min(values, key=lambda place: values[place])
+    return places
+
+
+def knee_of(results: Sequence[Result], share: float) -> Knee | None:
+    """The knee of points that have a throughput; None where they are not alike but for their workers."""
+    points = [
+        (_but_workers(result), workers, speed)
+        for result in results
+        if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
+    ]
+    speeds = {workers: speed for _, workers, speed in points}
+    if len({others for others, *_ in points}) != 1 or len(speeds) < len(points):
+        return None
+    return Knee(None, share, max(speeds), knee(speeds, share))
 
 
 def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | None:
@@ -125,18 +125,6 @@ def _cost(result: Result) -> float | None:
 def _joules(result: Result) -> float | None:
     joules, seconds, of_example = result.cost.energy_joules, result.cost.seconds_to_finish, _seconds(result)
     return None if not joules or not seconds or of_example is None else joules / seconds * of_example
-
-
-def _knee(results: Sequence[Result], share: float) -> Knee | None:
-    points = [
-        (_but_workers(result), workers, speed)
-        for result in results
-        if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
-    ]
-    speeds = {workers: speed for _, workers, speed in points}
-    if len({others for others, *_ in points}) != 1 or len(speeds) < len(points):
-        return None
-    return Knee(None, share, max(speeds), knee(speeds, share))
 
 
 def _but_workers(result: Result) -> tuple[str | int | None, ...]:

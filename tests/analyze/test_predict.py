@@ -448,15 +448,15 @@ def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
         )
         for workers, speed, watts in ((1, 100.0, 50), (2, 190.0, 40), (4, 330.0, 60), (8, 400.0, 60))
     ]
-    made = outlook.look(points, knee_share=0.5)
-    assert made.best == {"time": 3, "cost": 0, "energy": 1}
-    assert made.knee is not None
-    assert made.knee.found == (4, 8, pytest.approx(0.175))
-    none = outlook.look(points, knee_share=0.1).knee
+    assert outlook.best(points) == {"time": 3, "cost": 0, "energy": 1}
+    knee = outlook.knee_of(points, share=0.5)
+    assert knee is not None
+    assert knee.found == (4, 8, pytest.approx(0.175))
+    none = outlook.knee_of(points, share=0.1)
     assert none is not None
     assert none.found is None
     other = dataclasses.replace(points[0], choices=Choices("multi_worker"))
-    assert outlook.look([*points, other], knee_share=0.5).knee is None
+    assert outlook.knee_of([*points, other], share=0.5) is None
 
 
 def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):

@@ -71,10 +71,8 @@ def outlook_lines(points: Sequence[RunResult]) -> list[str]:
     """Returns the best point by time, cost and energy, and where another worker stops paying."""
     results = [point.result for point in points]
     share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)
-    prospect = outlook.look(results, share)
-    best, knee = prospect.best, prospect.knee
-    lines = []
-    for what, place in best.items():
+    lines, knee = [], outlook.knee_of(results, share)
+    for what, place in outlook.best(results).items():
         layout, strategy = results[place].layout, clean(results[place].choices.called)
         name = listed(strategy, plural(layout.workers, "worker")) + marks(layout)
         lines.append(f"{BEST[what].capitalize()}: point {place}, {name}.")
