@@ -18,6 +18,7 @@ import pytest
 from conftest import QUICK, SUPPORT, environment, left_behind, start
 
 from pipeline.commands import prepare as command
+from pipeline.commands.prepare import summary_lines
 from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data import examples, manifest, records
@@ -26,7 +27,6 @@ from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.prepare import filling, folder, work
 from pipeline.prepare.folder import Folder, FolderState
-from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
 
