@@ -231,8 +231,8 @@ def _machine_and_versions(timed_run: TimedRun) -> str:
 
 def sized(planned: Plan, basis: Basis) -> bool:
     """True if any of the runs trained this model with this replica batch, on any number of workers."""
-    wanted, plans = (planned.model.build, planned.training.replica_batch), [run.plan for run in basis.runs]
-    return any((plan.model.build, plan.training.replica_batch) == wanted for plan in plans)
+    size, plans = (planned.model.build, planned.training.replica_batch), [run.plan for run in basis.runs]
+    return any((plan.model.build, plan.training.replica_batch) == size for plan in plans)
 
 
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:

@@ -218,9 +218,9 @@ def summary_lines(prepared: filling.Prepared, folder: str) -> list[str]:
     if before == shards:
         lines.append(f"{'time':<11}nothing to do: all {plural(shards, 'shard')} were there")
     else:
-        kept = f", {plural(before, 'shard')} of an earlier command kept" if before else ""
+        reused = f", {plural(before, 'shard')} of an earlier command kept" if before else ""
         took = f"{prepared.seconds:.2f} s, of these {prepared.seconds_shards:.2f} s for the shards"
-        lines.append(f"{'time':<11}{took}{kept}")
+        lines.append(f"{'time':<11}{took}{reused}")
     return [*lines, f"{'next':<11}python -m pipeline data=tfrecord data.path={folder}"]
 
 
