@@ -138,13 +138,7 @@ def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
 
 def _broken(path: Path, error: Exception) -> DataError:
     if "Object arrays" in str(error) or "Python objects" in str(error):
-        return DataError(
-            f"{path} to hold arrays of numbers or text",
-            "Python's objects, which are not loaded",
-            "saving y.astype(str), or x.astype('float32'), in their place",
-        )
-    return DataError(
-        f"{path} to hold arrays that NumPy saved",
-        f"a file that cannot be read ({error})",
-        "saving it anew, arrays of numbers alone",
-    )
+        instead = "saving y.astype(str), or x.astype('float32'), in their place"
+        return DataError(f"{path} to hold arrays of numbers or text", "Python's objects, which are not loaded", instead)
+    received, instead = f"a file that cannot be read ({error})", "saving it anew, arrays of numbers alone"
+    return DataError(f"{path} to hold arrays that NumPy saved", received, instead)
