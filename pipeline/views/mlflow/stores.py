@@ -113,8 +113,8 @@ def examine(
         return Finding("store", host, Severity.FINE, "none is asked for", "tracking=none")
     if tracking.store is Store.sqlite:
         store = None if tracking.uri is None else sqlite_path(tracking.uri)
-        return _file(store or output / "mlflow.db", host)
-    return _server(str(tracking.uri), environ, host, clock)
+        return _examine_file(store or output / "mlflow.db", host)
+    return _examine_server(str(tracking.uri), environ, host, clock)
 
 
 def newest_change() -> str | None:
@@ -251,7 +251,7 @@ def _purge(uri: str, run: Any) -> None:
         store.engine.dispose()
 
 
-def _server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[], float]) -> Finding:
+def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[], float]) -> Finding:
     import email.utils
     import urllib.error
     import urllib.request
@@ -290,7 +290,7 @@ def _server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[],
     return Finding("store", host, Severity.FINE, figure, expected, figures=figures)
 
 
-def _file(store: Path, host: str) -> Finding:
+def _examine_file(store: Path, host: str) -> Finding:
     import sqlite3
 
     expected = f"a store in {store}"
