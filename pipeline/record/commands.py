@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Never, TypeVar, get_args
 
 from msgspec import Struct, field
 
-from pipeline import record
+import pipeline.record as record
 from pipeline.record import events
 
 # The checkpoint that training resumes from, see `Build`.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import record
+import pipeline.record as record
 from pipeline.record import MismatchError
 from pipeline.record.log import SECRET, objects, read_json, read_whole, write_json, written
 

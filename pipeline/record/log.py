@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from pipeline import record
+import pipeline.record as record
 from pipeline.record import MismatchError
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline import record
+import pipeline.record as record
 from pipeline.config.parts import flat, leaves, part_of, unflat
 from pipeline.config.schema import Config
 from pipeline.plan.backends import other
