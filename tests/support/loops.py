@@ -9,8 +9,7 @@ import tensorflow as tf
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow import build, custom_steps
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.loop import Loop
 
@@ -39,7 +38,7 @@ def loop_over(
         return Data(part, BatchLayout(batch, replicas, 0, replicas, (batches.count(part),)), shuffle, seed)
 
     model = build.model(make, strategy, batches.spec(part), collective=collective, **built)
-    own = custom_step.of(model)
+    own = custom_steps.of(model)
     validates = held_out is not None and (own is None or own.test is not None)
     return (Loop if own is None else CustomLoop)(
         model, strategy, data(part, shuffle), data(held_out, False) if validates else None,

@@ -17,11 +17,11 @@ from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
-from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
+from pipeline.worker.tensorflow import build, custom_steps
+from pipeline.worker.tensorflow import placement as placing
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.placement import listing, micro_batches, place
+from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
@@ -150,13 +150,13 @@ def trained(name, replicas, parts, folder, pieces=None):
     arrays = examples(name)
     devices = [[f"CPU:{replica * parts + part}" for part in range(parts)] for replica in range(replicas)]
     strategy = model_parallel(tuple(names[0] for names in devices))
-    with place.in_host_memory():
+    with placing.in_host_memory():
         model = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
-    placement = place.place(model, strategy, devices) if parts > 1 else None
+    placement = placing.place(model, strategy, devices) if parts > 1 else None
     if (pieces or 1) > 1:
-        micro_batches.use(model, batches.spec(arrays), pieces)
+        placing.in_micro_batches(model, batches.spec(arrays), pieces)
     data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
-    loop = (Loop if custom_step.of(model) is None else CustomLoop)(model, strategy, data, data)
+    loop = (Loop if custom_steps.of(model) is None else CustomLoop)(model, strategy, data, data)
     found = {}
     if placement is not None:
         rows = listing.listed(model, placement, loop.graph())

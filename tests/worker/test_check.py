@@ -22,7 +22,7 @@ from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.equality_check.comparison import check
+from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.step import optimizers
 

@@ -21,7 +21,7 @@ from whole import Fading, Largest, contrastive, deviation
 import pipeline
 from pipeline import strategies
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import many

@@ -14,7 +14,7 @@ from pipeline.models import cnn, transformer
 from pipeline.strategies import mirrored
 from pipeline.worker.jax.devices import KEEPS_BARRIERS
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow import remat
+from pipeline.worker.tensorflow import build
 
 STEPS = 4
 
@@ -31,7 +31,7 @@ def of_transformer(strategy, forgets, dropout):
     sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 4, "width": 32, "heads": 2, "dropout": dropout}
     loop = loop_over(lambda: transformer(**sizes), tokens(), strategy)
     if forgets:
-        remat.forget(loop.model)
+        build.forget(loop.model)
     return loop
 
 
@@ -51,7 +51,7 @@ def test_blocks_that_compute_again_train_to_the_same_losses(devices, dropout):
 
 def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():
     with pytest.raises(ModelError, match=r"a model of several blocks, layers made of layers.*received cnn with 0"):
-        remat.forget(cnn(input_shape=(28, 28, 1), num_classes=10))
+        build.forget(cnn(input_shape=(28, 28, 1), num_classes=10))
 
 
 @pytest.mark.slow
@@ -83,6 +83,6 @@ def test_a_block_that_adds_a_loss_is_refused_which_would_count_it_twice():
             return self.dense(x)
 
     model = keras.Sequential([keras.Input((4,)), Adding(), Adding()])
-    remat.forget(model)
+    build.forget(model)
     with pytest.raises(ModelError, match="Expected blocks that add no loss"):
         model(np.zeros((2, 4), "float32"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.worker.tensorflow import servers
+from pipeline.worker.tensorflow import scheduled_step as servers
 
 
 def sent(known: Sequence[tf.TensorShape], *arrays: tf.Tensor) -> list[tf.Tensor]:

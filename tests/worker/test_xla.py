@@ -14,7 +14,7 @@ from loops import loop_over
 from pipeline.models import cnn, mlp, resnet20, transformer
 from pipeline.private import context
 from pipeline.strategies import central_storage, mirrored
-from pipeline.worker.tensorflow import remat, xla
+from pipeline.worker.tensorflow import build, xla
 
 BATCH = 8
 NUMBERS = np.random.default_rng(3)
@@ -138,7 +138,7 @@ def of_kind(name, kind):
     make, part, _ = KINDS[kind]
     loop = under(name, make, part, 2 if kind == "accumulated" else None)
     if kind == "remat":
-        remat.forget(loop.model)
+        build.forget(loop.model)
     return loop
 
 

@@ -37,9 +37,8 @@ from pipeline.worker.fit import passes
 from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasHooks, KerasLoop
 from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
-from pipeline.worker.tensorflow import agreement, build
+from pipeline.worker.tensorflow import agreement, build, equality_check
 from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.equality_check import comparison
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.training import Training
@@ -290,7 +289,7 @@ def _warn_of_differences(
     loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, train: Passes, note: Callable[[str], object]
 ) -> None:
     """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
-    compared = comparison.check(loop, collective, where, train.sample)
+    compared = equality_check.check(loop, collective, where, train.sample)
     if compared.outcome == "different" and not compared.noted:
         advice = compared.advice.replace("train.gather=true", "gather=True").replace("train.check=off", "check=False")
         note(f"{compared.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))

@@ -18,9 +18,8 @@ from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.data.batches import again
 from pipeline.worker.data.reading import Batch, Batches, Step
 from pipeline.worker.loop import Call
-from pipeline.worker.tensorflow import feed, step
+from pipeline.worker.tensorflow import custom_steps, feed, step
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 
@@ -147,7 +146,7 @@ class _Copy:
     """A copy of the model that trains on a device by itself, on one batch."""
 
     def __init__(self, model: keras.Model, together: step.Replicas, batch: Batch, xla: set[str] | None) -> None:
-        self._steps = custom_step.training_steps(model, together, xla)
+        self._steps = custom_steps.training_steps(model, together, xla)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.

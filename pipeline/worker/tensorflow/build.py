@@ -1,26 +1,31 @@
-"""Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments."""
+"""Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments.
+
+For `train.remat`, `tf.recompute_grad` forgets what a block computes, and computes it again on the way back.
+"""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
+from pipeline.private import SeedGenerator
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker import compiling, labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow import custom_steps, step
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.custom_steps import build as custom_build
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.variables import updating
 
 # What `compile` takes.
@@ -58,7 +63,7 @@ def model(
         built = make()
         check_made(built)
         _check_distribution()
-        if custom_step.has_own(built):
+        if custom_steps.has_own(built):
             _check_own(built, strategy)
         for text in _unheeded(built):
             note(text)
@@ -134,7 +139,7 @@ def ready(
     arrays: bool = True,
 ) -> None:
     """Builds a compiled model in the strategy's scope and makes it exact; notes what is not exact."""
-    own = custom_step.has_own(model)
+    own = custom_steps.has_own(model)
     if own:
         custom_build.build(model, batch, arrays)
     else:
@@ -263,13 +268,13 @@ def _compile(
         ]
         if model.compiled and not keys:
             return
-        if custom_step.has_own(model) or not _takes_what_keras_does(model.compile):
+        if custom_steps.has_own(model) or not _takes_what_keras_does(model.compile):
             raise ModelError(
                 f"{type(model).__name__}, whose compile is its own, to be compiled in model.build",
                 " and ".join(keys) or "one that is not compiled",
                 "arguments of model.build for what compile takes",
             )
-    compile_chosen(model, optimizer, learning_rate, loss, metrics, custom_step.has_own(model))
+    compile_chosen(model, optimizer, learning_rate, loss, metrics, custom_steps.has_own(model))
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
@@ -292,3 +297,57 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distrib
                 f"gradient_accumulation_steps={accumulated}",
                 f"batches {accumulated} times as large, or strategy=mirrored",
             )
+
+
+def forget(model: keras.Model) -> None:
+    """Makes the blocks of a built model compute again, with the random numbers that they drew the first time.
+
+    Raises `ModelError` where that would save nothing.
+    """
+    compiling.forget(model, _forgetful, stateful=False)
+
+
+def _forgetful(block: keras.layers.Layer, call_inside: compiling.BlockCall) -> compiling.BlockCall:
+    @functools.wraps(call_inside)
+    def call(*args: Any, **named: Any) -> Any:
+        leaves = tf.nest.flatten((args, named))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+        # The seeds that the first call has drawn.
+        drawn: list[tf.Tensor] | None = None
+
+        def called(*tensors: tf.Tensor) -> Any:
+            nonlocal drawn
+            own_leaves = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                own_leaves[place] = tensor
+            own_args, own_given = tf.nest.pack_sequence_as((args, named), own_leaves)
+            if drawn is not None:
+                with _drawing(drawn):
+                    return call_inside(*own_args, **own_given)
+            with _noting() as drawn:
+                return call_inside(*own_args, **own_given)
+
+        return tf.recompute_grad(called)(*(leaves[place] for place in places))
+
+    return call
+
+
+@contextlib.contextmanager
+def _noting() -> Iterator[list[tf.Tensor]]:
+    """Inside, the seeds that are drawn are added to a list."""
+    draw, drawn = SeedGenerator.next, list[tf.Tensor]()
+
+    def noted(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
+        drawn.append(draw(generator, ordered))
+        return drawn[-1]
+
+    with patched(SeedGenerator, {"next": noted}):
+        yield drawn
+
+
+@contextlib.contextmanager
+def _drawing(drawn: list[tf.Tensor]) -> Iterator[None]:
+    """Inside, these seeds are drawn once more, in their order."""
+    again = iter(drawn)
+    with patched(SeedGenerator, {"next": lambda generator, ordered=True: next(again)}):
+        yield

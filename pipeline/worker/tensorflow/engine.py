@@ -26,13 +26,12 @@ from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison
-from pipeline.worker.tensorflow import build, remat, static, step, tables, xla
+from pipeline.worker.tensorflow import build, custom_steps, placement, static, step, tables, xla
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, over
 from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.devices import (
     devices_by_replica,
     make_strategy,
@@ -41,10 +40,10 @@ from pipeline.worker.tensorflow.devices import (
     start_server,
     versions,
 )
-from pipeline.worker.tensorflow.equality_check.comparison import check
+from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
-from pipeline.worker.tensorflow.placement import listing, micro_batches, place
+from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
 from pipeline.worker.tensorflow.profile import Profiler
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
@@ -125,8 +124,8 @@ class TensorFlowEngine:
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
             self.notes.add,
         )  # fmt: skip
-        if (placement := place.of(model)) is not None:
-            self.notes.keep(listing.checked(model, placement, self._loop.graph(), self._folder))
+        if (placed := placement.of(model)) is not None:
+            self.notes.keep(listing.checked(model, placed, self._loop.graph(), self._folder))
         return self._loop, events.Built(
             state_bytes=variables.state_bytes(model, step.optimizers(model)),
             normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
@@ -168,7 +167,7 @@ class TensorFlowEngine:
             shares = self._data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, bits, position)
         loop = Loop
-        if (own := custom_step.of(model)) is not None:
+        if (own := custom_steps.of(model)) is not None:
             loop = custom_loop.CustomLoop
             if first is not None and own.test is None:
                 first, rest = None, None
@@ -183,7 +182,7 @@ class TensorFlowEngine:
         plan = self._plan
         shared = plan.strategy.devices_per_replica > 1 and under is self._strategy
         # Inside the scope, which optimizers and metrics are made in that the plan names.
-        with place.in_host_memory() if shared else contextlib.nullcontext(), under.scope():
+        with placement.in_host_memory() if shared else contextlib.nullcontext(), under.scope():
             built = build.model(
                 lambda: targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=classes),
                 under,
@@ -201,12 +200,12 @@ class TensorFlowEngine:
             )
         if shared:
             layout: Any = plan.strategy.build.get("layout")
-            place.place(built, under, devices_by_replica(plan, self._process), layout)
+            placement.place(built, under, devices_by_replica(plan, self._process), layout)
             count: Any = plan.strategy.build.get("micro_batches", 1)
             if count > 1:
-                micro_batches.use(built, sample, count)
+                placement.in_micro_batches(built, sample, count)
         if plan.training.remat:
-            remat.forget(built)
+            build.forget(built)
         return built
 
     def check(self) -> Check:
@@ -220,7 +219,7 @@ class TensorFlowEngine:
         loop, builds = self._loop, self._process.role == BUILDER
         if not builds and len(loop.model.trainable_variables) > MOST_TRACED_AGAIN:
             return events.Sized(error="a deep model takes long to be traced once more for it")
-        layers = tuple(unit.layer for unit in place.units(loop.model))
+        layers = tuple(unit.layer for unit in placement.units(loop.model))
         size = of_model.of(loop, forgetful=builds and not self._plan.training.remat)
         return events.Sized(replace(size, layers=layers))
 

@@ -14,7 +14,7 @@ from pipeline.worker import variables
 from pipeline.worker.data import batches
 from pipeline.worker.data.reading import Part
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow import remat
+from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.step import optimizers
@@ -38,7 +38,7 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     again: tuple[Moment, ...] | None = None
     if forgetful:
         try:
-            remat.forget(model)
+            build.forget(model)
             again, _ = _step(loop, replicas)
         except ModelError:
             # A model without blocks has nothing to forget.

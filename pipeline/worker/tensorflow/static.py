@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import custom_steps
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.watching import watched
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {
@@ -60,7 +60,7 @@ def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_
     Raises `ModelError`, which names the operation and the layer.
     """
     leaves = [tf.TensorSpec((replica_batch, *leaf.shape[1:]), leaf.dtype) for leaf in tf.nest.flatten(sample)]
-    if custom_step.of(model) is None:
+    if custom_steps.of(model) is None:
         _check_shapes(model, sample, leaves)
     _check_compiles(model, sample, leaves, gradient_bits)
 
@@ -93,8 +93,8 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
 
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
-    own = custom_step.of(model) is not None
-    make_step = custom_step.training_step if own else steps.training_step
+    own = custom_steps.of(model) is not None
+    make_step = custom_steps.training_step if own else steps.training_step
     replicas = steps.Replicas(tf.distribute.get_strategy(), ALONE, gradient_bits, always_fed=True, static=True)
     step = make_step(model, replicas)
     examples = float(leaves[0].shape[0])

@@ -19,8 +19,8 @@ from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xl
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.tensorflow import feed
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.updates import updating

@@ -1,1 +1,348 @@
-"""Models whose steps are their own: built, made on every replica, and logged, as Keras would on one device."""
+"""Traces steps that a model makes itself, so that all replicas together compute what one device computes.
+
+While a model's own `train_step` or `test_step` is traced on a replica, gradients of variables are weighed by the
+replica's share of the examples and added over replicas where a tape gives them, before anyone clips or applies them.
+A metric that is given a number of the batch counts it by that share; one that is given examples adds up as it is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.arrays import Nested
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import loss_scaling as losses
+from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.custom_steps.watching import (
+    Flat,
+    Gradients,
+    Metric,
+    Optimizer,
+    Result,
+    Sources,
+    Values,
+    Variables,
+    Watcher,
+    Weights,
+    watched,
+    watching,
+)  # fmt: skip
+from pipeline.worker.tensorflow.loss_scaling import normalization
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
+from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
+from pipeline.worker.tensorflow.loss_scaling.updates import updating
+from pipeline.worker.tensorflow.step import Replicas
+
+# A gradient is followed back through so many operations to the sums over replicas that it is made of.
+FOLLOWED = 1_000
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Names that a step returns: metrics, whose results run on, and sizes of `values` of the step alone.
+
+    `loss` names what is taken for the step's loss: "loss", else the first name with "loss" in it, else the first of
+    `values`, else of all. `used` are the metrics of whose results the step makes something else.
+    """
+
+    metrics: Mapping[str, Result]
+    values: Mapping[str, tuple[int, ...]]
+    loss: str
+    used: Sequence[keras.metrics.Metric] = ()
+
+
+@dataclass(frozen=True)
+class CustomSteps:
+    """A model's own steps: the optimizers that they apply, and what they return.
+
+    `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`. `sums`:
+    gradients are taken of a sum over examples, which is told.
+    """
+
+    optimizers: tuple[keras.optimizers.Optimizer, ...]
+    arrays: bool
+    train: Returned
+    test: Returned | None
+    untested: str = ""
+    sums: bool = False
+
+
+def given(batch: Batch, arrays: bool) -> Batch:
+    """A batch as Keras hands it to a step: of arrays without y, x alone."""
+    if not arrays or not isinstance(batch, tuple) or len(batch) != 1 or isinstance(batch[0], tuple | list):
+        return batch
+    return batch[0]
+
+
+def flattened(logs: Mapping[str, object]) -> dict[str, tf.Tensor]:
+    """Returns a step's logs with those of dictionaries within it, by their own names, as Keras logs them."""
+    flat: dict[str, tf.Tensor] = {}
+    for name, value in logs.items():
+        flat |= flattened(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def has_own(model: keras.Model) -> bool:
+    """True if a step of the model is its own."""
+    return any(is_own(model, name) for name in ("train_step", "test_step"))
+
+
+def of(model: keras.Model) -> CustomSteps | None:
+    """Returns a built model's own steps; None where they are Keras's."""
+    own: CustomSteps | None = vars(model).get(steps.CUSTOM_AS)
+    return own
+
+
+def known(model: keras.Model) -> CustomSteps:
+    """Returns the steps of a built model that are its own."""
+    own: CustomSteps = vars(model)[steps.CUSTOM_AS]
+    return own
+
+
+def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.Steps:
+    """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
+
+    A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
+    """
+    if of(model) is None:
+        return steps.training_steps(model, replicas, xla)
+    step = steps.followed(model, training_step(model, replicas, xla))
+    return steps.many(replicas.strategy, step, partial(_traced, steps.optimizers(model)))
+
+
+def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.ReplicaStep:
+    """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
+    own = known(model)
+    for optimizer in own.optimizers:
+        steps.all_reduce_once(optimizer)
+    moving = normalization.apart(model) if replicas.collective.replicas > 1 else []
+
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
+        with of_step(whole), steps.marked(xla):
+            replica = Replica(whole, fed, replicas.gradient_bits)
+            return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
+
+    return replica_step
+
+
+def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
+    """Returns a function that evaluates a model by its own `test_step`; see `step.validation_steps`."""
+    own = known(model)
+
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+        assert own.test is not None, "what cannot be evaluated is not validated"
+        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
+        with of_step(whole):
+            return Replica(whole, fed).values_of(model.test_step, given(fed, own.arrays), own.test)
+
+    return steps.many(replicas.strategy, steps.followed(model, replica_step), watched)
+
+
+@contextlib.contextmanager
+def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Inside, steps are traced that apply these optimizers."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in applied:
+            stack.enter_context(updating(optimizer))
+        stack.enter_context(watched())
+        yield
+
+
+class Replica(Watcher):
+    """Watches a step of a replica that has a part of the `whole` global batch, and is fed with a `batch`."""
+
+    def __init__(self, whole: GlobalBatch, batch: Batch, gradient_bits: int = 32) -> None:
+        super().__init__()
+        self._collective, self._share, self._static = whole.collective, whole.share, whole.static
+        self._always_fed, self._gradient_bits = whole.present is None, gradient_bits
+        # Examples here where that is known beforehand, as where batches are of one size.
+        self._examples = tf.nest.flatten(batch)[0].shape[0]
+        self._alone = whole.collective.replicas == 1
+        # Sums over replicas, and the number that each metric was given last.
+        self._summed: list[tf.Tensor] = []
+        self._numbers: dict[int, tf.Tensor] = {}
+        # The metrics whose results are to be those over all replicas; none while such a result is made.
+        self._used: list[keras.metrics.Metric] = []
+
+    def values_of(
+        self,
+        step: Callable[[Batch], Mapping[str, tf.Tensor]],
+        batch: Batch,
+        returned: Returned,
+        moving: Sequence[keras.Variable] = (),
+    ) -> tf.Tensor:
+        """[the step's loss, then its values], float32, of the global batch.
+
+        `moving` variables, which each replica updates by its own examples, get the mean of what replicas make of them.
+        """
+        before = [tf.convert_to_tensor(variable.value) for variable in moving]
+        self._used = [] if self._alone else list(returned.used)
+        with losses.traced(self._share, training=True), watching(self), _in_words(step):
+            logs = flattened(step(batch))
+        numbers = [
+            self._loss(logs[returned.loss]),
+            *(_mean(logs[name], sizes) for name, sizes in returned.values.items()),
+        ]
+        flat = tf.concat([tf.reshape(value, [-1]) for value in numbers], 0)
+        if not self._alone:
+            flat = tf.where(self._share > 0, flat * self._share, 0.0)
+        summed, *changes = self._collective.sum([flat, *normalization.changes(moving, before, self._share)])
+        for variable, value, change in zip(moving, before, changes, strict=True):
+            variable.assign(value + change)
+        assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
+        return summed
+
+    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+        """Gradients of variables are those of the global batch; of all else, of what is here."""
+        gradients, flat_sources = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
+        here = [isinstance(source, keras.Variable | tf.Variable) for source in flat_sources]
+        packed: Gradients = tf.nest.pack_sequence_as(sources, self._totals(gradients, here))
+        return packed
+
+    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
+        """Applies gradients of the global batch, and adds up what is not made of such alone."""
+        gradients = list(gradients)
+        call(self._totals(gradients, [one is not None and not self._is_total(one) for one in gradients]))
+
+    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
+        """Updates a metric whose state is to add up over replicas to one device's."""
+        if values and not tf.nest.is_nested(values[0]):
+            self._numbers[id(metric)] = values[0]
+        # A number weighed by a count of what is here, as Keras's own loss is, adds up as it is.
+        counted = weights is not None and tf.get_static_value(tf.convert_to_tensor(weights)) is None
+        adds_up = counted or any(self._of_examples(leaf) for leaf in tf.nest.flatten(values) if leaf is not None)
+        if self._alone or (adds_up and self._always_fed):
+            return call()
+        before = [tf.convert_to_tensor(variable.value) for variable in metric.variables]
+        with keras.StatelessScope(zip(metric.variables, before, strict=True)) as scope:
+            call()
+        for variable, value in zip(metric.variables, before, strict=True):
+            change = scope.get_current_value(variable) - value
+            change = change if adds_up else self._by_share(change)
+            variable.assign_add(tf.where(self._share > 0, change, tf.zeros((), change.dtype)))
+        return None
+
+    def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+        """A metric's result; where the step makes something of it, that of the sums of all replicas' states."""
+        if not any(metric is one for one in self._used):
+            return call()
+        summed = [variable for variable in metric.variables if variable.aggregation == "sum"]
+        states = [tf.convert_to_tensor(variable.value) for variable in summed]
+        # Counts are exact up to 2^53, in a type that everything adds.
+        wide = [value if value.dtype.is_floating else tf.cast(value, tf.float64) for value in states]
+        totals = [tf.cast(total, value.dtype) for total, value in zip(self._collective.sum(wide), states, strict=True)]
+        within, self._used = self._used, []
+        try:
+            with keras.StatelessScope(zip(summed, totals, strict=True)):
+                return call()
+        finally:
+            self._used = within
+
+    def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
+        """A loss whose value times the share adds up to the global batch's."""
+        if self._alone or getattr(loss, "reduction", None) in ("none", None):
+            return loss(*values)
+        return losses.ExactLoss(loss, self._collective)(*values)
+
+    def _totals(self, gradients: Flat, here: Sequence[bool]) -> list[Addend | None]:
+        """Gradients, of which those of what is `here` have become those of the global batch."""
+        parts = [gradient if is_here else None for gradient, is_here in zip(gradients, here, strict=True)]
+        totals = iter(self._total([part for part in parts if part is not None]))
+        return [gradient if part is None else next(totals) for gradient, part in zip(gradients, parts, strict=True)]
+
+    def _total(self, gradients: Sequence[Addend]) -> list[Addend]:
+        """Gradients of the global batch from those of what is here."""
+        if self._static:
+            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if not self._alone and gradients:
+            gradients = [_times(gradient, self._share) for gradient in gradients]
+            if not self._always_fed:
+                gradients = [steps.where(self._share > 0, gradient) for gradient in gradients]
+            gradients, _ = steps.sum_of(self._collective, gradients, self._gradient_bits)
+        # Kept, so that no other tensor is taken for one of them.
+        self._summed += map(_values, gradients)
+        return list(gradients)
+
+    def _is_total(self, gradient: Addend) -> bool:
+        """True if it is made of sums over replicas, variables and constants alone, and so the same on all replicas."""
+        if self._alone:
+            return True
+        sums = {id(total) for total in self._summed}
+        ahead, followed = [_values(gradient)], set[int]()
+        while ahead and len(followed) < FOLLOWED:
+            tensor = ahead.pop()
+            if id(tensor) in sums or id(tensor) in followed or tensor.dtype == tf.resource:
+                continue
+            followed.add(id(tensor))
+            if not _is_sure(tensor.op):
+                return False
+            ahead += tensor.op.inputs
+        return not ahead
+
+    def _by_share(self, change: tf.Tensor) -> tf.Tensor:
+        """Scales what a number of the batch changes of a metric's state; integers count on the first replica alone."""
+        if change.dtype.is_floating:
+            return change * tf.cast(self._share, change.dtype)
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.where(tf.equal(number, 0), change, tf.zeros((), change.dtype))
+
+    def _of_examples(self, leaf: tf.Tensor) -> bool:
+        """True if a tensor holds this replica's examples, or several values of each, along its first axis."""
+        if not hasattr(leaf, "shape"):
+            return False
+        shape = tf.TensorShape(leaf.shape)
+        if shape.rank is None or not shape.rank:
+            return shape.rank is None
+        return shape[0] is None or (self._examples is not None and shape[0] % max(1, self._examples) == 0)
+
+    def _loss(self, value: tf.Tensor) -> tf.Tensor:
+        """The step's loss: where it is a metric's, the number that this was given."""
+        result = self.metric_of(value)
+        return tf.reduce_mean(_mean(value if result is None else self._numbers.get(id(result[0]), value)))
+
+
+def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:
+    """A value of the step, float32, of such sizes: of several examples, the mean over them."""
+    number = tf.cast(tf.convert_to_tensor(value), tf.float32)
+    return number if sizes is None or number.shape.rank == len(sizes) else tf.reduce_mean(number, 0)
+
+
+@contextlib.contextmanager
+def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None]:
+    """Inside, what TensorFlow says of sums over replicas where there can be none is said as a `ModelError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise ModelError(
+            f"a {getattr(step, '__name__', 'step')} that computes and applies gradients, and uses results of "
+            "metrics, outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up",
+            "one that does so inside",
+            "Python's if and for, gradients times 0 or 1, or strategy=one_device",
+        ) from error
+
+
+def _times(gradient: Addend, share: tf.Tensor) -> Addend:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, share), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(share, gradient.dtype)
+
+
+def _values(gradient: Addend) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_sure(operation: tf.Operation) -> bool:
+    """True if an operation gives the same on all replicas where its inputs are the same."""
+    if operation.type in ("Placeholder", "PlaceholderWithDefault") or operation.type.startswith("StatelessRandom"):
+        return False
+    return operation.type == "ReadVariableOp" or not operation.op_def.is_stateful

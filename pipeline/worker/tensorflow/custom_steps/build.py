@@ -14,7 +14,8 @@ from pipeline.data.arrays import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
-from pipeline.worker.tensorflow.custom_steps.step import CustomSteps, Returned, flattened, given, known
+from pipeline.worker.tensorflow import loss_scaling as losses
+from pipeline.worker.tensorflow.custom_steps import CustomSteps, Returned, flattened, given, known
 from pipeline.worker.tensorflow.custom_steps.watching import (
     Flat,
     Gradients,
@@ -28,7 +29,6 @@ from pipeline.worker.tensorflow.custom_steps.watching import (
     watched,
     watching,
 )  # fmt: skip
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
 from pipeline.worker.tensorflow.loss_scaling.reduction import (
     SEEDS,
     Reduction,

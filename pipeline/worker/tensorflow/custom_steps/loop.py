@@ -12,9 +12,9 @@ from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
-from pipeline.worker.tensorflow.custom_steps.step import Returned
+from pipeline.worker.tensorflow.custom_steps import Returned
 from pipeline.worker.tensorflow.loop import Loop, Results
 
 
@@ -23,7 +23,7 @@ class CustomLoop(Loop):
     on, and other values as they were in the last step.
     """
 
-    _training_steps = staticmethod(custom_step.training_steps)
+    _training_steps = staticmethod(custom_steps.training_steps)
     # Is what is asked for that of validation? And values of the last step of training, and of validation.
     _validating = False
     _last = _last_held_out = np.zeros(0, np.float32)
@@ -58,8 +58,8 @@ class CustomLoop(Loop):
         super().set_metrics_state(state)
 
     @property
-    def _own(self) -> custom_step.CustomSteps:
-        return custom_step.known(self.model)
+    def _own(self) -> custom_steps.CustomSteps:
+        return custom_steps.known(self.model)
 
     @property
     def _returned(self) -> Returned:
@@ -86,7 +86,7 @@ class CustomLoop(Loop):
         return {name: result_of(*source) for name, source in returned.metrics.items()}
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
-        return custom_step.validation_steps(self.model, self._validating_replicas(layout))
+        return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes = super()._validate_some(validate, iterator, count)
@@ -94,7 +94,7 @@ class CustomLoop(Loop):
         return values[:, :1], sizes
 
 
-def not_validated(model: keras.Model, own: custom_step.CustomSteps, best: str | None) -> str:
+def not_validated(model: keras.Model, own: custom_steps.CustomSteps, best: str | None) -> str:
     """Returns a note that nothing evaluates the model; raises `ModelError` where a value of it is to be `best`."""
     why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
     if best is not None and best.startswith("val_"):

@@ -1,1 +1,386 @@
-"""All replicas compared with one device on a small batch, before training."""
+"""Compares, before training, what all replicas would make of a small batch with what one device makes of it.
+
+A loss over pairs of examples, a layer that looks at its whole batch or keeps a mean of its own: each replica computes
+it from its own part, and nothing else tells. Every process takes part; the first one compares.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.record.findings import Check, Difference
+from pipeline.worker.checkpoint import State, grouped
+from pipeline.worker.collective import Pausable
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.layout import ReplicaPlace
+from pipeline.worker.model_error import ModelError, told
+from pipeline.worker.tensorflow.agreement import texts
+from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
+from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling import probing
+from pipeline.worker.tensorflow.state import on_all
+
+# Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
+SHARES = (3, 2)
+# A layer that is run at once takes 3 ms on a core, and three times as long with its gradient: so many of them in a
+# process are run within two seconds.
+MOST_LAYERS, MOST_WITH_GRADIENTS = 750, 250
+# Elements of the gradients that are compared, and seconds of a core for a forward pass where they are.
+MOST_ELEMENTS, QUICK_SECONDS = 20_000_000, 0.5
+# Seconds, of the clock and of a core, after which a forward pass is given up.
+LONG_SECONDS = 1.0
+# Layers that add up the rounding of one tolerance.
+LAYERS_OF_TOLERANCE = 20
+# What sums in another order leave, by the type that a model computes in, as a share of what is compared.
+TOLERANCES = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+# What differs is told where it is so many times what a disturbance of the last digits makes of it on one device.
+TIMES_NOISE = 30.0
+# Where all but gradients is equal, so far apart they may be: rounding switches a unit of a deep model on or off, like
+# one of ReLU whose input is about 0, and all gradients before it change by its part.
+SWITCHED = 1e-2
+# Of a tensor that is next to nothing beside others of its kind, element by element, the others' size counts.
+LEAST_SHARE = 1e-4
+# Of a loss or a metric next to 0.
+LEAST = 1e-6
+# What to try with a loss of a step of a model's own, which is not gathered.
+GATHERED = "compile(loss=...) or compute_loss, with train.gather=true, in place of train_step"
+SUMMED = (
+    "The step takes gradients of a sum over examples, of which each replica's counts by its share.",
+    "Try ops.mean over the first axis.",
+)
+FULL, WITHOUT = "with gradients", "gradients were left out, to take no longer than two seconds"
+
+
+# (number of the first, count) -> so many examples, or fewer where there are no more.
+Examples = Callable[[int, int], Batch]
+Made = TypeVar("Made")
+
+
+def check(loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, examples: Examples) -> Check:
+    """Compares a step of all replicas on a few `examples` with one device's; all processes call it together.
+
+    Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
+    """
+    began = time.perf_counter()
+    try:
+        result = _Comparison(loop, collective, where).made(examples)
+    except ModelError as why:
+        result = Check("not made", unsaid=str(why))
+    return dataclasses.replace(result, seconds=round(time.perf_counter() - began, 3))
+
+
+class _Comparison:
+    """One small batch, and what becomes of it."""
+
+    def __init__(self, loop: Loop, collective: Pausable[Addend], where: ReplicaPlace) -> None:
+        self._loop, self._collective, self._where = loop, collective, where
+        self._trials = Trials(loop, collective)
+        self._own = self._trials.own
+        layers = loop.model._flatten_layers()
+        loosest = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
+        self._tolerance = loosest * max(1.0, len(layers) / LAYERS_OF_TOLERANCE)
+        # Layers that this process runs in all, and whether the model is small enough to compare gradients as well.
+        runs = len(layers) * (1 + where.local)
+        elements = sum(int(np.prod(variable.shape)) for variable in loop.model.trainable_variables)
+        self._is_small = runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
+        if runs > MOST_LAYERS or (self._own is not None and not self._is_small):
+            raise ModelError(f"{len(layers)} layers, run one by one, would take longer than two seconds")
+
+    def made(self, examples: Examples) -> Check:
+        """Returns what differs. Raises `ModelError` where nothing can be compared."""
+        where, trials = self._where, self._trials
+        shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
+        first, own_shares = sum(shares[: where.first]), shares[where.first : where.first + where.local]
+        local = self._together(lambda: examples(first, sum(own_shares)))
+        edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
+        parts = [_cut(local, *pair) for pair in itertools.pairwise(edges)]
+        whole = self._whole(local)
+        one = self._together(lambda: self._forward(whole, parts))
+        if self._own is None:
+            quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
+            trials.with_gradients = bool(self._told(FULL * quick)[0])
+            if trials.with_gradients:
+                forward = one
+                one = self._together(lambda: trials.on_one(whole) if where.chief else forward)
+        if where.processes == 1:
+            replicas = self._together(lambda: trials.on_all(_count(whole), parts))
+        else:
+            # Others would wait for ever for one that failed; what may fail has been tried.
+            replicas = trials.on_all(_count(whole), parts)
+        if not where.chief:
+            return Check("not made", unsaid="the first process compares")
+        return self._compared(replicas, one, whole, [*edges, _count(whole)])
+
+    def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
+        """A step of one device, of Keras's own without gradients; what a process's replicas do is tried beforehand."""
+        self._trials.with_gradients = self._own is not None
+        until = time.perf_counter() + LONG_SECONDS
+        for part in parts if self._where.processes > 1 else ():
+            if _count(part):
+                self._trials.on_one(part, until=until)
+        return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
+
+    def _compared(self, replicas: Trial, one: Trial, whole: Batch, edges: list[int]) -> Check:
+        unsaid = "" if self._trials.with_gradients else WITHOUT
+        if differing := differences(replicas, one, self._tolerance):
+            try:
+                disturbed = self._trials.on_one(whole, np.random.default_rng(0))
+                differing = differences(replicas, one, self._tolerance, disturbed)
+            except Exception as error:
+                raise ModelError(told(error)) from error
+        if not differing:
+            return Check("equal", unsaid=unsaid)
+        layer, aligned = None, are_aligned(replicas, one, disturbed)
+        if aligned:
+            layer = first_layer(replicas, one, edges, self._tolerance, disturbed)
+        cause, advice = explained(differing, layer, aligned, self._own is not None)
+        is_noted = aligned and layer is None and self._is_noted(differing)
+        if is_noted and self._own is not None:
+            cause, advice = SUMMED
+        return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)
+
+    def _is_noted(self, differing: list[Difference]) -> bool:
+        """True if a note at build time told of the loss that makes such differences where no layer does."""
+        if self._own is not None:
+            return self._own.sums and "state" not in {difference.what for difference in differing}
+        return "loss" in {difference.what for difference in differing} and probing.depends_on_batch(self._loop.model)
+
+    def _whole(self, local: Batch) -> Batch:
+        """The examples of all processes, in the order of their replicas."""
+        if self._where.processes == 1:
+            return local
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(local)):
+            raise ModelError("examples of text do not travel between processes")
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(local)]
+        state, parts = State({}, grouped("examples", leaves)), []
+        for number in range(self._where.processes):
+            own = number == self._where.number
+            sent = on_all(state if own else None, self._loop.strategy, self._collective, number * self._where.local)
+            assert sent is not None, "each sends something"
+            parts.append(sent.group("examples"))
+        joined = [tf.constant(np.concatenate(pieces)) for pieces in zip(*parts, strict=True)]
+        return tf.nest.pack_sequence_as(local, joined)
+
+    def _together(self, what: Callable[[], Made]) -> Made:
+        """Calls something in this process. Raises `ModelError` in all processes where it failed in one."""
+        try:
+            result, failure = what(), ""
+        except Exception as error:
+            if lost_a_peer(error):
+                raise
+            failure = told(error) or type(error).__name__
+            # One of the system's has a number.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                failure = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
+        for text in self._told(failure):
+            if text:
+                raise ModelError(text)
+        return result
+
+    def _told(self, text: str) -> list[str]:
+        """Returns the text of each process."""
+        alone = self._where.processes == 1
+        return [text] if alone else texts(self._loop.strategy, self._collective, self._where, text)
+
+
+def _count(batch: Batch) -> int:
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+def _cut(batch: Batch, start: int, stop: int) -> Batch:
+    return tf.nest.map_structure(lambda leaf: leaf[start:stop], batch)
+
+
+def explained(differences: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
+    """(what most likely makes the differences, what to try), in a sentence each, of a model whose steps are its `own`
+    or Keras's.
+
+    `layer` is the first one whose output differs; where what layers return could not be `aligned`, it is not known.
+    """
+    kinds = {difference.what: difference for difference in reversed(differences)}
+    if layer is not None:
+        return (
+            f"It begins in layer {layer.name}, which does not treat each example by itself.",
+            "Try a layer that does, or keras.layers.BatchNormalization, whose statistics are those of the global "
+            "batch; or train.check=off, if each replica's own part of the batch is what it is meant to see.",
+        )
+    if "loss" in kinds and aligned:
+        return (
+            "Layers return the same: the loss is no mean over examples, such as one over pairs of them.",
+            f"Try {GATHERED if own else 'train.gather=true'}, or train.check=off, if each replica's own part of the "
+            f"batch is what it is meant to see.",
+        )
+    if "loss" not in kinds and "gradient" not in kinds and "state" in kinds:
+        return (
+            f"{kinds['state'].name} is assigned from each replica's own part of the batch.",
+            'Try keras.layers.BatchNormalization, or aggregation="mean" in add_weight, which is exact where replicas '
+            "have as many examples; or train.check=off, if that is meant.",
+        )
+    if set(kinds) == {"metric"}:
+        return (
+            f"What {kinds['metric'].name} keeps is not added up over replicas to what one device has.",
+            "Try a metric that keeps sums, or train.check=off, if its value does not matter.",
+        )
+    if "loss" not in kinds and "gradient" in kinds:
+        last = [difference for difference in differences if difference.what == "gradient"][-1]
+        return (
+            f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last.name} or "
+            f"after it.",
+            "Try a gradient that is a sum over examples, or train.check=off, if that is meant.",
+        )
+    return (
+        "Something in it depends on the other examples of a batch.",
+        f"Try {GATHERED if own else 'train.gather=true'} for a loss, keras.layers.BatchNormalization for a "
+        f"normalization; or train.check=off.",
+    )
+
+
+def differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
+    """Lists what differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
+    candidates = [*_of_numbers(all_replicas, one, disturbed), *_of_tensors(all_replicas, one, disturbed)]
+    differing = [difference for difference, noise in candidates if _is_told(difference.relative, noise, tolerance)]
+    switched = all(
+        difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
+        for difference in differing
+    )
+    return [] if switched else differing
+
+
+def are_aligned(*trials: Trial) -> bool:
+    """True if all replicas ran the same layers in the same order."""
+    return len({tuple(name for name, _ in outputs) for trial in trials for outputs in trial.outputs.values()}) == 1
+
+
+def first_layer(
+    all_replicas: Trial, one: Trial, edges: Sequence[int], tolerance: float, disturbed: Trial
+) -> Difference | None:
+    """The first layer whose output differs: what it was given, which earlier ones returned, does not.
+
+    `edges` are those of the examples of replicas here, then comes how many all have.
+    """
+    (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
+    for place, (name, _) in enumerate(whole):
+        worst, noise = 0.0, 0.0
+        for number, outputs in all_replicas.outputs.items():
+            for leaf, of_one, of_noise in zip(outputs[place][1], whole[place][1], noisy[place][1], strict=False):
+                expected, other = (_rows_of(tensor, leaf, edges, number) for tensor in (of_one, of_noise))
+                if expected is not None and other is not None:
+                    size = _size(expected)
+                    worst = max(worst, _apart(leaf.numpy(), expected, size))
+                    noise = max(noise, _apart(other, expected, size))
+        if _is_told(worst, noise, tolerance):
+            return Difference("output", name, worst)
+    return None
+
+
+def _of_numbers(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
+    """Losses and metrics, each with what noise makes of it."""
+    for (what, name), expected in one.numbers.items():
+        ours = all_replicas.numbers[what, name]
+        noisy = expected if disturbed is None else disturbed.numbers[what, name]
+        size = max(abs(ours), abs(expected), LEAST)
+        apart, noise = (_apart(np.array(value), np.array(expected), size) for value in (ours, noisy))
+        yield Difference(what, name, _told(apart), ours, expected), noise
+
+
+def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
+    """State and gradients, each with what noise makes of it."""
+    for path, expected_copies in one.state.items():
+        copies, noisy = all_replicas.state.get(path, []), [] if disturbed is None else disturbed.state[path]
+        size = _size(expected_copies[0])
+        apart = max((_apart(copy, expected_copies[0], size) for copy in copies), default=np.inf)
+        noise = max((_apart(value, expected_copies[0], size) for value in noisy), default=0.0)
+        yield Difference("state", path, _told(apart)), noise
+    typical, pairs = _typical(list(one.gradients.values())), list[tuple[Difference, float]]()
+    for path, gradient in one.gradients.items():
+        gradients = [all_replicas.gradients[path], gradient]
+        ours, expected, *noisy = _aligned(gradients if disturbed is None else [*gradients, disturbed.gradients[path]])
+        size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
+        noise = _apart(noisy[0], expected, size) if noisy else 0.0
+        pairs.append((Difference("gradient", path, _told(_apart(ours, expected, size))), noise))
+    # A unit that rounding switches on or off changes some gradients and no others: the noise of the largest counts.
+    largest = max((noise for _, noise in pairs), default=0.0)
+    yield from ((difference, largest) for difference, _ in pairs)
+
+
+def _is_told(relative: float | None, noise: float, tolerance: float) -> bool:
+    return relative is None or (relative > tolerance and not relative <= TIMES_NOISE * noise)
+
+
+def _told(apart: float) -> float | None:
+    """None for what is no number on one side alone."""
+    return float(apart) if np.isfinite(apart) else None
+
+
+def _apart(ours: np.ndarray, expected: np.ndarray, size: float) -> float:
+    """Returns how far two are apart, in shares of a size; infinite where one has no number and the other one has."""
+    ours, expected = _as_float(ours), _as_float(expected)
+    if ours.shape != expected.shape:
+        return np.inf
+    apart = _size(ours - expected)
+    if not np.isfinite(apart):
+        finite = np.isfinite(ours)
+        if (finite != np.isfinite(expected)).any():
+            return np.inf
+        apart = _size((ours - expected)[finite])
+    return apart / max(size, float(np.finfo(np.float32).tiny))
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.linalg.norm(_as_float(array)))
+
+
+def _as_float(array: np.ndarray) -> np.ndarray:
+    """In the narrowest type with enough digits: float32 for what has no more, float64 for whole numbers."""
+    return np.asarray(array, np.float64 if array.dtype.kind in "iu" or array.dtype == np.float64 else np.float32)
+
+
+def _typical(gradients: Sequence[Addend]) -> float:
+    """The root of the mean square of all elements."""
+    arrays = [_values(gradient) for gradient in gradients]
+    count = sum(array.size for array in arrays)
+    return float((sum(_size(array) ** 2 for array in arrays) / max(count, 1)) ** 0.5)
+
+
+def _values(gradient: Addend) -> np.ndarray:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return np.asarray(values, np.float32)
+
+
+def _aligned(gradients: Sequence[Addend]) -> list[np.ndarray]:
+    """Gradients as arrays of one shape; of those of tables, the rows that any of them has."""
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return [_values(gradient) for gradient in gradients]
+    as_rows = [_rows(gradient) for gradient in gradients]
+    numbers = np.unique(np.concatenate([rows for rows, _ in as_rows]))
+    arrays = []
+    for rows, values in as_rows:
+        dense = np.zeros((len(numbers), *values.shape[1:]))
+        np.add.at(dense, np.searchsorted(numbers, rows), values)
+        arrays.append(dense)
+    return arrays
+
+
+def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
+    values = _values(gradient)
+    return (np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(values))), values
+
+
+def _rows_of(whole: tf.Tensor, part: tf.Tensor, edges: Sequence[int], number: int) -> np.ndarray | None:
+    """Returns a replica's rows of one device's output; None where the shapes do not tell."""
+    start, stop, count = edges[number], edges[number + 1], edges[-1]
+    if whole.shape.rank and whole.shape[1:] == part.shape[1:]:
+        times, rest = divmod(int(whole.shape[0]), count)
+        if not rest and times and int(part.shape[0]) == times * (stop - start):
+            # Several rows of each example come one after the other, or those of all examples do, as of joined batches.
+            array: np.ndarray = whole.numpy()
+            apart = array.reshape(times, count, *array.shape[1:])[:, start:stop].reshape(part.shape)
+            ways = (array[times * start : times * stop], apart)
+            return min(ways, key=lambda way: np.nan_to_num(_size(way - part.numpy()), nan=np.inf))
+    return whole.numpy() if whole.shape == part.shape else None

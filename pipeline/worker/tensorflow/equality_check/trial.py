@@ -24,14 +24,14 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import custom_steps
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps import step as custom_step
 from pipeline.worker.tensorflow.custom_steps.loop import values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
-from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
+from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
 from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.state import copies
 from pipeline.worker.tensorflow.step import Replicas, training_step
@@ -76,7 +76,7 @@ class Trials:
 
     def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
         self._loop, self._collective, model = loop, collective, loop.model
-        self.own = own = custom_step.of(model)
+        self.own = own = custom_steps.of(model)
         counting, beside = loop.counting(), list(loop.beside)
         if own is None:
             self._step = training_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
@@ -84,7 +84,7 @@ class Trials:
             # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
             self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
         else:
-            self._step = custom_step.training_step(model, Replicas(loop.strategy, collective))
+            self._step = custom_steps.training_step(model, Replicas(loop.strategy, collective))
             of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
             self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
         self._held = list({id(one): one for one in held if isinstance(one, keras.Variable)}.values())

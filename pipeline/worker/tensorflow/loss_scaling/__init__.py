@@ -1,1 +1,286 @@
-"""Losses, metrics and statistics of several replicas, brought to what one device has."""
+"""Makes the sum of every replica's loss equal to one device's loss on the whole global batch.
+
+Keras takes the mean over a replica's own examples and then over replicas, which weighs an example of a short batch
+more than another. Here a replica's loss is weighted by its share of the global batch's examples, which is exact for
+every mean over examples and for penalties on weights alike, the shares adding up to one. Losses that are no such mean
+(sums, means by sample weight, masked means) are brought to that rule one by one; `probing.py` finds out which they are.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import keras
+import tensorflow as tf
+
+from pipeline.private import get_keras_mask, keras_loss
+from pipeline.worker.collective import Collective
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, is_as_one_device
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reduction_of, tolerance_of, total
+from pipeline.worker.tensorflow.patched import patched
+
+
+@contextlib.contextmanager
+def without_keras_scaling() -> Iterator[None]:
+    """Inside, Keras does not divide a loss by the number of replicas: its share of the examples is used instead."""
+
+    def reduced(values: tf.Tensor, sample_weight: tf.Tensor | None = None, **how: object) -> tf.Tensor:
+        _tracing.rank, _tracing.mask = len(values.shape), how.get("mask")
+        if len(values.shape) or sample_weight is None or _tracing.weighed is None:
+            return reduce(values, sample_weight, **how)
+        return values * _tracing.weighed(reduce(tf.ones((), values.dtype), sample_weight, **how))
+
+    reduce = keras_loss.reduce_weighted_values
+    unscaled = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    as_it_is = dict.fromkeys(unscaled, lambda value: value)
+    with patched(keras_loss, as_it_is | {"reduce_weighted_values": reduced}):
+        yield
+
+
+def make_exact(model: keras.Model, collective: Collective[Addend]) -> None:
+    """Wraps the compiled losses of a built model."""
+    apart(model)
+    compiled = model._compile_loss
+    if compiled is None or not compiled._flat_losses:
+        return
+    compiled._flat_losses = [
+        entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
+        for entry in compiled._flat_losses
+    ]
+
+
+def apart(model: keras.Model) -> None:
+    """Makes each replica collect by itself what is added to the loss; see `LossesOfThread`."""
+    for layer in model._flatten_layers():
+        layer._losses = LossesOfThread(Rules())
+
+
+def weighted(
+    model: keras.Model,
+    x: Batch,
+    y: Batch,
+    y_pred: Batch,
+    weights: Batch | None,
+    share: tf.Tensor,
+    training: bool,
+    whole: GlobalBatch | None = None,
+) -> tf.Tensor:
+    """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
+
+    Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
+    replicas it is the loss of the global batch. With `whole` every replica computes it on the whole global batch.
+    """
+    is_sum = whole is None and rules_of(model).whole is Reduction.SUM
+    if whole is not None:
+        x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
+        y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
+    at_once = contextlib.nullcontext() if whole is None else as_one_device()
+    with at_once, traced(share, training, as_is=is_sum) as values:
+        total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
+    parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
+    if is_sum or (whole is None and len(total.shape)):
+        parts[0] = tf.reduce_sum(tf.cast(total, tf.float32))
+    # The mean over an empty share is not a number, and none of the examples is in it.
+    return tf.where(share > 0, tf.stack(parts), 0.0)
+
+
+def rules_of(layer: keras.layers.Layer) -> "Rules":
+    """Returns the reductions of what a layer adds to the loss, of a model that is made exact."""
+    return layer._losses.rules  # type: ignore[no-any-return]
+
+
+def compiled_of(model: keras.Model) -> list["ExactLoss"]:
+    """The compiled losses of a model that is made exact."""
+    entries = [] if model._compile_loss is None else model._compile_loss._flat_losses or []
+    return [entry.loss for entry in entries]
+
+
+def call(model: keras.Model, x: Batch, training: bool) -> Batch:
+    """The model's outputs, with `training` where its `call` takes that."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+@dataclass
+class Rules:
+    """Reductions of what a layer adds by `add_loss`, in order, in training (True) and in validation (False); and of
+    the `whole` loss of a model that computes it by itself.
+    """
+
+    added: dict[bool, tuple[Reduction, ...]] = field(default_factory=dict)
+    whole: Reduction | None = None
+
+
+class _Tracing(threading.local):
+    """State of the step being traced, for its losses; each replica is traced in a thread of its own."""
+
+    # Set before a loss is traced; `values`, those of each output, is None where no step is.
+    share: tf.Tensor
+    values: list[tf.Tensor] | None = None
+    training = True
+    # Are losses left as they are, because they are summed?
+    as_is = False
+    # Is it tried, without other replicas?
+    alone = False
+    # Of a loss's values before Keras reduced them, as far as it has.
+    rank: int | None = None
+    mask: tf.Tensor | None = None
+    # Maps this replica's sum or mean of weights to the global batch's.
+    weighed: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def traced(share: tf.Tensor, training: bool, as_is: bool = False, alone: bool = False) -> Iterator[list[tf.Tensor]]:
+    """Inside, losses are brought to the rule for a replica with that share; gives those of each of several outputs."""
+    values: list[tf.Tensor] = []
+    _tracing.share, _tracing.values, _tracing.training = share, values, training
+    _tracing.as_is, _tracing.alone = as_is, alone
+    try:
+        yield values
+    finally:
+        _tracing.values = None
+        if len(values) < 2:
+            values.clear()
+
+
+class LossesOfThread(threading.local):
+    """Losses that a layer adds, for each replica apart; a sum over examples is brought to the rule.
+
+    Replicas are traced in turns, changing at every sum over replicas. Keras keeps one list a layer, in which one
+    replica would find what another added, or nothing.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._losses: list[tf.Tensor] = []
+
+    def extend(self, losses: list[tf.Tensor]) -> None:
+        """Adds losses."""
+        self._losses.extend(losses)
+
+    def clear(self) -> None:
+        """Forgets all losses, as at the start of a call."""
+        self._losses.clear()
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+    def __getitem__(self, index: slice) -> list[tf.Tensor]:
+        if _tracing.values is None or _tracing.as_is:
+            return self._losses[index]
+        return added(self._losses, self.rules, _tracing.share, _tracing.training)[index]
+
+
+def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: bool) -> list[tf.Tensor]:
+    """Scales a layer's losses so that each times the replica's share adds up to the global value."""
+    reductions = rules.added.get(training, ())
+    return [
+        tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
+        if place < len(reductions) and reductions[place] is Reduction.SUM
+        else loss
+        for place, loss in enumerate(losses)
+    ]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A loss's value on some examples, and the sum of their weights or of its mask."""
+
+    value: float
+    weights: float | None
+    tolerance: float
+    is_masked: bool
+
+
+def reduction_of_samples(whole: Sample | None, first: Sample | None, second: Sample | None) -> Reduction | None:
+    """Returns a loss's reduction from its values on a batch and its parts; None where they do not tell."""
+    if whole is None or first is None or second is None:
+        return None
+    weights = None if first.weights is None or second.weights is None else (first.weights, second.weights)
+    rule = reduction_of(whole.value, first.value, second.value, whole.tolerance, weights)
+    # What is left where some labels count for nothing is a mean or a sum by its reduction, unless it is of the batch as
+    # a whole, as one over pairs that masks examples without any.
+    return None if whole.is_masked and rule is not Reduction.NEITHER else rule
+
+
+class ExactLoss:
+    """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
+
+    def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
+        self.loss, self.name, self._collective = loss, loss.name, collective
+        # How it scales; None: as its reduction says.
+        self.rule: Reduction | None = None
+        # While it is tried, what it came to in each call.
+        self.samples: list[Sample | None] | None = None
+
+    def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+        """The loss as a step needs it."""
+        if self.samples is not None:
+            self.samples.append(self._sample(y_true, y_pred, sample_weight))
+            return tf.zeros(())
+        if _tracing.values is None:
+            # No step of ours: a callback evaluates a copy of the model.
+            return self.loss(y_true, y_pred, sample_weight)
+        apart = self._collective.replicas > 1 and not (_tracing.as_is or is_as_one_device() or _tracing.alone)
+        _tracing.rank, _tracing.mask, _tracing.weighed = None, None, self._weighed if apart else None
+        value = self.loss(y_true, y_pred, sample_weight)
+        _tracing.weighed = None
+        part = None if is_as_one_device() else self._part(y_pred, sample_weight)
+        scaled = value
+        if part is not None:
+            scaled = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
+        _tracing.values.append(scaled)
+        # One for each example is summed in the end, and the step's other losses with it, once for each.
+        return value if _tracing.as_is or len(value.shape) else scaled
+
+    def _sample(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> "Sample | None":
+        """Computes the loss without weights, which Keras applies afterwards, but for a loss that applies them itself;
+        None where it fails.
+        """
+        weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
+        _tracing.rank, _tracing.mask = None, None
+        try:
+            value = self.loss(y_true, y_pred, weights)
+        except Exception:  # whatever a loss of a person's own raises on made-up labels
+            return None
+        mask = _tracing.mask
+        counted = weights if mask is None else tf.cast(mask, tf.float32)
+        return Sample(
+            total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
+        )
+
+    def _weighed(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the sum or mean of the weights of all replicas' examples, from that of this replica's `weights`."""
+        is_sum = self.loss.reduction in ("sum", "none", None)
+        mask = None if is_sum else _tracing.mask
+        share = tf.cast(_tracing.share if mask is None else tf.math.count_nonzero(mask), weights.dtype)
+        part = tf.stack([tf.reduce_sum(weights) * (1.0 if is_sum else share), share])
+        (sums,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), weights.dtype))])
+        # A mean of weights is over what is not masked.
+        return sums[0] if mask is None else tf.math.divide_no_nan(sums[0], sums[1])
+
+    def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns this replica's part of the global value; None where that is its share of the examples."""
+        reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
+        rule = self.rule or (Reduction.SUM if reduction in ("sum", "none", None) else Reduction.MEAN)
+        if rule is Reduction.SUM:
+            return tf.constant(1.0)
+        # One number for the batch is a mean over its examples, whatever is masked among them.
+        one = _tracing.rank == 0
+        mask = None if one or _tracing.alone else get_keras_mask(y_pred) if _tracing.rank is None else _tracing.mask
+        by_weight = rule is Reduction.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
+        if by_weight and sample_weight is not None and not _tracing.alone:
+            count = tf.cast(sample_weight, tf.float32)
+            count = tf.reduce_sum(count if mask is None else count * tf.cast(mask, tf.float32))
+        elif mask is not None:
+            count = tf.reduce_sum(tf.cast(mask, tf.float32))
+        else:
+            return None
+        count *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
+        return tf.math.divide_no_nan(count, *self._collective.sum([count]))

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import SEEDS, Reduction, made_up, on_pieces, reduction_of, total
 from pipeline.worker.tensorflow.patched import patched

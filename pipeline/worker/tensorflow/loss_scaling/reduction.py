@@ -2,24 +2,30 @@
 
 Keras's own losses and metrics are known by class. Anything else is computed on a made-up batch of the data's shapes
 and types, on two unequal parts of it, and on the first part twice over; the values tell.
+
+A dropout mask is drawn for the examples of a replica, so one device draws others for the same examples. While something
+is tried every draw is one number: what is left of layers that draw is what they do with their examples.
 """
 
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 from types import FunctionType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
+from pipeline.private import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
+from pipeline.private import gen_stateless_random_ops_v2 as gen_stateless_v2
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.loss_scaling.global_batch import together
+from pipeline.worker.tensorflow.patched import patched
 
 # Examples of the made-up batch, and of its first part: even numbers, since some losses take examples in pairs.
 EXAMPLES, FIRST = 6, 2
@@ -31,6 +37,12 @@ SEEDS = (1, 2)
 TOLERANCE, NARROW_TOLERANCE = 1e-4, 3e-2
 # Keras's own functions whose value depends on the batch as a whole.
 OF_THE_BATCH = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
+# A part of [0, 1) that bfloat16 has, and that keeps what dropout may leave out; a part of a normal deviation.
+UNIFORM, NORMAL = 127 / 128, 0.5
+
+# The arguments of an operation that draws, by name; and what comes in place of what it draws.
+Given: TypeAlias = Mapping[str, tf.Tensor]
+Instead: TypeAlias = tf.Tensor | float
 
 Value = TypeVar("Value")
 
@@ -165,3 +177,58 @@ def _names(function: FunctionType, depth: int) -> Iterator[str]:
         for called in (function.__globals__.get(name) for name in code.co_names) if depth > 0 else ():
             if isinstance(called, FunctionType):
                 yield from _names(called, depth - 1)
+
+
+@contextlib.contextmanager
+def fixed_randomness() -> Iterator[None]:
+    """Inside, operations that are run at once draw nothing, and no generator is any further than before."""
+    with contextlib.ExitStack() as stack:
+        for (module, name), instead in _INSTEAD.items():
+            stack.enter_context(patched(module, {name: _without_chance(getattr(module, name), instead)}))
+        skip = gen_stateful_random_ops.rng_read_and_skip
+        # Reads a generator's state, which stays as it is.
+        unskipped = {
+            "rng_read_and_skip": lambda resource, alg, delta, name=None: skip(resource, alg, tf.zeros_like(delta), name)
+        }
+        stack.enter_context(patched(gen_stateful_random_ops, unskipped))
+        yield
+
+
+def _without_chance(draw: Callable[..., tf.Tensor], instead: Callable[[Given], Instead]) -> Callable[..., tf.Tensor]:
+    """Draws, to know shape and type, and fills that with what comes in its place."""
+    signature = inspect.signature(draw)
+
+    def drawn(*arguments: object, **named: object) -> tf.Tensor:
+        like, given = draw(*arguments, **named), signature.bind(*arguments, **named).arguments
+        return tf.broadcast_to(tf.cast(instead(given), like.dtype), tf.shape(like))
+
+    return drawn
+
+
+def _likeliest(given: Given) -> tf.Tensor:
+    """The most probable class of each row."""
+    return tf.argmax(given["logits"], axis=-1)[:, None]
+
+
+# What comes in place of what an operation draws: a number, or one of its arguments, above or about which it draws.
+_INSTEAD: Mapping[tuple[object, str], Callable[[Given], Instead]] = {
+    (gen_random_ops, "random_uniform"): lambda given: UNIFORM,
+    (gen_random_ops, "random_standard_normal"): lambda given: NORMAL,
+    (gen_random_ops, "truncated_normal"): lambda given: NORMAL,
+    (gen_random_ops, "random_uniform_int"): itemgetter("minval"),
+    (gen_random_ops, "parameterized_truncated_normal"): itemgetter("minvals"),
+    (gen_random_ops, "random_gamma"): itemgetter("alpha"),
+    (gen_random_ops, "random_poisson_v2"): itemgetter("rate"),
+    (gen_random_ops, "multinomial"): _likeliest,
+    (gen_random_ops, "random_shuffle"): itemgetter("value"),
+    (gen_stateless_v2, "stateless_random_uniform_v2"): lambda given: UNIFORM,
+    (gen_stateless_v2, "stateless_random_normal_v2"): lambda given: NORMAL,
+    (gen_stateless_v2, "stateless_truncated_normal_v2"): lambda given: NORMAL,
+    (gen_stateless_v2, "stateless_random_uniform_int_v2"): itemgetter("minval"),
+    (gen_stateless_v2, "stateless_random_gamma_v3"): itemgetter("alpha"),
+    (gen_stateless_v2, "stateless_shuffle"): itemgetter("value"),
+    (gen_stateless_random_ops, "stateless_random_poisson"): itemgetter("lam"),
+    (gen_stateless_random_ops, "stateless_random_binomial"): itemgetter("counts"),
+    (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): itemgetter("minvals"),
+    (gen_stateless_random_ops, "stateless_multinomial"): _likeliest,
+}

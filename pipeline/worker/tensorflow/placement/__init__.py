@@ -1,5 +1,389 @@
-"""A model's layers laid over the devices that share each copy of it: variables, forward, backward and updates.
+"""Puts the variables, slots and calls of a model's layers on the devices that share each copy of it.
 
-`plan.division` says where each layer goes, `place` puts it and all else that a step computes there, and `listing` asks
-the graph whether it is there.
+A layer's own operations are placed when it is called. TensorFlow makes those of its backward pass in a name scope
+that is named after that of the forward pass, so that they are known. What is left, such as the clipping of a gradient
+or the update of a weight, follows the data, so that nothing large travels for it.
+
+`plan.division` says where each layer goes, and `listing` asks the graph whether it is there. On micro-batches one
+device computes on the next of them meanwhile: all go forward, the loss is that of the whole batch, and all go back, as
+in GPipe (Huang et al. 2019), so that only what a layer computes over a batch is not of the whole.
 """
+
+import contextlib
+import functools
+import itertools
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.arrays import Nested
+from pipeline.plan.division import balanced, written
+from pipeline.plan.size import Layer
+from pipeline.private import get_keras_mask, set_keras_mask
+from pipeline.worker.data.reading import Batch
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
+from pipeline.worker.tensorflow.size import BACKWARD
+from pipeline.worker.tensorflow.step import (
+    CALLED_AS,
+    FOLLOWED_AS,
+    Forward,
+    ReplicaStep,
+    caller,
+    never_empty,
+    optimizers,
+    size_of,
+)
+from pipeline.worker.variables import bytes_of, slots_of, within
+
+# The attribute under which a model keeps where it is.
+KEPT_AS = "_placement_of_pipeline"
+# In the names of operations: the unit, and the replica, that they are of.
+SCOPE = re.compile(r"placed\.(\d+)\.(\d+)(?:_\d+)?/")
+Creator = Callable[..., tf.Variable]
+KEY = "strategy.build.micro_batches"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, or an operation of `keras.ops` that a functional model calls, with the variables that are its own."""
+
+    operation: keras.Operation
+    variables: tuple[keras.Variable, ...]
+    layer: Layer
+
+
+class _ReplicaOfThread(threading.local):
+    """Each replica is traced in a thread of its own."""
+
+    number = 0
+
+
+class Placement:
+    """A model's place: the part of each unit, and the devices [replica, part]."""
+
+    def __init__(self, units: Sequence[Unit], parts: Sequence[int], devices: Sequence[Sequence[str]]) -> None:
+        self.units, self.parts, self.devices = units, parts, devices
+        self._replica = _ReplicaOfThread()
+        # The names of what a graph takes from outside, with what that is there.
+        self._captured: WeakKeyDictionary[tf.Graph, dict[str, tf.Tensor]] = WeakKeyDictionary()
+
+    def on(self, part: int) -> list[str]:
+        """The devices of a part, one for each replica."""
+        return [devices[part] for devices in self.devices]
+
+    def of_variables(self, model: keras.Model) -> dict[int, int]:
+        """The part of each variable of the model, its optimizers and its metrics, by id."""
+        parts = dict.fromkeys(map(id, _all_variables(model)), 0)
+        parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
+        slots = slots_of(optimizers(model))
+        return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
+
+    @contextlib.contextmanager
+    def called(self, number: int) -> Iterator[None]:
+        """Inside, operations are those of a unit: they run on its device, and so does what goes back through them."""
+        replica = self._replica.number
+        # A scope of its own, whoever calls the layer.
+        scope = contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope(f"placed.{number}.{replica}")
+        with tf.device(self.devices[replica][self.parts[number]]), scope:
+            yield
+
+    def call_of(self, name: str) -> tuple[int, int] | None:
+        """(unit, replica) of the call that an operation of that name is of, forward or backward."""
+        calls = SCOPE.findall(name.rpartition(BACKWARD)[2])
+        return (int(calls[-1][0]), int(calls[-1][1])) if calls else None
+
+    def followed(self, replica_step: ReplicaStep) -> ReplicaStep:
+        """A step of which nothing is left for TensorFlow to place, which would put it on the first device."""
+
+        def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+            number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            before, self._replica.number = self._replica.number, int(number)
+            try:
+                # The public `tf.device` takes no function.
+                with tf.compat.v1.device(self._device_of):
+                    return replica_step(examples, batch)
+            finally:
+                self._replica.number = before
+
+        return step
+
+    def placed(self, operation: tf.Operation) -> str:
+        """The device that an operation was given, or that of the variable that it reads, or of what it is kept beside.
+
+        TensorFlow lets go of all devices for the latter two.
+        """
+        if operation.device:
+            device: str = operation.device
+            return device
+        if operation.type == "ReadVariableOp":
+            return self._place_of(operation.inputs[0])
+        beside = [group.decode().removeprefix("loc:@") for group in operation.colocation_groups()]
+        others = [_named(operation.graph, name) for name in beside if name != operation.name]
+        return next(filter(None, (self.placed(other) for other in others if other is not None)), "")
+
+    def _device_of(self, operation: tf.Operation) -> str:
+        """Returns the device of an operation that is being made; "" leaves it to the strategy."""
+        if operation.device:
+            device: str = operation.device
+            return device
+        for tensor in operation.inputs:
+            if tensor.dtype == tf.resource and (device := self._place_of(tensor)):
+                return device
+        graph, name = operation.graph, operation.name
+        while graph is not None:
+            if BACKWARD in name and (call := self.call_of(name)) is not None:
+                unit, replica = call
+                return self.devices[replica][self.parts[unit]]
+            graph = getattr(graph, "outer_graph", None)
+            name = f"{graph.get_name_scope()}/" if isinstance(graph, tf.Graph) else ""
+        # Of equal ones, the first.
+        placed = [tensor for tensor in operation.inputs if tensor.dtype != tf.resource and self.placed(tensor.op)]
+        return self.placed(max(placed, key=_size).op) if placed else ""
+
+    def _place_of(self, handle: tf.Tensor) -> str:
+        """The device of a variable, by its handle; "" where that is made in a graph."""
+        while not isinstance(handle, tf.__internal__.EagerTensor):
+            graph = handle.graph
+            if not hasattr(graph, "captures"):
+                return ""
+            captured = self._captured.setdefault(graph, {})
+            if handle.name not in captured:
+                captured.update({inner.name: outer for outer, inner in graph.captures})
+            if handle.name not in captured:
+                return ""
+            handle = captured[handle.name]
+        device: str = handle.device
+        return device
+
+
+def of(model: keras.Model) -> Placement | None:
+    """Returns the placement of a model that is laid over several devices; None for another."""
+    placement: Placement | None = vars(model).get(KEPT_AS)
+    return placement
+
+
+@contextlib.contextmanager
+def in_host_memory() -> Iterator[None]:
+    """Inside, variables begin in the host's memory, which has room for a model that one device has none for."""
+
+    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
+        with tf.device("CPU:0"):
+            return next_creator(**options)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def place(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    devices: Sequence[Sequence[str]],
+    layout: Mapping[str, int] | None = None,
+) -> Placement:
+    """Lays a built model over `devices`, names such as CPU:1, [replica, part]; `layout` gives names of layers a part.
+
+    Used outside `strategy.scope()`. Raises `UserError` for a layout that does not fit.
+    """
+    all_units, parts = units(model), len(devices[0])
+    layers = [unit.layer for unit in all_units]
+    placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
+    placement = Placement(all_units, placed, [[f"/device:{name}" for name in names] for names in devices])
+    at = placement.of_variables(model)
+    key, now = optimizers(model)[0]._var_key, dict[str, str]()
+    for variable in _all_variables(model):
+        before = key(variable)
+        _move(variable, strategy, placement.on(at[id(variable)]))
+        now[before] = key(variable)
+    for optimizer in optimizers(model):
+        for one in within(optimizer):
+            _rekey(one, now)
+    for number in range(len(all_units)):
+        _call_on(number, placement)
+    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = placement, placement.followed
+    return placement
+
+
+def _all_variables(model: keras.Model) -> list[keras.Variable]:
+    of_optimizers = [
+        variable for optimizer in optimizers(model) for one in within(optimizer) for variable in one.variables
+    ]
+    every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
+    return list(every.values())
+
+
+def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]) -> None:
+    """Makes what a variable holds anew, on a device for each replica."""
+    value, places = variable.numpy(), iter(devices)
+
+    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
+        with tf.device(next(places)):
+            return next_creator(**options)
+
+    # Outside the strategy's own, so that it is asked for the variable of each replica.
+    with tf.variable_creator_scope(creator), strategy.scope():
+        variable._initialize(value)
+
+
+def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> None:
+    """Tells an optimizer of variables that were made anew, which Keras looks up by keys of what they held."""
+    for name, entries in list(vars(optimizer).items()):
+        if isinstance(entries, dict) and not now.keys().isdisjoint(entries):
+            vars(optimizer)[name] = {now.get(key, key): value for key, value in entries.items()}
+        elif isinstance(entries, set) and not now.keys().isdisjoint(entries):
+            vars(optimizer)[name] = {now.get(key, key) for key in entries}
+
+
+def _call_on(number: int, placement: Placement) -> None:
+    operation = placement.units[number].operation
+    call_inside: Callable[..., Any] = operation.call
+
+    @functools.wraps(call_inside)
+    def call(*args: Any, **named: Any) -> Any:
+        with placement.called(number):
+            return call_inside(*args, **named)
+
+    # Past Keras's own setter: what is saved of a layer does not know of it.
+    vars(operation)["call"] = call
+
+
+def units(model: keras.Model) -> list[Unit]:
+    """All of a built model, but for the models within it, whose layers stand for themselves.
+
+    A layer that is called twice is placed where it comes first; so is a variable that two layers share.
+    """
+    slots, all_units, placed = slots_of(optimizers(model)), list[Unit](), set[int]()
+    for name, operation in _operations(model, ""):
+        if id(operation) in placed:
+            continue
+        own = [one for one in getattr(operation, "variables", ()) if id(one) not in placed]
+        placed |= {id(operation), *map(id, own)}
+        held = sum(bytes_of(one) for own_one in own for one in (own_one, *slots.get(id(own_one), ())))
+        # A gradient is as large as its weight.
+        held += sum(bytes_of(one) for one in own if one.trainable)
+        begins = any(len(one.shape) > 1 for one in own if one.trainable)
+        paths = tuple(one.path for one in own)
+        all_units.append(Unit(operation, tuple(own), Layer(name, held, _work(operation, own), begins, paths)))
+    return all_units
+
+
+def _operations(model: keras.Model, prefix: str) -> Iterator[tuple[str, keras.Operation]]:
+    """(name, operation) in the order of calls, as far as that is known: else as the model was given its layers."""
+    graph = getattr(model, "_functional", model)
+    inner = graph.operations if isinstance(graph, keras.Model) and hasattr(graph, "operations") else None
+    for operation in inner if inner is not None else model._flatten_layers(include_self=False, recursive=False):
+        name = f"{prefix}{operation.name}"
+        if isinstance(operation, keras.Model):
+            yield from _operations(operation, f"{name}/")
+        elif not isinstance(operation, keras.layers.InputLayer | keras.metrics.Metric):
+            yield name, operation
+
+
+def _work(operation: keras.Operation, variables: list[keras.Variable]) -> int:
+    """Multiplications of one example: each number of a kernel counts once for each place that it gives numbers for.
+
+    What is looked up in a table is not multiplied; where a table also gives logits, it is.
+    """
+    nodes = operation._inbound_nodes
+    if isinstance(operation, keras.layers.Embedding):
+        nodes = nodes[1:]
+    elif not nodes:
+        # The layer of a model that is no graph: how many places it gives is not known.
+        return sum(map(_numbers, variables))
+    places = 0
+    for node in nodes:
+        shapes = [tensor.shape for tensor in keras.tree.flatten(node.output_tensors)]
+        places += max((math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1)
+    return places * sum(map(_numbers, variables))
+
+
+def _numbers(variable: keras.Variable) -> int:
+    """Those of a kernel or a table; of a bias, none."""
+    return int(math.prod(variable.shape)) if variable.trainable and len(variable.shape) > 1 else 0
+
+
+def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
+    """Returns the operation of that name in a graph, or in those that it is a part of; None where there is none."""
+    while graph is not None:
+        try:
+            return graph.get_operation_by_name(name)
+        except KeyError:
+            graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def _size(tensor: tf.Tensor) -> int:
+    """Numbers of a tensor, of one example where that is not known."""
+    return 1 if tensor.shape.rank is None else math.prod(size or 1 for size in tensor.shape.as_list())
+
+
+def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
+    """Makes steps that train a built model call it on so many micro-batches of each batch, which is as `sample` is.
+
+    Raises `ModelError` for one that they would train otherwise, or not at all.
+    """
+    call = caller(model)
+    if reduction.is_own(model, "train_step"):
+        raise ModelError(
+            f"a model that Keras's own train_step trains for {KEY}={count}",
+            f"{type(model).__name__}, which calls itself on whole batches",
+            f"{KEY}=1",
+        )
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
+    with keras.StatelessScope() as scope:
+        tf.function(lambda x: call(x, training=True), autograph=False).get_concrete_function(x)
+    changed = [one for one in model.non_trainable_weights if scope.get_current_value(one) is not None]
+    if changed:
+        raise ModelError(
+            f"layers that compute each example by itself for {KEY}={count}",
+            f"one that keeps {changed[0].path} of each batch",
+            f"{KEY}=1, or another normalization",
+        )
+    vars(model)[CALLED_AS] = _in_pieces(model, call, count)
+
+
+def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
+    """Returns what calls the model in training on so many micro-batches, with the outputs of the whole batch."""
+
+    def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
+        piece = never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
+        outputs = call(piece, training=True)
+        _expect_no_losses(model, count)
+        # What is more only stood for none.
+        return keras.tree.map_structure(lambda leaf: first_of(leaf, last - first), outputs)
+
+    def called(x: Batch, training: bool) -> Batch:
+        if not training:
+            return call(x, training=training)
+        size = size_of(x)
+        bounds = [size * number // count for number in range(count + 1)]
+        pieces = [one(x, first, last) for first, last in itertools.pairwise(bounds)]
+        return keras.tree.map_structure(lambda *leaves: _joined(leaves), *pieces)
+
+    return called
+
+
+def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:
+    joined, masks = tf.concat(leaves, 0), [get_keras_mask(leaf) for leaf in leaves]
+    if masks[0] is not None:
+        set_keras_mask(joined, tf.concat(masks, 0))
+    return joined
+
+
+def _expect_no_losses(model: keras.Model, count: int) -> None:
+    """Raises `ModelError` where a layer has added a loss: Keras forgets it with the next call."""
+    adding = [layer.name for layer in model._flatten_layers() if len(layer._losses)]
+    if adding:
+        raise ModelError(
+            f"layers that add no loss for {KEY}={count}",
+            f"{adding[0]}, whose loss is that of a whole batch",
+            f"{KEY}=1",
+        )

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.tensorflow.placement.place import Placement
+from pipeline.worker.tensorflow.placement import Placement
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 from pipeline.worker.tensorflow.step import optimizers
 from pipeline.worker.variables import bytes_of, slots_of
