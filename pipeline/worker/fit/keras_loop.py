@@ -29,7 +29,7 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
 from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
-from pipeline.worker.tensorflow.scheduled import AsyncLoop, AsyncSteps
+from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
 
 class KerasLoop(Loop):
@@ -233,25 +233,18 @@ def _warn_of_end(steps: int, left: int, argument: str) -> None:
 class AsyncKerasLoop(AsyncLoop, KerasLoop):
     """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
 
-    @property
-    def concurrent_steps(self) -> int:  # type: ignore[override]
-        """Asynchronous workers."""
-        return int(self.strategy._num_workers)
-
     @contextlib.contextmanager
     def ready(self, train: Passes) -> Iterator[None]:
         """Inside, workers train on `train` asynchronously."""
-        workers = self.concurrent_steps
-        self.async_steps = AsyncSteps(
-            self.model, self.strategy, train.source(workers), workers, 1 + len(self.outputs)
-        )  # fmt: skip
+        workers = int(self.strategy._num_workers)
+        self.feed(train.source(workers), workers)
         try:
             yield
         finally:
-            del self.async_steps
+            self.let_go()
 
     def call(self, count: int, wanted: int = 0) -> Call:
-        """The results of the next call that a worker has made; see `AsyncSteps.call`."""
+        """The results of the next call that a worker has made; see `AsyncLoop.call`."""
         result = super().call(count, wanted)
         self._seen += result.steps
         if self._seen == self._passes.length:

@@ -23,6 +23,7 @@ from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.data import batches, inspection
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Reading, Shape
+from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison
@@ -45,8 +46,8 @@ from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
-from pipeline.worker.tensorflow.profile import Profiler
-from pipeline.worker.tensorflow.scheduled import ScheduledLoop
+from pipeline.worker.tensorflow.profile import Profiler, profiler
+from pipeline.worker.tensorflow.scheduled import AsyncLoop
 from pipeline.worker.tensorflow.state import on_all, replica_digests
 
 # Weights up to which a training that is under way tells how large its step is.
@@ -165,7 +166,9 @@ class TensorFlowEngine:
         first, rest = (*held_out, None, None)[:2]
         if plan.strategy.asynchronous:
             shares = self._data.read_by_workers(data.part)
-            return ScheduledLoop(model, strategy, data, shares, plan.workers, first, bits, position)
+            asynchronous = AsyncLoop(model, strategy, data, first, bits)
+            asynchronous.feed(source(data, shares, plan.workers, position), plan.workers)
+            return asynchronous
         loop = Loop
         if (own := custom_steps.of(model)) is not None:
             loop = custom_loop.CustomLoop
@@ -226,7 +229,7 @@ class TensorFlowEngine:
     def profile(self, command: commands.Profile) -> events.Profiling:
         """Times the input or the model, on data that training does not read."""
         if self._profile is None:
-            self._profile = Profiler(self._loop, *self._data.anew())
+            self._profile = profiler(self._loop, *self._data.anew())
         profile, of_input = self._profile, command.what == "input"
         if command.steps is None:
             return events.Profiling(command.what, profile.input_pace() if of_input else profile.model_pace())

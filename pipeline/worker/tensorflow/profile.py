@@ -15,10 +15,9 @@ from pipeline.worker.data import reading as reads
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part, Step
 from pipeline.worker.data.source import Rows, Source
-from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
+from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
 # What is timed is timed in so many pieces, so that it is known how much they differ.
 PIECES = 4
@@ -30,69 +29,55 @@ SETTLE_SECONDS = 1.0
 FILL_SECONDS = 10.0
 
 
+def profiler(loop: Loop, part: Part, shards: Sequence[Part]) -> "Profiler":
+    """Returns what times a loop's input and model.
+
+    `part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it.
+    """
+    data, part = loop.train_data, plain(part)
+    # A window over what is read one after the other is filled before the first example leaves it, and whatever fits
+    # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
+    ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
+    data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
+    if isinstance(loop, AsyncLoop):
+        return AsyncProfiler(loop, data, [plain(shard) for shard in shards])
+    return Profiler(loop, data)
+
+
 class Profiler:
     """The input and the model of a loop, each alone."""
-
-    def __init__(self, loop: Loop, part: Part, shards: Sequence[Part]) -> None:
-        """`part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it."""
-        data = loop.train_data
-        part, shards = plain(part), [plain(shard) for shard in shards]
-        # A window over what is read one after the other is filled before the first example leaves it, and whatever fits
-        # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
-        ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
-        self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
-        self._loop = loop
-        self._alone: _Asynchronous | _Together = (
-            _Asynchronous(loop, self._data, shards) if isinstance(loop, ScheduledLoop) else _Together(loop, self._data)
-        )
-
-    def model_pace(self) -> float:
-        """Returns seconds of a step on one batch, roughly; timed before the input, whose batches are made ahead."""
-        with self._loop.put_back():
-            self._alone.train(WARMUP_STEPS)
-            _, seconds = self._alone.train(PACE_STEPS)
-        return seconds / PACE_STEPS
-
-    def model(self, steps: int) -> tuple[list[float], list[float]]:
-        """(examples, seconds) of pieces of so many steps on one batch that is there."""
-        with self._loop.put_back():
-            self._alone.train(1)
-            return _pieces(self._alone.train, steps)
-
-    def input_pace(self) -> float:
-        """Seconds a step that reading its batch takes, roughly. The first call compiles it."""
-        _fill(self._data.part)
-        self._alone.read(1)
-        self._read_away()
-        _, seconds = self._alone.read(PACE_STEPS)
-        return seconds / PACE_STEPS
-
-    def input(self, steps: int) -> tuple[list[float], list[float]]:
-        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
-        self._read_away()
-        return _pieces(self._alone.read, steps)
-
-    def _read_away(self) -> None:
-        """Takes what was made ahead while nothing was timed, and would come at once."""
-        began, count = time.monotonic(), 0
-        while count < self._ahead and time.monotonic() < began + SETTLE_SECONDS:
-            self._alone.read(1)
-            count += 1
-
-    @property
-    def _ahead(self) -> int:
-        """Steps whose batches may be made, or under way, ahead of those that were taken: kept, mapped, batched."""
-        return self._data.reading.prefetch + 2 * reads.parallel() + 1
-
-
-class _Together:
-    """Steps that all replicas make together, as far as this process has a part in them."""
 
     def __init__(self, loop: Loop, data: Data) -> None:
         self._loop, self._data = loop, data
         self._read = tf.function(_read, autograph=False)
         self._batches: Batches | None = None
         self._cached: Batches | None = None
+
+    def model_pace(self) -> float:
+        """Returns seconds of a step on one batch, roughly; timed before the input, whose batches are made ahead."""
+        with self._loop.put_back():
+            self.train(WARMUP_STEPS)
+            _, seconds = self.train(PACE_STEPS)
+        return seconds / PACE_STEPS
+
+    def model(self, steps: int) -> tuple[list[float], list[float]]:
+        """(examples, seconds) of pieces of so many steps on one batch that is there."""
+        with self._loop.put_back():
+            self.train(1)
+            return _pieces(self.train, steps)
+
+    def input_pace(self) -> float:
+        """Seconds a step that reading its batch takes, roughly. The first call compiles it."""
+        _fill(self._data.part)
+        self.read(1)
+        self._read_away()
+        _, seconds = self.read(PACE_STEPS)
+        return seconds / PACE_STEPS
+
+    def input(self, steps: int) -> tuple[list[float], list[float]]:
+        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
+        self._read_away()
+        return _pieces(self.read, steps)
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples of the global batches, seconds) of so many steps' batches."""
@@ -105,59 +90,66 @@ class _Together:
         """(examples, seconds) of so many steps on one batch."""
         if self._cached is None:
             self._cached = one_again(self._loop.strategy, self._data)
-        return _sum([self._loop.on(self._cached, steps)])
+        call = self._loop.on(self._cached, steps)
+        return float(call.sizes.sum()), call.seconds
+
+    def _read_away(self) -> None:
+        """Takes what was made ahead while nothing was timed, and would come at once: kept, mapped, batched."""
+        began, ahead = time.monotonic(), self._data.reading.prefetch + 2 * reads.parallel() + 1
+        while ahead and time.monotonic() < began + SETTLE_SECONDS:
+            self.read(1)
+            ahead -= 1
 
 
-class _Asynchronous:
-    """Steps of asynchronous workers, each by itself."""
+class AsyncProfiler(Profiler):
+    """Those of asynchronous workers, each of which steps by itself."""
 
-    def __init__(self, loop: ScheduledLoop, data: Data, shards: Sequence[Part]) -> None:
-        self._loop, self._data = loop, data
-        self._source = source.source(data, shards, loop.concurrent_steps)
+    def __init__(self, loop: AsyncLoop, data: Data, shards: Sequence[Part]) -> None:
+        super().__init__(loop, data)
+        self._workers, self._source = loop.concurrent_steps, source.source(data, shards, loop.concurrent_steps)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
-        self._batches = iter(self._coordinator.create_per_worker_dataset(self._source.made))
+        self._shares = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)
         self._handed_out = 0
-        self._async_steps: AsyncSteps | None = None
+        self._on_one: AsyncLoop | None = None
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps' batches for each worker, read by any of them."""
         began = time.perf_counter()
         calls = []
         # In as many calls as make it even, whoever is faster.
-        for _ in range(PIECES * self._loop.concurrent_steps):
+        for _ in range(PIECES * self._workers):
             count = -(-steps // PIECES)
             rows, edges = self._source.rows(self._handed_out, count)
             self._handed_out += count
-            calls.append(self._coordinator.schedule(self._read, args=(self._batches, rows, edges)))
+            calls.append(self._coordinator.schedule(self._read, args=(self._shares, rows, edges)))
         self._coordinator.join()
         return float(sum(call.fetch() for call in calls)), time.perf_counter() - began
 
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps for each worker, on one batch."""
-        loop = self._loop
-        if self._async_steps is None:
-            _, (batch,) = _first(self._data)
-            source = Source(
-                lambda: tf.data.Dataset.from_tensors(batch).repeat(),
-                self._source_rows,
-                lambda source_batches, *_: next(source_batches),
-            )
-            losses = 1 + len(loop.outputs)
-            self._async_steps = AsyncSteps(
-                loop.model, loop.strategy, source, loop.concurrent_steps, losses, loop.gradient_bits
-            )
-        began = time.perf_counter()
-        total = steps * loop.concurrent_steps
-        calls: list[Call] = []
-        while (left := total - sum(call.steps for call in calls)) > 0:
-            calls.append(self._async_steps.call(min(left, -(-steps // PIECES)), left))
-        examples, _ = _sum(calls)
+        if self._on_one is None:
+            self._on_one = self._loop_on_one()
+        began, examples, left = time.perf_counter(), 0.0, steps * self._workers
+        while left > 0:
+            call = self._on_one.call(min(left, -(-steps // PIECES)), left)
+            examples, left = examples + float(call.sizes.sum()), left - call.steps
         return examples, time.perf_counter() - began
 
-    def _source_rows(self, first: int, count: int) -> Rows:
-        with tf.device("CPU:0"):
-            return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
+    def _loop_on_one(self) -> AsyncLoop:
+        """A loop of the same model whose workers all have one batch, again and again."""
+        loop, (_, (batch,)) = self._loop, _first(self._data)
+
+        def rows(first: int, count: int) -> Rows:
+            with tf.device("CPU:0"):
+                return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+        on_one = AsyncLoop(loop.model, loop.strategy, self._data, gradient_bits=loop.replicas.gradient_bits)
+        one_source = Source(
+            lambda: tf.data.Dataset.from_tensors(batch).repeat(), rows, lambda batches, *_: next(batches)
+        )
+        on_one.feed(one_source, self._workers)
+        return on_one
 
     def _some(self, batches: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         def one(index: tf.Tensor, examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -253,7 +245,3 @@ def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
             return index + 1, total + examples
 
     return tf.while_loop(lambda index, _: index < count, one, (0, 0.0))[1]
-
-
-def _sum(calls: Sequence[Call]) -> tuple[float, float]:
-    return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)

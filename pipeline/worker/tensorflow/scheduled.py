@@ -7,20 +7,17 @@ examples and metrics are those of the steps that were handed out, also where wor
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested
 from pipeline.worker.checkpoint import State
-from pipeline.worker.data.batches import Data
-from pipeline.worker.data.reading import Batch, Batches, Part
-from pipeline.worker.data.source import Source, source
-from pipeline.worker.layout import BEGINNING, BatchLayout, Position
+from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.data.source import Source
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
@@ -29,8 +26,6 @@ from pipeline.worker.tensorflow.loss_scaling import metrics
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2
-
-
 LOOK_SECONDS = 0.2
 
 
@@ -48,33 +43,24 @@ class _Done:
     metrics: list[np.ndarray]
 
 
-class AsyncSteps:
-    """Steps that are handed out, and what comes back of them. The metrics' state is kept here, and is exact."""
+class AsyncLoop(Loop):
+    """A loop on the coordinator, whose workers step apart. The metrics' state is kept here, and is exact."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        source: Source,
-        workers: int,
-        losses: int,
-        gradient_bits: int = 32,
-    ) -> None:
-        """`losses` is the length of a step's loss vector."""
-        self.model, self.concurrent_steps, self._losses = model, workers, losses
-        self._extended = strategy.extended
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._rows = source.rows
+    is_asynchronous = True
+
+    def feed(self, source: Source, workers: int) -> None:
+        """Has so many workers train on the batches of a source from now on; nothing of it is counted yet."""
+        self.model.reset_metrics()
+        self.concurrent_steps, self._rows = workers, source.rows
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
-        model.reset_metrics()
         # The metrics' state before any batch, and now.
-        self.counted = metrics.counted(model)
-        self._fresh = [np.array(variable) for variable in self.counted]
+        self._counted = metrics.counted(self.model)
+        self._fresh = [np.array(variable) for variable in self._counted]
         self._state = list(self._fresh)
         self._call = scheduled_step.scheduled_steps(
-            model, strategy, source.batch, self.counted, self._fresh, gradient_bits
-        )  # fmt: skip
-        self._results = tf.function(self._result_of, autograph=False)
+            self.model, self.strategy, source.batch, self._counted, self._fresh, self.replicas.gradient_bits
+        )
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps handed out since training began, steps under way, and the calls that those are in.
         self._handed_out, self.pending, self._under_way = 0, 0, 0
@@ -87,8 +73,12 @@ class AsyncSteps:
         self._stale_sum, self._stale_most = 0.0, 0
         self._updates_before = self._updates()
 
+    def let_go(self) -> None:
+        """Lets go of the source, and of all that was made of it."""
+        del self._source, self._rows, self._call, self._compiled, self._coordinator
+
     @property
-    def warm(self) -> bool:
+    def warm(self) -> bool:  # type: ignore[override]
         """True once every worker has made a step, and so has all that it needs for the next."""
         return len(self._steps_of) == self.concurrent_steps
 
@@ -115,48 +105,8 @@ class AsyncSteps:
         ]
         return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
 
-    def validate(self, function: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and examples of so many steps of `validation_alone`, made here, which add to the metrics."""
-        values, sizes, state = function(iterator, tf.constant(count), self._tensors(self._state))
-        self._state = [value.numpy().astype(np.float64) for value in state]
-        return values.numpy(), sizes.numpy()
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew."""
-        self._state = list(self._fresh)
-
-    def results(self) -> Results:
-        """The metrics, as the model gives them."""
-        return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
-
-    def counts(self) -> dict[str, Any]:
-        """Returns what was counted so far, as plain values; steps under way are in none of it."""
-        return {
-            "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.concurrent_steps)],
-            "examples": self._examples,
-            "stale_sum": self._stale_sum,
-            "stale_most": self._stale_most,
-            "updates": self._updates() - self._updates_before,
-        }
-
-    def set_counts(self, counts: Mapping[str, Any]) -> None:
-        """Goes on from what `counts` gave. Whose steps they were is forgotten where there are other workers now."""
-        steps = counts["steps_of"]
-        self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
-        self._examples, self._stale_sum = counts["examples"], counts["stale_sum"]
-        self._stale_most = counts["stale_most"]
-        self._updates_before = self._updates() - counts["updates"]
-
-    def state(self) -> list[np.ndarray]:
-        """The metrics' state now."""
-        return list(self._state)
-
-    def set_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `state` gave."""
-        self._state = [np.array(value) for value in state]
-
     def facts(self) -> Facts:
-        """Staleness, what was counted, updates and whose steps they were."""
+        """Staleness, what was counted, updates and whose steps they were; steps under way are in none of it."""
         steps_of = self._before + self._steps_of
         total = steps_of.total()
         return {
@@ -168,6 +118,66 @@ class AsyncSteps:
             "worker_steps": [steps_of[worker] for worker in range(self.concurrent_steps)],
         }
 
+    def state(self) -> State:
+        """Returns what training goes on with, without its metrics, and what was counted of it."""
+        facts = self.facts()
+        counts = {
+            "steps_of": facts["worker_steps"],
+            "examples": self._examples,
+            "stale_sum": self._stale_sum,
+            "stale_most": self._stale_most,
+            "updates": facts["updates"],
+        }
+        return State({"counts": counts}, super().state().arrays)
+
+    def set_state(self, state: State) -> None:
+        """Goes on from what `state` gave, on other devices too.
+
+        Whose steps they were is forgotten where there are other workers now.
+        """
+        super().set_state(state)
+        counts = state.values["counts"]
+        steps = counts["steps_of"]
+        self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
+        self._examples, self._stale_sum = counts["examples"], counts["stale_sum"]
+        self._stale_most = counts["stale_most"]
+        self._updates_before = self._updates() - counts["updates"]
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """The metrics' state now."""
+        return list(self._state)
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave."""
+        self._state = [np.array(value) for value in state]
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self._state = list(self._fresh)
+
+    def counting(self) -> list[keras.Variable]:
+        """The variables that metrics count in."""
+        return self._counted
+
+    def results_now(self, state: Sequence[tf.Tensor] | None = None) -> Results:
+        """The results of metrics in a state, by default that of now."""
+        values = self._tensors() if state is None else state
+        with keras.StatelessScope(zip(self._counted, values, strict=True)):
+            # A metric may give its variable as it is, which has this state's value in here only.
+            return tf.nest.map_structure(tf.convert_to_tensor, super().results_now())  # type: ignore[no-any-return]
+
+    def _metric_results(self) -> Results:
+        return self._results(self._tensors())  # type: ignore[no-any-return]
+
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
+        return scheduled_step.validation_alone(self.model, metrics.counted(self.model))
+
+    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Losses and examples of so many steps, made here, which add to the metrics."""
+        values, sizes, state = validate(iterator, tf.constant(count), self._tensors())
+        self._state = [value.numpy().astype(np.float64) for value in state]
+        return values.numpy(), sizes.numpy()
+
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
 
@@ -176,11 +186,11 @@ class AsyncSteps:
         if self._compiled is None:
             index = tf.TensorSpec([None], tf.int64)
             # As in `schedule`: without it TensorFlow warns that the step might run here.
-            self._extended._being_scheduled = True
+            self.strategy.extended._being_scheduled = True
             self._compiled = tf.function(self._packed, autograph=False).get_concrete_function(
                 self._source._values[0]._type_spec, index, index
             )
-            self._extended._being_scheduled = False
+            self.strategy.extended._being_scheduled = False
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
         self._handed_out += count
@@ -199,10 +209,11 @@ class AsyncSteps:
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
     def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
-        ends = np.cumsum([1, count * self._losses, count, count, count, *(value.size for value in self._fresh)])
+        width = 1 + len(self.outputs)
+        ends = np.cumsum([1, count * width, count, count, count, *(value.size for value in self._fresh)])
         worker, losses, sizes, stale, waits, *state = np.split(packed, ends[:-1])
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
-        losses = losses.reshape(count, self._losses)
+        losses = losses.reshape(count, width)
         return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, waits, metrics)
 
     def _next_done(self) -> _Done:
@@ -213,93 +224,7 @@ class AsyncSteps:
                 # Raises what a call has failed with.
                 self._coordinator.done()
 
-    def _result_of(self, state: Sequence[tf.Tensor]) -> Nested[tf.Tensor]:
-        with keras.StatelessScope(zip(self.counted, state, strict=True)):
-            # A metric may give its variable as it is, which has this state's value in here only.
-            return tf.nest.map_structure(tf.convert_to_tensor, self.model.get_metrics_result())
-
-    def _tensors(self, state: Sequence[np.ndarray]) -> list[tf.Tensor]:
+    def _tensors(self) -> list[tf.Tensor]:
+        """The metrics' state now."""
         with tf.device("CPU:0"):
-            return [tf.constant(value, fresh.dtype) for value, fresh in zip(state, self._fresh, strict=True)]
-
-
-class AsyncLoop(Loop):
-    """A loop whose steps are asynchronous."""
-
-    async_steps: AsyncSteps
-
-    def call(self, count: int, wanted: int = 0) -> Call:
-        """Returns the results of the next call that a worker has made; see `AsyncSteps.call`."""
-        return self.async_steps.call(count, wanted)
-
-    @property
-    def pending(self) -> int:  # type: ignore[override]
-        """Steps under way."""
-        return self.async_steps.pending
-
-    @property
-    def warm(self) -> bool:  # type: ignore[override]
-        """True once every worker has made a step, and so has all that it needs for the next."""
-        return self.async_steps.warm
-
-    def facts(self) -> Facts:
-        """Staleness, updates and whose steps they were."""
-        return self.async_steps.facts()
-
-    def state(self) -> State:
-        """Returns what training goes on with, without its metrics, and what was counted of it."""
-        state = super().state()
-        return State({"counts": self.async_steps.counts()}, state.arrays)
-
-    def set_state(self, state: State) -> None:
-        """Goes on from what `state` gave, on other devices too."""
-        super().set_state(state)
-        self.async_steps.set_counts(state.values["counts"])
-
-    def metrics_state(self) -> list[np.ndarray]:
-        """The metrics' state, which the asynchronous steps keep."""
-        return self.async_steps.state()
-
-    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `metrics_state` gave."""
-        self.async_steps.set_state(state)
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self.async_steps.reset_metrics()
-
-    is_asynchronous = True
-
-    def counting(self) -> list[keras.Variable]:
-        """The variables that metrics count in."""
-        return self.async_steps.counted
-
-    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
-        return scheduled_step.validation_alone(self.model, metrics.counted(self.model))
-
-    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.async_steps.validate(validate, iterator, count)
-
-    def _metric_results(self) -> Results:
-        return self.async_steps.results()
-
-
-class ScheduledLoop(AsyncLoop):
-    """An asynchronous training, on its coordinator."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        train: Data,
-        shards: Sequence[Part],
-        workers: int,
-        validation: Data | None = None,
-        gradient_bits: int = 32,
-        position: Position = BEGINNING,
-    ) -> None:
-        """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
-        super().__init__(model, strategy, train, validation)
-        batches = source(train, shards, workers, position)
-        self.async_steps = AsyncSteps(model, strategy, batches, workers, 1 + len(self.outputs), gradient_bits)
-        self.concurrent_steps, self.gradient_bits = workers, gradient_bits
+            return [tf.constant(value, fresh.dtype) for value, fresh in zip(self._state, self._fresh, strict=True)]
