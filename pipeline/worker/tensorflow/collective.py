@@ -9,8 +9,8 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
 from pipeline.worker.shared_memory import PeerLostError
+from pipeline.worker.tensorflow.patched import patched
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -59,10 +60,8 @@ class TensorFlowCollective:
 
 
 @dataclass(frozen=True)
-class OfProcess:
+class OfProcess(TensorFlowCollective):
     """Adds over the replicas of this process, whatever others do."""
-
-    replicas: int
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums; nothing flows back through them."""
@@ -72,10 +71,6 @@ class OfProcess:
 
         sums: list[Addend] = tf.distribute.get_replica_context().merge_call(added, args=tuple(arrays))
         return sums
-
-    def sent_bytes(self, size: int) -> int:
-        """All but the first replica send what they add to the first, which sends them the sum."""
-        return 2 * (self.replicas - 1) * size // self.replicas
 
 
 def of_process(strategy: tf.distribute.Strategy) -> Collective[Addend]:
@@ -191,16 +186,10 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextmanager
-def of_no_variables() -> Iterator[None]:
+def of_no_variables() -> AbstractContextManager[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
-    before = _thread.of_no_variables
     _search_by_thread()
-    _thread.of_no_variables = True
-    try:
-        yield
-    finally:
-        _thread.of_no_variables = before
+    return patched(_thread, {"of_no_variables": True})
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Replaces attributes of Keras's and TensorFlow's own classes, modules and objects for a while."""
+"""Replaces attributes for a while: of Keras's and TensorFlow's own classes, modules and objects, or of a thread."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,8 @@ _ABSENT = object()
 def patched(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
     """Inside, attributes of a class, a module or an object have these values; afterwards they are what they were.
 
-    An object's are set past a setter of its class, such as Keras's, which would track them.
+    An object's are set past a setter of its class, such as Keras's, which would track them. Those of a
+    `threading.local` are this thread's.
 
     >>> with patched(contextlib, {"suppress": None}):
     ...     contextlib.suppress

@@ -86,14 +86,9 @@ class _WatcherOfThread(threading.local):
 _thread = _WatcherOfThread()
 
 
-@contextlib.contextmanager
-def watching(watcher: Watcher | None) -> Iterator[None]:
+def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]:
     """Inside, in this thread, what a step calls is answered by the watcher, or as ever."""
-    before, _thread.watcher = _thread.watcher, watcher
-    try:
-        yield
-    finally:
-        _thread.watcher = before
+    return patched(_thread, {"watcher": watcher})
 
 
 @contextlib.contextmanager

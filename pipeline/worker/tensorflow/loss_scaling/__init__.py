@@ -139,14 +139,10 @@ _tracing = _Tracing()
 def traced(share: tf.Tensor, training: bool, as_is: bool = False, alone: bool = False) -> Iterator[list[tf.Tensor]]:
     """Inside, losses are brought to the rule for a replica with that share; gives those of each of several outputs."""
     values: list[tf.Tensor] = []
-    _tracing.share, _tracing.values, _tracing.training = share, values, training
-    _tracing.as_is, _tracing.alone = as_is, alone
-    try:
+    with patched(_tracing, {"share": share, "values": values, "training": training, "as_is": as_is, "alone": alone}):
         yield values
-    finally:
-        _tracing.values = None
-        if len(values) < 2:
-            values.clear()
+    if len(values) < 2:
+        values.clear()
 
 
 class LossesOfThread(threading.local):

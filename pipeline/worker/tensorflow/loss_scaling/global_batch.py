@@ -156,25 +156,15 @@ class _StepOfThread(threading.local):
 _thread = _StepOfThread()
 
 
-@contextlib.contextmanager
-def of_step(whole: GlobalBatch) -> Iterator[GlobalBatch]:
+def of_step(whole: GlobalBatch) -> contextlib.AbstractContextManager[None]:
     """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
     _answer()
-    before, _thread.whole = _thread.whole, whole
-    try:
-        yield whole
-    finally:
-        _thread.whole = before
+    return patched(_thread, {"whole": whole})
 
 
-@contextlib.contextmanager
-def as_one_device() -> Iterator[None]:
+def as_one_device() -> contextlib.AbstractContextManager[None]:
     """Inside, what is computed is of the whole global batch, and whoever asks for it has it already."""
-    _thread.as_one = True
-    try:
-        yield
-    finally:
-        _thread.as_one = False
+    return patched(_thread, {"as_one": True})
 
 
 def is_as_one_device() -> bool:

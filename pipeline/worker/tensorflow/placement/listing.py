@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import keras
@@ -22,14 +22,14 @@ FILE = "placement.txt"
 class Row:
     """A variable of a layer: where each replica has it, its slots there, and its layer's operations in a step there."""
 
-    layer: str
-    variable: str
     devices: tuple[str, ...]
     bytes: int
-    slots: tuple[str, ...]
     slot_bytes: int
     forward: int
     backward: int
+    layer: str
+    variable: str
+    slots: tuple[str, ...]
 
 
 def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: Path) -> str:
@@ -61,14 +61,14 @@ def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Ro
         layer = layers[id(variable)].layer.name if id(variable) in layers else ""
         rows.append(
             Row(
-                layer=layer,
-                variable=variable.path,
-                devices=tuple(planned),
-                bytes=bytes_of(variable),
-                slots=tuple(slot.path for slot in own),
-                slot_bytes=sum(map(bytes_of, own)),
-                forward=counted[layer, False],
-                backward=counted[layer, True],
+                tuple(planned),
+                bytes_of(variable),
+                sum(map(bytes_of, own)),
+                counted[layer, False],
+                counted[layer, True],
+                layer,
+                variable.path,
+                tuple(slot.path for slot in own),
             )
         )
     return rows
@@ -84,18 +84,16 @@ def held_bytes(rows: Sequence[Row], placement: Placement) -> list[int]:
 
 def write(rows: Sequence[Row], folder: Path) -> None:
     """Writes the listing into a run's folder, a line for each variable."""
-    head = ("devices", "bytes", "slot bytes", "forward", "backward", "layer", "variable", "slots")
-    cells = [head] + [
-        (
-            " ".join(row.devices), f"{row.bytes}", f"{row.slot_bytes}", f"{row.forward}", f"{row.backward}",
-            row.layer or "-", row.variable, " ".join(row.slots) or "-",
-        )
-        for row in rows
-    ]  # fmt: skip
+    head = [field.name.replace("_", " ") for field in fields(Row)]
+    cells = [head, *(list(map(_cell, astuple(row))) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text("\n".join(lines) + "\n")
+
+
+def _cell(value: object) -> str:
+    return (" ".join(value) if isinstance(value, tuple) else str(value)) or "-"
 
 
 def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
