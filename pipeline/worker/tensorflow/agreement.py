@@ -97,11 +97,9 @@ def agreed(
         first = of_all[0][place]
         other = next((number for number, of_process in enumerate(of_all) if of_process[place] != first), None)
         if other is not None:
-            raise DataError(
-                f"{expected} in all processes",
-                f"{first} in the first and {of_all[other][place]} in process {other}",
-                "data that are the same in each, or shards that differ in nothing but which examples they hold",
-            )
+            received = f"{first} in the first and {of_all[other][place]} in process {other}"
+            instead = "data that are the same in each, or shards that differ in nothing but which examples they hold"
+            raise DataError(f"{expected} in all processes", received, instead)
     return max((of_process[3] for of_process in of_all if of_process[3] is not None), default=None)
 
 

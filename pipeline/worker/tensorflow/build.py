@@ -109,11 +109,8 @@ def _check_own(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 def _check_applied(model: keras.Model) -> None:
     if model.optimizer not in step.optimizers(model):
-        raise ModelError(
-            "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with",
-            f"{type(model).__name__}, which applies others",
-            "arguments of model.build",
-        )
+        expected = "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with"
+        raise ModelError(expected, f"{type(model).__name__}, which applies others", "arguments of model.build")
 
 
 def _unheeded(model: keras.Model) -> list[str]:
@@ -210,11 +207,9 @@ def _ready_own(
 
 def _check_metrics(model: keras.Model, batch: Batch) -> None:
     for metric in metrics.not_added(model, batch):
-        raise ModelError(
-            "metrics that count and add up, since the states of asynchronous workers are added",
-            f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches",
-            "leaving it out, or strategy=mirrored or multi_worker",
-        )
+        expected = "metrics that count and add up, since the states of asynchronous workers are added"
+        received = f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches"
+        raise ModelError(expected, received, "leaving it out, or strategy=mirrored or multi_worker")
 
 
 @contextlib.contextmanager
@@ -269,11 +264,9 @@ def _compile(
         if model.compiled and not keys:
             return
         if custom_steps.has_own(model) or not _takes_what_keras_does(model.compile):
-            raise ModelError(
-                f"{type(model).__name__}, whose compile is its own, to be compiled in model.build",
-                " and ".join(keys) or "one that is not compiled",
-                "arguments of model.build for what compile takes",
-            )
+            expected = f"{type(model).__name__}, whose compile is its own, to be compiled in model.build"
+            instead = "arguments of model.build for what compile takes"
+            raise ModelError(expected, " and ".join(keys) or "one that is not compiled", instead)
     compile_chosen(model, optimizer, learning_rate, loss, metrics, custom_steps.has_own(model))
 
 

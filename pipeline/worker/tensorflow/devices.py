@@ -43,11 +43,9 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     if plan.hardware.kind == "gpu" and process.devices:
         indices = [int(name.split(":")[1]) for name in process.devices]
         if max(indices) >= len(gpus):
-            raise TrainingError(
-                f"{plan.hardware.name} to have {', '.join(process.devices)}",
-                f"{len(gpus)} GPUs from TensorFlow",
-                "installing tensorflow[and-cuda], or hardware.rehearse=true",
-            )
+            expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
+            instead = "installing tensorflow[and-cuda], or hardware.rehearse=true"
+            raise TrainingError(expected, f"{len(gpus)} GPUs from TensorFlow", instead)
         tf.config.set_visible_devices([gpus[index] for index in indices], "GPU")
         for index in indices:
             # The baseline has its turn on the same GPU.

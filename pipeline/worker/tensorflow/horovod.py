@@ -47,11 +47,8 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
         # Nobody is done with the rendezvous before all are.
         agreement.over_replicas(strategy, own)([tf.zeros([])])
     if (hvd.rank(), hvd.size()) != (process.rank, plan.workers):
-        raise TrainingError(
-            f"Horovod to know this as process {process.rank} of {plan.workers}",
-            f"{hvd.rank()} of {hvd.size()}",
-            "strategy.collective=tensorflow",
-        )
+        expected = f"Horovod to know this as process {process.rank} of {plan.workers}"
+        raise TrainingError(expected, f"{hvd.rank()} of {hvd.size()}", "strategy.collective=tensorflow")
     return HorovodCollective(plan.workers)
 
 
@@ -180,11 +177,9 @@ def _interface(host: str) -> str:
     names = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == host for one in addresses))
     name: str | None = next(names, None)
     if name is None:
-        raise TrainingError(
-            f"a network interface with the address {host}, by which Horovod joins processes",
-            "none",
-            "strategy.collective=tensorflow, or an address of this machine as cluster.host",
-        )
+        expected = f"a network interface with the address {host}, by which Horovod joins processes"
+        instead = "strategy.collective=tensorflow, or an address of this machine as cluster.host"
+        raise TrainingError(expected, "none", instead)
     return name
 
 

@@ -169,11 +169,9 @@ class ProcessData:
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes
         if classes is None:
-            raise TrainingError(
-                "the number of classes, which model.build asks for",
-                f"data {'without labels' if y is None else 'whose labels do not tell'}",
-                "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
-            )
+            received = f"data {'without labels' if y is None else 'whose labels do not tell'}"
+            instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
+            raise TrainingError("the number of classes, which model.build asks for", received, instead)
         if gap := self._gap_in_labels():
             notes.add(gap)
         return classes

@@ -40,17 +40,13 @@ def check_data(part: Part | None, name: str) -> None:
     for leaf in tf.nest.flatten(part.element_spec):
         shape = getattr(leaf, "shape", None)
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
-            raise ModelError(
-                f"{name} examples of one size, as the static shapes of a TPU need",
-                f"a {type(leaf).__name__} of shape {_written(shape)}",
-                "padding or cutting them to a fixed length in data.build, and tf.ensure_shape",
-            )
+            expected = f"{name} examples of one size, as the static shapes of a TPU need"
+            instead = "padding or cutting them to a fixed length in data.build, and tf.ensure_shape"
+            raise ModelError(expected, f"a {type(leaf).__name__} of shape {_written(shape)}", instead)
         if leaf.dtype == tf.string:
-            raise ModelError(
-                f"{name} examples of numbers, since a TPU takes no text",
-                f"tf.string of shape {_written(shape)}",
-                "turning text into numbers in data.build, with keras.layers.StringLookup",
-            )
+            expected = f"{name} examples of numbers, since a TPU takes no text"
+            instead = "turning text into numbers in data.build, with keras.layers.StringLookup"
+            raise ModelError(expected, f"tf.string of shape {_written(shape)}", instead)
 
 
 def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_bits: int) -> None:
@@ -85,11 +81,9 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
         traced = tf.function(forward, autograph=False).get_concrete_function(*leaves)
     for operation in _operations(traced.graph, set()):
         for output in filter(_open, operation.outputs):
-            raise ModelError(
-                "operations of static shapes, without which XLA compiles nothing for a TPU",
-                f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}",
-                f"{INSTEAD.get(operation.type, MASK)}",
-            )
+            expected = "operations of static shapes, without which XLA compiles nothing for a TPU"
+            received = f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}"
+            raise ModelError(expected, received, f"{INSTEAD.get(operation.type, MASK)}")
 
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:

@@ -57,11 +57,9 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
         look = _Look()
         train = _returned(look, model, "train_step", symbols)
     if not look.applied:
-        raise ModelError(
-            "a train_step that applies gradients by a Keras optimizer",
-            f"{type(model).__name__}'s, which applies none",
-            "optimizer.apply_gradients(zip(gradients, variables))",
-        )
+        expected = "a train_step that applies gradients by a Keras optimizer"
+        instead = "optimizer.apply_gradients(zip(gradients, variables))"
+        raise ModelError(expected, f"{type(model).__name__}'s, which applies none", instead)
     for optimizer, variables in look.applied.items():
         if not optimizer.built:
             optimizer.build(variables)
@@ -120,11 +118,8 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
         ) from error
     logs = look.logs
     if not isinstance(logs, Mapping) or not logs:
-        raise ModelError(
-            f"a {name} that returns a dictionary of names and values",
-            f"{type(logs).__name__} from that of {type(model).__name__}",
-            'return {"loss": loss}',
-        )
+        received = f"{type(logs).__name__} from that of {type(model).__name__}"
+        raise ModelError(f"a {name} that returns a dictionary of names and values", received, 'return {"loss": loss}')
     logs = flattened(logs)
     results = {name: look.metric_of(value) for name, value in logs.items()}
     metrics = {name: result for name, result in results.items() if result is not None}

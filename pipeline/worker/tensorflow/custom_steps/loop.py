@@ -98,11 +98,8 @@ def not_validated(model: keras.Model, own: custom_steps.CustomSteps, best: str |
     """Returns a note that nothing evaluates the model; raises `ModelError` where a value of it is to be `best`."""
     why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
     if best is not None and best.startswith("val_"):
-        raise ModelError(
-            f"a model that can be evaluated for checkpoint.keep_best={best}",
-            f"one that cannot: {why}",
-            f"a test_step, or checkpoint.keep_best={own.train.loss}",
-        )
+        expected = f"a model that can be evaluated for checkpoint.keep_best={best}"
+        raise ModelError(expected, f"one that cannot: {why}", f"a test_step, or checkpoint.keep_best={own.train.loss}")
     return f"The validation data are left out: {why}. {own.untested}"
 
 

@@ -332,21 +332,16 @@ def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
     """
     call = caller(model)
     if reduction.is_own(model, "train_step"):
-        raise ModelError(
-            f"a model that Keras's own train_step trains for {KEY}={count}",
-            f"{type(model).__name__}, which calls itself on whole batches",
-            f"{KEY}=1",
-        )
+        expected = f"a model that Keras's own train_step trains for {KEY}={count}"
+        raise ModelError(expected, f"{type(model).__name__}, which calls itself on whole batches", f"{KEY}=1")
     x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
     with keras.StatelessScope() as scope:
         tf.function(lambda x: call(x, training=True), autograph=False).get_concrete_function(x)
     changed = [one for one in model.non_trainable_weights if scope.get_current_value(one) is not None]
     if changed:
-        raise ModelError(
-            f"layers that compute each example by itself for {KEY}={count}",
-            f"one that keeps {changed[0].path} of each batch",
-            f"{KEY}=1, or another normalization",
-        )
+        expected = f"layers that compute each example by itself for {KEY}={count}"
+        received = f"one that keeps {changed[0].path} of each batch"
+        raise ModelError(expected, received, f"{KEY}=1, or another normalization")
     vars(model)[CALLED_AS] = _in_pieces(model, call, count)
 
 
@@ -382,8 +377,5 @@ def _expect_no_losses(model: keras.Model, count: int) -> None:
     """Raises `ModelError` where a layer has added a loss: Keras forgets it with the next call."""
     adding = [layer.name for layer in model._flatten_layers() if len(layer._losses)]
     if adding:
-        raise ModelError(
-            f"layers that add no loss for {KEY}={count}",
-            f"{adding[0]}, whose loss is that of a whole batch",
-            f"{KEY}=1",
-        )
+        received = f"{adding[0]}, whose loss is that of a whole batch"
+        raise ModelError(f"layers that add no loss for {KEY}={count}", received, f"{KEY}=1")

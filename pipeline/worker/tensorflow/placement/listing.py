@@ -116,11 +116,8 @@ def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
 def _expect(what: str, planned: list[str], places: list[str]) -> None:
     if planned != places:
         actual = " and ".join(device or "no device" for device in places)
-        raise TrainingError(
-            f"{what} on {' and '.join(planned)}, where its layer is planned",
-            f"it on {actual}",
-            "strategy.build.layout, or strategy=mirrored",
-        )
+        expected = f"{what} on {' and '.join(planned)}, where its layer is planned"
+        raise TrainingError(expected, f"it on {actual}", "strategy.build.layout, or strategy=mirrored")
 
 
 def _places(variable: keras.Variable) -> list[str]:
