@@ -27,20 +27,12 @@ from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison
-from pipeline.worker.tensorflow import build, custom_steps, placement, static, step, tables, xla
+from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables, xla
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, over
 from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
-from pipeline.worker.tensorflow.devices import (
-    devices_by_replica,
-    make_strategy,
-    prepare_devices,
-    set_policy,
-    start_server,
-    versions,
-)
 from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
@@ -74,15 +66,15 @@ class TensorFlowEngine:
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns versions once every process has joined."""
         plan, process = self._plan, self._process
-        prepare_devices(plan, process)
+        devices.prepare_devices(plan, process)
         if process.rank in plan.leaders:
-            self._strategy = make_strategy(plan, process, self._emit)
+            self._strategy = devices.make_strategy(plan, process, self._emit)
             self._collective: Pausable[Addend] = Pausable(collective_of(plan, process, self._strategy))
             if self._collective.note:
                 self.notes.add(self._collective.note)
         else:
-            self._server = start_server(plan, process, self._emit)
-        return versions()
+            self._server = devices.start_server(plan, process, self._emit)
+        return devices.versions()
 
     def load(self, folder: str) -> events.Loaded:
         """Makes the process's data and looks for broken examples."""
@@ -151,7 +143,7 @@ class TensorFlowEngine:
             self.notes.keep(static.passed(plan.training.replica_batch))
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
-            set_policy(plan)
+            devices.set_policy(plan)
         if not plan.strategy.asynchronous:
             return make(self._strategy)
         with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
@@ -203,7 +195,7 @@ class TensorFlowEngine:
             )
         if shared:
             layout: Any = plan.strategy.build.get("layout")
-            placement.place(built, under, devices_by_replica(plan, self._process), layout)
+            placement.place(built, under, devices.devices_by_replica(plan, self._process), layout)
             count: Any = plan.strategy.build.get("micro_batches", 1)
             if count > 1:
                 placement.in_micro_batches(built, sample, count)

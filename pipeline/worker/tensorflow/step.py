@@ -76,7 +76,11 @@ class Replicas:
 
     def share(self, batch: Batch, examples: tf.Tensor) -> tf.Tensor:
         """The share (0 to 1) of the global batch's examples that count which this replica's batch holds."""
-        return share_of_one(examples) if self.padded else share_of(batch, examples)
+        if not self.padded:
+            return tf.cast(size_of(batch), tf.float32) / examples
+        # Of one that has a single example: the first replicas have those that count.
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
     def fed(self, batch: Batch) -> Batch:
         """A replica's batch, of which at least one example is there."""
@@ -326,17 +330,6 @@ def where(condition: tf.Tensor, gradient: Addend) -> Addend:
 def size_of(batch: Batch) -> tf.Tensor:
     """Examples of this replica, int32."""
     return tf.shape(tf.nest.flatten(batch)[0])[0]
-
-
-def share_of(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
-    """The share (0 to 1) of the global batch's examples that this replica's batch holds."""
-    return tf.cast(size_of(batch), tf.float32) / examples
-
-
-def share_of_one(examples: tf.Tensor) -> tf.Tensor:
-    """The share of a replica that has a single example: the first replicas have those that count."""
-    number = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
 
 def never_empty(batch: Batch) -> Batch:

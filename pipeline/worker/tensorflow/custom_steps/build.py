@@ -29,15 +29,8 @@ from pipeline.worker.tensorflow.custom_steps.watching import (
     watched,
     watching,
 )  # fmt: skip
-from pipeline.worker.tensorflow.loss_scaling.reduction import (
-    SEEDS,
-    Reduction,
-    is_own,
-    made_up,
-    on_pieces,
-    reduction_of,
-    total,
-)  # fmt: skip
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import CUSTOM_AS
 
 
@@ -70,7 +63,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     try:
         test = _returned(_Look(), model, "test_step", symbols)
     except ModelError as error:
-        if is_own(model, "test_step"):
+        if reduction.is_own(model, "test_step"):
             raise
         untested = str(error) if error.__cause__ is None else reason(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
@@ -86,16 +79,16 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
         look = _Look()
         with losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
             look.at(model.train_step, given(piece, own.arrays))
-        return [total(target) for target in look.targets]
+        return [reduction.total(target) for target in look.targets]
 
     try:
-        tries = on_pieces(tried, made_up(batch, SEEDS[0]))
+        tries = reduction.on_pieces(tried, reduction.made_up(batch, reduction.SEEDS[0]))
     except Exception:  # whatever a person's code raises on made-up examples
         return None
     for whole, first, second, doubled in zip(*tries, strict=False):
-        rule = reduction_of(whole, first, second)
+        rule = reduction.reduction_of(whole, first, second)
         if rule is Reduction.SUM or (
-            rule is Reduction.NEITHER and reduction_of(doubled, first, first) is Reduction.SUM
+            rule is Reduction.NEITHER and reduction.reduction_of(doubled, first, first) is Reduction.SUM
         ):
             vars(model)[CUSTOM_AS] = dataclasses.replace(own, sums=True)
             return (

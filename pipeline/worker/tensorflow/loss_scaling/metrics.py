@@ -18,18 +18,9 @@ from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow import loss_scaling as losses
+from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current, is_as_one_device
-from pipeline.worker.tensorflow.loss_scaling.reduction import (
-    SEEDS,
-    TOLERANCE,
-    Reduction,
-    is_known,
-    made_up,
-    on_pieces,
-    reduction_of,
-    scope,
-    trying,
-)  # fmt: skip
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.variables import kept_by_metrics
 
@@ -61,7 +52,7 @@ def _own(model: keras.Model) -> list[keras.metrics.Metric]:
 def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     """Shows the global batch to those metrics of a built model whose states replicas cannot add."""
     given_back(model)
-    tries = [_updates(model, batch, seed) for seed in SEEDS]
+    tries = [_updates(model, batch, seed) for seed in reduction.SEEDS]
     # What layers update where all replicas share a variable, also by an example that only stands for none.
     shared = [
         metric for metric in _own(model) if not all(hasattr(variable.value, "values") for variable in metric.variables)
@@ -74,7 +65,7 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
 
 def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
     """The metrics of a built model whose state is no sum over batches."""
-    return _not_added([_updates(model, batch, seed) for seed in SEEDS], over_examples=False)
+    return _not_added([_updates(model, batch, seed) for seed in reduction.SEEDS], over_examples=False)
 
 
 def on_global_batch(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -230,7 +221,7 @@ def _numbers(updates: Updates) -> list[Reduction | None]:
         ]
         for calls in updates
     )
-    return [reduction_of(*values) for values in zip(*numbers, strict=False)]
+    return [reduction.reduction_of(*values) for values in zip(*numbers, strict=False)]
 
 
 def _add_up(metric: keras.metrics.Metric, updates: Updates, over_examples: bool) -> bool:
@@ -263,12 +254,12 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     compiled, updates = model._compile_metrics, list[Tried]()
-    if compiled is not None and y is not None and not all(map(is_known, compiled.metrics)):
-        unknown = [metric for metric in compiled.metrics if not is_known(metric)]
-        examples = made_up((y, labels.predicted(model, x), weights), seed)
+    if compiled is not None and y is not None and not all(map(reduction.is_known, compiled.metrics)):
+        unknown = [metric for metric in compiled.metrics if not reduction.is_known(metric)]
+        examples = reduction.made_up((y, labels.predicted(model, x), weights), seed)
         updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), examples)
     if own := _own(model):
-        updates += _recorded(model, own, partial(_step, model), made_up((x, y, weights), seed))
+        updates += _recorded(model, own, partial(_step, model), reduction.made_up((x, y, weights), seed))
     return updates
 
 
@@ -283,13 +274,13 @@ def _recorded(
             for metric, of_metric in zip(metrics, calls, strict=True):
                 note = partial(lambda arguments, *values, **named: arguments.append((values, named)), of_metric)
                 stack.enter_context(patched(metric, {"update_state": note}))
-            stack.enter_context(scope(model))
+            stack.enter_context(reduction.scope(model))
             step(piece, share)
         return calls
 
     try:
         with losses.without_keras_scaling():
-            *pieces, _ = on_pieces(record, examples)
+            *pieces, _ = reduction.on_pieces(record, examples)
     except Exception:  # whatever a model of a person's own raises on made-up examples
         return []
     return [(metric, calls) for metric, *calls in zip(metrics, *pieces, strict=True)]
@@ -314,7 +305,7 @@ def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
             return False
         gained, expected = both - began, (first - began) + (second - began)
         size = max(np.abs(expected).max(initial=0.0), np.abs(both).max(initial=0.0))
-        if not (np.abs(gained - expected) <= TOLERANCE * size).all():
+        if not (np.abs(gained - expected) <= reduction.TOLERANCE * size).all():
             return False
     return True
 
@@ -330,7 +321,7 @@ def _fresh(metric: keras.metrics.Metric) -> State:
 def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Arguments]) -> State:
     """The metric's state after updates with these arguments."""
     begin = [(one, tf.cast(value, one.dtype)) for one, value in zip(metric.variables, fresh, strict=True)]
-    with trying(), keras.StatelessScope(begin) as state:
+    with reduction.trying(), keras.StatelessScope(begin) as state:
         for values, named in calls:
             type(metric).update_state(metric, *values, **named)
     return [np.array(state.get_current_value(variable), np.float64) for variable in metric.variables]

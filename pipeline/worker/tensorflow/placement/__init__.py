@@ -29,19 +29,10 @@ from pipeline.plan.size import Layer
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
 from pipeline.worker.tensorflow.size import BACKWARD
-from pipeline.worker.tensorflow.step import (
-    CALLED_AS,
-    FOLLOWED_AS,
-    Forward,
-    ReplicaStep,
-    caller,
-    never_empty,
-    optimizers,
-    size_of,
-)
 from pipeline.worker.variables import bytes_of, slots_of, within
 
 # The attribute under which a model keeps where it is.
@@ -84,7 +75,7 @@ class Placement:
         """The part of each variable of the model, its optimizers and its metrics, by id."""
         parts = dict.fromkeys(map(id, _all_variables(model)), 0)
         parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
-        slots = slots_of(optimizers(model))
+        slots = slots_of(steps.optimizers(model))
         return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
 
     @contextlib.contextmanager
@@ -101,7 +92,7 @@ class Placement:
         calls = SCOPE.findall(name.rpartition(BACKWARD)[2])
         return (int(calls[-1][0]), int(calls[-1][1])) if calls else None
 
-    def followed(self, replica_step: ReplicaStep) -> ReplicaStep:
+    def followed(self, replica_step: steps.ReplicaStep) -> steps.ReplicaStep:
         """A step of which nothing is left for TensorFlow to place, which would put it on the first device."""
 
         def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
@@ -198,23 +189,23 @@ def place(
     placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
     placement = Placement(all_units, placed, [[f"/device:{name}" for name in names] for names in devices])
     at = placement.of_variables(model)
-    key, now = optimizers(model)[0]._var_key, dict[str, str]()
+    key, now = steps.optimizers(model)[0]._var_key, dict[str, str]()
     for variable in _all_variables(model):
         before = key(variable)
         _move(variable, strategy, placement.on(at[id(variable)]))
         now[before] = key(variable)
-    for optimizer in optimizers(model):
+    for optimizer in steps.optimizers(model):
         for one in within(optimizer):
             _rekey(one, now)
     for number in range(len(all_units)):
         _call_on(number, placement)
-    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = placement, placement.followed
+    vars(model)[KEPT_AS], vars(model)[steps.FOLLOWED_AS] = placement, placement.followed
     return placement
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
     of_optimizers = [
-        variable for optimizer in optimizers(model) for one in within(optimizer) for variable in one.variables
+        variable for optimizer in steps.optimizers(model) for one in within(optimizer) for variable in one.variables
     ]
     every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
     return list(every.values())
@@ -260,7 +251,7 @@ def units(model: keras.Model) -> list[Unit]:
 
     A layer that is called twice is placed where it comes first; so is a variable that two layers share.
     """
-    slots, all_units, placed = slots_of(optimizers(model)), list[Unit](), set[int]()
+    slots, all_units, placed = slots_of(steps.optimizers(model)), list[Unit](), set[int]()
     for name, operation in _operations(model, ""):
         if id(operation) in placed:
             continue
@@ -330,7 +321,7 @@ def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
 
     Raises `ModelError` for one that they would train otherwise, or not at all.
     """
-    call = caller(model)
+    call = steps.caller(model)
     if reduction.is_own(model, "train_step"):
         expected = f"a model that Keras's own train_step trains for {KEY}={count}"
         raise ModelError(expected, f"{type(model).__name__}, which calls itself on whole batches", f"{KEY}=1")
@@ -342,14 +333,14 @@ def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
         expected = f"layers that compute each example by itself for {KEY}={count}"
         received = f"one that keeps {changed[0].path} of each batch"
         raise ModelError(expected, received, f"{KEY}=1, or another normalization")
-    vars(model)[CALLED_AS] = _in_pieces(model, call, count)
+    vars(model)[steps.CALLED_AS] = _in_pieces(model, call, count)
 
 
-def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
+def _in_pieces(model: keras.Model, call: steps.Forward, count: int) -> steps.Forward:
     """Returns what calls the model in training on so many micro-batches, with the outputs of the whole batch."""
 
     def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
-        piece = never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
+        piece = steps.never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
         outputs = call(piece, training=True)
         _expect_no_losses(model, count)
         # What is more only stood for none.
@@ -358,7 +349,7 @@ def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
     def called(x: Batch, training: bool) -> Batch:
         if not training:
             return call(x, training=training)
-        size = size_of(x)
+        size = steps.size_of(x)
         bounds = [size * number // count for number in range(count + 1)]
         pieces = [one(x, first, last) for first, last in itertools.pairwise(bounds)]
         return keras.tree.map_structure(lambda *leaves: _joined(leaves), *pieces)
