@@ -153,7 +153,6 @@ class TensorFlowEngine:
         return built
 
     def _loop_over(self, model: keras.Model, data: Data, held_out: list[Data], position: Position) -> Loop:
-        """Returns the loop that trains the model, from a position in the data."""
         plan, strategy, bits = self._plan, self._strategy, self._plan.training.gradient_bits
         first, rest = (*held_out, None, None)[:2]
         if plan.strategy.asynchronous:

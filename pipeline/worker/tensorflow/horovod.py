@@ -6,7 +6,6 @@ addresses, and each tells Horovod its place from the plan. Horovod's client has 
 beginning of the path.
 """
 
-import contextlib
 import hmac
 import itertools
 import math
@@ -16,8 +15,10 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import psutil
 import tensorflow as tf
@@ -36,7 +37,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     own = over(strategy)
     first = plan.leaders[0]
     host = _host(plan, first)
-    elsewhere = contextlib.nullcontext((0, "00" * TOKEN_BYTES))
+    elsewhere = nullcontext((0, "00" * TOKEN_BYTES))
     with served(host) if process.rank == first else elsewhere as (port, token):
         (received,) = agreement.from_first(strategy, own)([tf.constant([port, *token.encode()])])
         port, token = int(received[0]), bytes(received[1:].numpy().tolist()).decode()
@@ -153,7 +154,7 @@ def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, 
     }
 
 
-@contextlib.contextmanager
+@contextmanager
 def told(values: Mapping[str, str]) -> Iterator[None]:
     """Inside, the environment has these values, which Horovod reads once, as it begins."""
     before = {name: os.environ.get(name) for name in values}
@@ -173,7 +174,6 @@ def _host(plan: Plan, rank: int) -> str:
 
 
 def _interface(host: str) -> str:
-    """The network interface of this machine that has an address."""
     names = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == host for one in addresses))
     name: str | None = next(names, None)
     if name is None:
@@ -191,11 +191,12 @@ TOKEN_BYTES = 16
 @contextmanager
 def served(host: str) -> Iterator[tuple[int, str]]:
     """The port and the token of one at an address of this machine, and no other, as long as the context lasts."""
-    server = _Server((host, 0), _Handler)
+    token = secrets.token_hex(TOKEN_BYTES)
+    server = ThreadingHTTPServer((host, 0), partial(_Handler, f"/{token}", {}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield server.server_address[1], server.token
+        yield server.server_address[1], token
     finally:
         server.shutdown()
         server.server_close()
@@ -211,33 +212,26 @@ def address(host: str, port: int, token: str) -> str:
     return f"{host}:{port}/{token}"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.kept: dict[str, bytes] = {}
-        self.token = secrets.token_hex(TOKEN_BYTES)
-
-
 class _Handler(BaseHTTPRequestHandler):
     """Answers `HTTPStore` of horovod/common/gloo/http_store.cc: GET, PUT and DELETE of /scope/key."""
 
-    server: _Server
+    def __init__(self, token: str, kept: dict[str, bytes], *request: Any) -> None:
+        """`kept` are the values of all, by path, which begins with the `token`."""
+        self._token, self._kept = token, kept
+        super().__init__(*request)
 
     def parse_request(self) -> bool:
         """Refuses who does not know the token, before anything of it is read."""
         if not super().parse_request():
             return False
-        token = f"/{self.server.token}"
-        if hmac.compare_digest(self.path[: len(token)].encode(), token.encode()):
+        if hmac.compare_digest(self.path[: len(self._token)].encode(), self._token.encode()):
             return True
         self._answer(403)
         return False
 
     def do_GET(self) -> None:
         """Answers with what is kept, or 404 where nothing is yet, which Horovod asks for again."""
-        value = self.server.kept.get(self.path)
+        value = self._kept.get(self.path)
         self._answer(200 if value is not None else 404, value or b"")
 
     def do_PUT(self) -> None:
@@ -246,12 +240,12 @@ class _Handler(BaseHTTPRequestHandler):
         if size > MOST_BYTES:
             self._answer(413)
             return
-        self.server.kept[self.path] = self.rfile.read(size)
+        self._kept[self.path] = self.rfile.read(size)
         self._answer(200)
 
     def do_DELETE(self) -> None:
         """Forgets it. A process that has met all others takes back what it never left."""
-        self.server.kept.pop(self.path, None)
+        self._kept.pop(self.path, None)
         self._answer(200)
 
     def log_message(self, format: str, *arguments: object) -> None:

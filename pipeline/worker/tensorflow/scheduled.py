@@ -225,6 +225,5 @@ class AsyncLoop(Loop):
                 self._coordinator.done()
 
     def _tensors(self) -> list[tf.Tensor]:
-        """The metrics' state now."""
         with tf.device("CPU:0"):
             return [tf.constant(value, fresh.dtype) for value, fresh in zip(self._state, self._fresh, strict=True)]

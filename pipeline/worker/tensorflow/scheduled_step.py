@@ -239,7 +239,6 @@ def applied(
 
 
 def _read_whole(model: keras.Model) -> list[keras.Variable]:
-    """The variables that a step reads whole."""
     looked_up = {id(shard) for shard in tables.shards(model)}
     return [variable for variable in model.trainable_variables if id(variable) not in looked_up]
 

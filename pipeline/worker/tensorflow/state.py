@@ -28,9 +28,8 @@ def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[
     others = held([model, *applied], [*model.variables, *of_optimizers, *metrics])
     others = [*kept_by_metrics(model.metrics), *others]
     apart = [one for one in others if _is_counted_apart(one)]
-    return [one for one in others if not _is_counted_apart(one)], [
-        one for one in apart if isinstance(one, keras.Variable)
-    ]
+    together = [one for one in others if not _is_counted_apart(one)]
+    return together, [one for one in apart if isinstance(one, keras.Variable)]
 
 
 def value_of(variable: Variable) -> np.ndarray:

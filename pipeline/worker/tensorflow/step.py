@@ -366,5 +366,4 @@ def caller(model: keras.Model) -> Forward:
     """Returns what calls the model, with `training` where its `call` takes that; on micro-batches where it is laid out
     so.
     """
-    whole: Forward = model if model._call_has_training_arg else lambda x, training: model(x)
-    return vars(model).get(CALLED_AS, whole)  # type: ignore[no-any-return]
+    return vars(model).get(CALLED_AS, partial(losses.call, model))  # type: ignore[no-any-return]

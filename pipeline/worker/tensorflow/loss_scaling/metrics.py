@@ -207,7 +207,6 @@ class _OnGlobalBatch:
 
 
 def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.Tensor) -> None:
-    """Gives a variable that all replicas share the value that all of them know."""
     strategy.extended.update(variable, lambda shared, new: shared.assign(new), args=(value,), group=False)
 
 
@@ -311,7 +310,6 @@ def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
 
 
 def _fresh(metric: keras.metrics.Metric) -> State:
-    """The values that a metric begins with."""
     zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metric.variables]
     with keras.StatelessScope(zeros) as state:
         metric.reset_state()
@@ -319,7 +317,6 @@ def _fresh(metric: keras.metrics.Metric) -> State:
 
 
 def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Arguments]) -> State:
-    """The metric's state after updates with these arguments."""
     begin = [(one, tf.cast(value, one.dtype)) for one, value in zip(metric.variables, fresh, strict=True)]
     with reduction.trying(), keras.StatelessScope(begin) as state:
         for values, named in calls:
