@@ -269,7 +269,7 @@ def _together(
 
 
 def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
-    """The sums over replicas as TensorFlow makes them, whatever answers others who ask for such; see `whole.py`."""
+    """The sums over replicas as TensorFlow makes them, whatever `global_batch` has answer others who ask."""
     reduce = type(context).all_reduce
     summed: Arrays = getattr(reduce, "answers_for", reduce)(context, tf.distribute.ReduceOp.SUM, arrays)
     return summed

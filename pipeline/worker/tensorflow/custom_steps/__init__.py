@@ -148,10 +148,7 @@ def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
 @contextlib.contextmanager
 def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
-    with contextlib.ExitStack() as stack:
-        for optimizer in applied:
-            stack.enter_context(updating(optimizer))
-        stack.enter_context(watched())
+    with updating(*applied), watched():
         yield
 
 

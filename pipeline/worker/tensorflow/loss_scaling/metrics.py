@@ -35,18 +35,19 @@ Tried: TypeAlias = tuple[keras.metrics.Metric, Updates]
 
 def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics that a person sees: those compiled, each by itself, the model's own, and its layers'."""
-    compiled = model._compile_metrics
-    inner = [] if compiled is None else compiled.metrics
-    left_out = [compiled, model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else [])]
+    of_losses = model._compile_loss.metrics if model._compile_loss else []
+    left_out = [model._compile_metrics, model._loss_tracker, *of_losses]
     others = [metric for metric in model.metrics if not any(metric is other for other in left_out)]
-    return _distinct([*inner, *others])
+    return _distinct([*_compiled(model), *others])
 
 
 def _own(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics of a model and its layers that it is not compiled with."""
-    compiled = model._compile_metrics
-    inner = [] if compiled is None else compiled.metrics
-    return [metric for metric in of_model(model) if not any(metric is other for other in inner)]
+    return [metric for metric in of_model(model) if not any(metric is other for other in _compiled(model))]
+
+
+def _compiled(model: keras.Model) -> list[keras.metrics.Metric]:
+    return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
 def count_on_global_batch(model: keras.Model, batch: Batch) -> None:

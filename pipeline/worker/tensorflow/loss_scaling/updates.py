@@ -7,6 +7,7 @@ trace, that is nearly a half. The half of its operations that are traced here co
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -26,25 +27,28 @@ KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, obj
 
 
 @contextlib.contextmanager
-def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Inside, steps that are traced have an optimizer update weights as it is to among replicas."""
+def updating(*optimizers: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, steps that are traced have optimizers update weights as they are to among replicas."""
     with contextlib.ExitStack() as stack:
-        for one in variables.updating(optimizer):
-            stack.enter_context(_accumulated_among_replicas(one))
-            stack.enter_context(_overwritten_without_branch(one))
-            stack.enter_context(traced_briefly(one))
+        for one in itertools.chain(*map(variables.updating, optimizers)):
+            stack.enter_context(patched(one, _answers(one)))
         yield
 
 
-def _accumulated_among_replicas(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Inside, steps that are traced have `optimizer` update after as many steps as it says.
-
-    The condition is around all replicas, since it is the same for each.
-    """
-    accumulates = optimizer.gradient_accumulation_steps
-    return patched(
-        optimizer, {"_backend_apply_gradients": partial(_apply_accumulated, optimizer)} if accumulates else {}
-    )
+def _answers(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
+    """What steps that are traced are to find in an optimizer in place of its own, by name."""
+    instead, apply = dict[str, object](), optimizer._backend_apply_gradients
+    if optimizer.gradient_accumulation_steps:
+        # The condition is around all replicas, since it is the same for each.
+        instead["_backend_apply_gradients"] = apply = partial(_apply_accumulated, optimizer)
+    if optimizer.use_ema and (frequency := optimizer.ema_overwrite_frequency):
+        # All replicas are traced inside, so none sees another's change.
+        instead["_backend_apply_gradients"] = partial(_apply_and_overwrite, optimizer, frequency, apply)
+        instead["ema_overwrite_frequency"] = None
+    # An Adam or AdamW of Keras's.
+    if type(optimizer).update_step is keras.optimizers.Adam.update_step and not optimizer.amsgrad:
+        instead["update_step"] = partial(_update, optimizer, {})
+    return instead
 
 
 def _apply_accumulated(
@@ -79,16 +83,6 @@ def _apply_accumulated(
         optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
 
 
-def _overwritten_without_branch(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Inside, steps that are traced overwrite the weights that `optimizer` updates as often as it says."""
-    frequency = optimizer.ema_overwrite_frequency if optimizer.use_ema else None
-    if not frequency:
-        return contextlib.nullcontext()
-    apply = partial(_apply_and_overwrite, optimizer, frequency, optimizer._backend_apply_gradients)
-    # All replicas are traced inside, so none sees another's change.
-    return patched(optimizer, {"_backend_apply_gradients": apply, "ema_overwrite_frequency": None})
-
-
 def _apply_and_overwrite(
     optimizer: keras.optimizers.Optimizer,
     frequency: int,
@@ -111,12 +105,6 @@ def _overwrite(
 
     for variable, average in pairs:
         strategy.extended.update(variable, chosen, args=(average, due), group=False)
-
-
-def traced_briefly(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Inside, steps that are traced update dense variables so where the optimizer is an Adam or AdamW of Keras's."""
-    is_adam = type(optimizer).update_step is keras.optimizers.Adam.update_step and not optimizer.amsgrad
-    return patched(optimizer, {"update_step": partial(_update, optimizer, {})} if is_adam else {})
 
 
 def _update(
