@@ -23,6 +23,7 @@ from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loop import Loop, Results
 from pipeline.worker.tensorflow.loss_scaling import metrics
+from pipeline.worker.tensorflow.patched import patched
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2
@@ -186,11 +187,9 @@ class AsyncLoop(Loop):
         if self._compiled is None:
             index = tf.TensorSpec([None], tf.int64)
             # As in `schedule`: without it TensorFlow warns that the step might run here.
-            self.strategy.extended._being_scheduled = True
-            self._compiled = tf.function(self._packed, autograph=False).get_concrete_function(
-                self._source._values[0]._type_spec, index, index
-            )
-            self.strategy.extended._being_scheduled = False
+            with patched(self.strategy.extended, {"_being_scheduled": True}):
+                packed = tf.function(self._packed, autograph=False)
+                self._compiled = packed.get_concrete_function(self._source._values[0]._type_spec, index, index)
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
         self._handed_out += count

@@ -24,7 +24,7 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.patched import patched
-from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller, narrowed, widened
+from pipeline.worker.tensorflow.step import Carried, Validate, all_reduce_once, awaited, caller, narrowed, widened
 
 # To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
 # many of its steps are made before. Each takes a trace of its own.
@@ -34,11 +34,8 @@ FEW = 16
 # An array of so many bytes goes by itself: to join it with others would take as long as a message.
 LARGE = 1 << 20
 
-# See `scheduled_steps` and `validation_alone`.
+# See `scheduled_steps`.
 ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-ValidationAlone: TypeAlias = Callable[
-    [Batches, tf.Tensor, Sequence[tf.Tensor]], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]
-]
 
 
 def scheduled_steps(
@@ -117,7 +114,7 @@ def scheduled_steps(
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> ValidationAlone:
+def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> Validate:
     """A compiled function that evaluates `model` for a number of steps, on this process alone.
 
     (iterator over (examples, [a batch]), steps, the metrics' state) ->

@@ -37,6 +37,7 @@ from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
+from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.step import Replicas
 
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
@@ -235,12 +236,8 @@ class Replica(Watcher):
         # Counts are exact up to 2^53, in a type that everything adds.
         wide = [value if value.dtype.is_floating else tf.cast(value, tf.float64) for value in states]
         totals = [tf.cast(total, value.dtype) for total, value in zip(self._collective.sum(wide), states, strict=True)]
-        within, self._used = self._used, []
-        try:
-            with keras.StatelessScope(zip(summed, totals, strict=True)):
-                return call()
-        finally:
-            self._used = within
+        with patched(self, {"_used": []}), keras.StatelessScope(zip(summed, totals, strict=True)):
+            return call()
 
     def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
         """A loss whose value times the share adds up to the global batch's."""

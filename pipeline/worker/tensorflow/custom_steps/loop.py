@@ -16,6 +16,7 @@ from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.custom_steps import Returned
 from pipeline.worker.tensorflow.loop import Loop, Results
+from pipeline.worker.tensorflow.patched import patched
 
 
 class CustomLoop(Loop):
@@ -37,11 +38,8 @@ class CustomLoop(Loop):
 
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and what `test_step` gives back over the whole validation part; empty where there is none."""
-        self._validating = True
-        try:
+        with patched(self, {"_validating": True}):
             return super().evaluate(steps_per_call, emit)
-        finally:
-            self._validating = False
 
     def metrics(self) -> dict[str, float]:
         """Returns the last step's values, of metrics the results over all replicas; also one that it calls loss."""

@@ -32,6 +32,7 @@ from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
+from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.variables import bytes_of, slots_of, within
 
@@ -97,13 +98,9 @@ class Placement:
 
         def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
             number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-            before, self._replica.number = self._replica.number, int(number)
-            try:
-                # The public `tf.device` takes no function.
-                with tf.compat.v1.device(self._device_of):
-                    return replica_step(examples, batch)
-            finally:
-                self._replica.number = before
+            # The public `tf.device` takes no function.
+            with patched(self._replica, {"number": int(number)}), tf.compat.v1.device(self._device_of):
+                return replica_step(examples, batch)
 
         return step
 
