@@ -222,8 +222,9 @@ def lent(
     gather: bool = False,
 ) -> Iterator[None]:
     """Inside, a user's compiled model is `ready`; afterwards all but what it learnt is as it was."""
-    before: list[tuple[object, str, object]] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(step.sum_as_keras_does, model.optimizer)
+        stack.callback(metrics.given_back, model)
         with strategy.scope(), global_batch.asking_nobody(model):
             _check_distribution()
             _check_optimizer(model.optimizer, strategy)
@@ -231,21 +232,16 @@ def lent(
             with compiling.in_words(model, batch):
                 labels.check(model, batch)
                 model._symbolic_build(data_batch=batch)
-            before += [(layer, "_losses", layer._losses) for layer in model._flatten_layers()]
-            before += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(model)]
-            if model._compile_loss is not None:
-                before.append((model._compile_loss, "_flat_losses", model._compile_loss._flat_losses))
+            # Set as they are, to be put back.
+            for layer in model._flatten_layers():
+                stack.enter_context(patched(layer, {"_losses": layer._losses}))
+            for layer in normalization.layers(model):
+                stack.enter_context(patched(layer, {"synchronized": layer.synchronized, "_moments": layer._moments}))
+            if (compiled := model._compile_loss) is not None:
+                stack.enter_context(patched(compiled, {"_flat_losses": compiled._flat_losses}))
             ready(model, strategy, batch, collective, note, gather)
         step.all_reduce_once(model.optimizer)
         yield
-    finally:
-        for owner, name, value in before:
-            # Past Keras's own setter, which would track the value a second time.
-            vars(owner)[name] = value
-        for layer in normalization.layers(model):
-            vars(layer).pop("_moments", None)
-        metrics.given_back(model)
-        step.sum_as_keras_does(model.optimizer)
 
 
 def _compile(

@@ -82,15 +82,12 @@ def _samples(
     model: keras.Model, compiled: Sequence[losses.ExactLoss], piece: Batch, share: float
 ) -> list[list[losses.Sample | None]]:
     """Returns the samples of each of these losses, one a call."""
-    for loss in compiled:
-        loss.samples = []
-    try:
-        with reduction.scope(model):
-            model._compile_loss(*piece)
-        return [loss.samples or [] for loss in compiled]
-    finally:
+    with contextlib.ExitStack() as stack:
         for loss in compiled:
-            loss.samples = None
+            stack.enter_context(patched(loss, {"samples": []}))
+        stack.enter_context(reduction.scope(model))
+        model._compile_loss(*piece)
+        return [loss.samples or [] for loss in compiled]
 
 
 def _may_add(layer: keras.layers.Layer) -> bool:
