@@ -31,7 +31,6 @@ import record
 from rich.console import Console
 from scale import config_of, planning_seconds
 
-from pipeline.commands.verbs import options
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
@@ -140,7 +139,7 @@ def _composed(size: int, output: Path) -> Requests:
     words = [*QUICK, "backend=jax", f"output_dir={output}", "sweep.name=grown", f"train.seed=range({size})"]
     screen = terminal.Terminal(Console(file=open(os.devnull, "w")), time.time)  # noqa: SIM115
     requests = Requests(Session(tuple(sys.path), os.environ, screen, Tracker))
-    requests.compose(Composer("config", Config, None), options(["-m", *words]))
+    requests.accept(Composer("config", Config, None).points(words, True))
     assert len(requests.to_run) == size
     return requests
 

@@ -5,7 +5,6 @@
 What a verb needs is imported once it is typed.
 """
 
-import argparse
 import difflib
 import gc
 import os
@@ -13,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from pipeline.commands import module
 from pipeline.config.offered import choices, elsewhere, near
@@ -35,6 +33,7 @@ VERBS = {
 # The modules of verbs that share one; others have one of their own.
 MODULES = {
     "report": "results", "compare": "results", "explain": "results", "sync": "mlflow_store", "ui": "mlflow_store",
+    "attach": "running",
 }  # fmt: skip
 # Verbs that train, or say what training would do, and the setting that each is short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
@@ -59,9 +58,6 @@ ELSEWHERE = {
     "version": "--version",
 }
 
-# Options of which only one can be obeyed.
-COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # The highest of the numbers of the standard streams.
 STDERR = 2
 # New objects between two looks for garbage; Python has 700.
@@ -173,68 +169,6 @@ def verb(
 ) -> Callable[[Callable[[Words], int]], Verb]:
     """Makes what does a verb its command."""
     return lambda do: Verb(do, words, does, keys, least, most)
-
-
-class Parser(argparse.ArgumentParser):
-    """Hydra's options and overrides, in any order."""
-
-    def __init__(self) -> None:
-        super().__init__(prog="python -m pipeline", add_help=False)
-        self.add_argument("overrides", nargs="*", help="key=value and group=choice")
-        for long, short, does in (
-            ("--help", "-h", "This program's help"),
-            ("--hydra-help", "", "This page"),
-            ("--run", "-r", "One run"),
-            ("--multirun", "-m", "A sweep: a run of each combination of values"),
-            ("--resolve", "", "With --cfg: values in place of what refers to them"),
-            ("--shell-completion", "-sc", "Hydra's own completion; see also --completion"),
-        ):
-            self.add_argument(*filter(None, (long, short)), action="store_true", help=does)
-        self.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="Prints the config in place of a run")
-        self.add_argument("--package", "-p", help="With --cfg: the part of the config that is printed")
-        self.add_argument("--config-path", "-cp", help="Folder of choices in place of this program's own")
-        self.add_argument("--config-name", "-cn", help="Config to begin with, config.yaml by default")
-        self.add_argument("--config-dir", "-cd", help="Folder of more choices")
-        self.add_argument("--info", "-i", const="all", nargs="?", choices=INFO, help="What Hydra knows")
-
-    def error(self, message: str) -> NoReturn:
-        """Raises instead of ending the program."""
-        raise argparse.ArgumentError(None, message)
-
-
-def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options and overrides of a command line. Raises `UserError`.
-
-    >>> options(["workers=2", "--config-dir", "mine", "model=own", "-m"]).overrides
-    ['workers=2', 'model=own']
-    >>> options(["--workers", "2"])
-    Traceback (most recent call last):
-    pipeline.errors.UserError: Expected options that exist, with their values, received unrecognized \
-arguments: --workers. Try workers=2.
-    """
-    try:
-        typed: argparse.Namespace = Parser().parse_intermixed_args(arguments)
-    except argparse.ArgumentError as error:
-        # Only where something is wrong: what knows Hydra's errors takes a moment to import.
-        from pipeline.config.instead import meant_by_option
-
-        problem = error.message
-        raise UserError("options that exist, with their values", problem, meant_by_option(arguments, problem)) from None
-    if sum(getattr(typed, name) not in (False, None) for name in COMMANDS) > 1:
-        raise UserError(f"one of --{', --'.join(COMMANDS)}", "several", "one of them")
-    if typed.resolve and not typed.cfg:
-        raise UserError("--resolve beside --cfg", "it alone", "--cfg job --resolve")
-    return typed
-
-
-def where_configs_are(typed: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the options that say where configs are, to be typed again.
-
-    >>> where_configs_are(options(["--config-dir", "mine", "model=own", "-m"]))
-    ('--config-dir=mine',)
-    """
-    named = {name: getattr(typed, name) for name in ("config_path", "config_name", "config_dir")}
-    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value)
 
 
 def main() -> int:

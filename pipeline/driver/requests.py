@@ -1,13 +1,12 @@
-"""Turns the command line into requests for runs: Hydra composes all, and each is validated before any run starts.
+"""Turns composed configs into requests for runs, each of which is validated before any run starts.
 
 A run that is refused has its result at once, and so has one that an earlier command of the same sweep finished.
 """
 
-import argparse
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
-from pipeline.config.composing import Composed, Composer
+from pipeline.config.composing import Composed
 from pipeline.config.schema import COMPOSED, Config, Mode, Order
 from pipeline.driver import RunResult, run_folders, start
 from pipeline.driver import sweep as sweeps
@@ -51,15 +50,15 @@ class Requests:
         # Hydra's folder of all runs.
         self._folder: Path | None = None
 
-    def compose(self, composer: Composer, given: argparse.Namespace) -> int | None:
-        """Composes all runs of a command. The session gets the results that need no run.
+    def accept(self, composed: Iterable[Composed]) -> int | None:
+        """Accepts all runs of a command. The session gets the results that need no run.
 
         Returns the exit code if this command was a driver's agent instead, which has the runs. A strategy of one device
         trains on one, whatever `workers` says, and the terminal says so. In a sweep it has one such run, the control of
         the others; another is refused.
         """
-        for composed in composer.points(given.overrides, given.multirun):
-            if (code := self._read(composed)) is not None:
+        for point in composed:
+            if (code := self._read(point)) is not None:
                 return code
         for place, request in enumerate(self._all):
             if request is not None:

@@ -12,7 +12,7 @@ import pytest
 from plans import config
 from shown_runs import a_plan, told
 
-from pipeline.commands import train
+from pipeline.commands import running
 from pipeline.config.schema import Config, SweepConfig
 from pipeline.data import needed
 from pipeline.driver import RunResult
@@ -68,7 +68,7 @@ def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bo
     session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), "a"))
     requests = Requests(session)
     requests.many, requests.to_run = many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)}
-    assert train._how_to_go_on(requests, session).endswith(words)
+    assert running._how_to_go_on(requests, session).endswith(words)
 
 
 def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
@@ -80,7 +80,7 @@ def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=8)), "c"))
     for name in ("a", "b"):
         session.ended_early.append(RunResult(Result(), name))
-    assert train._how_to_go_on(requests, session) == (
+    assert running._how_to_go_on(requests, session) == (
         "a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: the same command goes on "
         "from there, and keeps the points that have finished."
     )

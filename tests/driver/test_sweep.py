@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
-from pipeline.commands.verbs import options
+from pipeline.commands.train import options
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config, ModelConfig, Order

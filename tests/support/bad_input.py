@@ -22,7 +22,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from pipeline.commands.verbs import VERBS, options
+from pipeline.commands.train import options
+from pipeline.commands.verbs import VERBS
 from pipeline.config import offered
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.parts import places

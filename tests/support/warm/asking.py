@@ -49,6 +49,7 @@ def compose_once() -> None:
     from hydra.core.plugins import Plugins
     from hydra.core.singleton import Singleton
 
+    from pipeline.commands import running as commands  # noqa: F401
     from pipeline.commands import train
     from pipeline.config import config
 

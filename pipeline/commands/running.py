@@ -1,0 +1,383 @@
+"""Runs what was composed, or takes the place of a driver that is gone; shows what became of it, as does the exit code.
+
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM,
+SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another signal n,
+143 also where somebody cancelled a scheduler's job.
+"""
+
+import os
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.commands import module
+from pipeline.commands.train import refused
+from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
+from pipeline.config import config as configs
+from pipeline.config.composing import Composed
+from pipeline.driver import Ahead, RunResult, Screen, start, sweep
+from pipeline.driver.requests import Requests, devices, most_at_once
+from pipeline.driver.run_folders import PLAN, find
+from pipeline.driver.session import CLOSE_SECONDS, RunRequest, Session
+from pipeline.driver.session import Key as RunKey
+from pipeline.errors import UserError
+from pipeline.launch import signals
+from pipeline.launch.signals import PREEMPTING
+from pipeline.record.files import run_id_of
+from pipeline.record.log import from_here
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import Tracker
+from pipeline.views.terminal.verdict_text import enumerated
+from pipeline.worker.model_error import is_own
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.driver.supervisor import Supervisor
+    from pipeline.views.report import WrittenReport
+
+# Lines shown of a failed process's log.
+LOG_LINES = 8
+# Where an error says it came up, and so many letters of its reason as are looked for in a log.
+PLACE, START = re.compile(r" \([^()]+:\d+\)"), 60
+# A frame of a traceback, and what Python writes between two that belong together.
+FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
+CHAINED = ("direct cause of the following exception:", "another exception occurred:")
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+# Of a run whose job was cancelled: 128 and the number of SIGTERM, with which that begins.
+KILLED = 143
+
+
+def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> int:
+    """Runs all points, one after the other, and shows what came of them; returns the exit code.
+
+    `where_configs_are` are options to be typed again with a point's overrides.
+    """
+    console, session = _session(tuple(where_configs_are))
+    points, code = Requests(session, partial(tell, console=console)), 1
+    try:
+        with signals.interrupt(session.spares):
+            if (served := points.accept(composed)) is not None:
+                code = served
+                return code
+            _run(points, session, console)
+            ended_by = _conclude(points, session, console)
+        code = code_of(_done(points, session))
+        # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+        if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
+            if session.preemption.by_person:
+                code = 128 + signal.SIGINT
+            elif code != KILLED:
+                code = PREEMPTED
+        if ended_by is not None:
+            code = 128 + ended_by.number
+        return code
+    except signals.Interrupted as interrupted:
+        if session.left is not None:
+            say_left(session.left)
+            code = 128 + interrupted.number
+            return code
+        if points.many and session.results:
+            session.screen.say("")
+            console.print(show.sweep_table(_done(points, session)))
+        show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
+        code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+        return code
+    except Exception as error:
+        code = refused(error)
+        return code
+    finally:
+        points.release()
+        session.close(code)
+
+
+def _session(options: tuple[str, ...] = ()) -> "tuple[Console, Session]":
+    """The console that a command writes to, and its session."""
+    console = show.console_on(sys.stdout)
+    screen = show.Terminal(console, time.time)
+    search, environ = (os.getcwd(), *sys.path), dict(os.environ)
+    return console, Session(search=search, environ=environ, screen=screen, track=Tracker, options=options)
+
+
+@verb(
+    "RUN",
+    "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
+    "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
+    (OUTPUT_DIR, Key("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
+    least=1,
+    most=1,
+)
+def attach(typed: Words) -> int:
+    """Takes the place of the run's driver."""
+    from pipeline.driver import resume
+
+    configs.register(partial(devices, os.environ))
+    console, session = _session()
+    code = 1
+    try:
+        end, output = typed.is_true("end"), Path(typed["output_dir"])
+        folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
+        with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
+            code = _trained(supervisor, session, console)
+        return code
+    except UserError:
+        code = 2
+        raise
+    except signals.Interrupted as interrupted:
+        code = _left(session, interrupted)
+        return code
+    finally:
+        session.close(code)
+
+
+def _trained(supervisor: "Supervisor", session: Session, console: "Console") -> int:
+    """Takes a run to its end, and shows its result; returns the exit code."""
+    request, step = supervisor.request, supervisor.run.step
+    session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
+    session.screen.planned(supervisor.plan, False, None)
+    ended = request.ended(supervisor.train())
+    sweep.note_alone(request.folder, ended)
+    tell(ended, False, console)
+    unsent, interrupted = session.settle()
+    tell_id(ended, console)
+    if unsent:
+        show.say_error(unsent)
+    if interrupted is not None:
+        return 128 + interrupted.number
+    if ended.result.ending.status == "PREEMPTED":
+        return 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
+    return code_of([ended])
+
+
+def _left(session: Session, interrupted: signals.Interrupted) -> int:
+    """Says what becomes of a run whose command a signal has ended; returns the exit code."""
+    if session.left is not None:
+        say_left(session.left)
+    else:
+        show.say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
+    return PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
+
+
+def say_left(folder: Path) -> None:
+    """Says that a run trains on without this command, and how to come back to it."""
+    from pipeline.driver import resume
+
+    show.say_error(f"{from_here(folder)} trains on: {resume.how(folder)}")
+
+
+def _how_to_go_on(points: Requests, session: Session) -> str:
+    """Returns which checkpoints the runs that a signal has ended left, and how to resume them."""
+    configs_of = [request.config for request in points.to_run.values()]
+    named = any(config.sweep.name is not None for config in configs_of)
+    steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
+    if not steps:
+        return "The same command goes on with the sweep." if named else "Nothing was under way."
+    sentences = [
+        f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
+        for folder, step in sorted(steps.items())
+    ]
+    checkpoints = enumerated(sentences)
+    how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
+    if any(config.resume == start.NEVER for config in configs_of):
+        return f"{checkpoints}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
+    also = (
+        ", and keeps the points that have finished"
+        if named
+        else "; with sweep.name=mine it would keep other points too"
+    )
+    return f"{checkpoints}: the same command goes on {how}{also * points.many}."
+
+
+def _run(points: Requests, session: Session, console: "Console") -> None:
+    """Runs what is to be run, and writes down what became of each."""
+    screen = session.screen
+    if points.finished and points.sweep is not None:
+        screen.say(_kept_line(points))
+    if (count_at_once := most_at_once(points, session)) > 1:
+        _run_at_once(points, session, console, count_at_once)
+        return
+    count, took = len(points.to_run), list[float]()
+    if points.many and points.to_run:
+        screen.shares([*points.shown(session.results).values()])
+    if points.sweep is not None and points.to_run:
+        # While processes import TensorFlow, and nothing is timed.
+        module("results").reports.warm_up()
+    before: int | None = None
+    for done, (key, point) in enumerate(points.to_run.items()):
+        began = time.monotonic()
+        if points.many:
+            left = statistics.fmean(took) * (count - done) if took else None
+            shown = points.shown(session.results)
+            session.ahead = Ahead(shown[key].number or 0, tuple(shown.values()), left)
+            screen.begins(session.ahead)
+        if before not in (None, key[1]):
+            # Another round of the sweep: what the machine could do in the last one may not hold for it.
+            session.baselines.clear()
+        before = key[1]
+        ended = session.results[key] = start.run(point, session)
+        took.append(time.monotonic() - began)
+        if points.sweep is not None and ended.result.ending.status != "PLANNED":
+            points.sweep.note(points.entries[key], ended, took[-1])
+        shown_now = points.shown(session.results)[key]
+        tell(shown_now, points.many, console)
+        session.note_uploads()
+        if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
+            screen.ended(shown_now, took[-1])
+        if session.preemption.asked:
+            break
+        session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
+
+
+def _run_at_once(points: Requests, session: Session, console: "Console", count: int) -> None:
+    """The same, with several of them at once, in one table that fills."""
+    from pipeline.driver.parallel import Parallel
+
+    rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
+    with show.Board(console, rows) as board:
+
+        def begun(key: RunKey, request: RunRequest) -> None:
+            board.begun(key, request.unended("RUNNING"))
+
+        def ended(key: RunKey, point: RunResult, seconds: float) -> None:
+            session.results[key] = point
+            if points.sweep is not None and point.result.ending.status != "PLANNED":
+                points.sweep.note(points.entries[key], point, seconds)
+            board.ended(key, point, seconds)
+            tell(point, True, console)
+
+        Parallel(points, session, count, _opened, begun, ended).run()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Screen]:
+    """A screen that is a file."""
+    with path.open("a", encoding="utf-8") as file:
+        yield show.Terminal(show.console_on(file))
+
+
+def _conclude(points: Requests, session: Session, console: "Console") -> signals.Interrupted | None:
+    """Shows what came of all runs, then waits for MLflow to have them; returns the signal that has ended the wait."""
+    written = _report(points, session, console)
+    unsent, interrupted = session.settle()
+    if written is not None and interrupted is None:
+        unsent, interrupted = _send(written, session)
+    for point in () if points.many else _done(points, session):
+        tell_id(point, console)
+    if unsent:
+        show.say_error(unsent)
+    return interrupted
+
+
+def _report(points: Requests, session: Session, console: "Console") -> "WrittenReport | None":
+    """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
+    written: WrittenReport | None = None
+    if points.sweep is not None and not session.preemption.asked:
+        try:
+            written = module("results").reports.write(points.sweep.folder)
+        except (UserError, OSError) as error:
+            show.say_error(f"The report of the sweep was not written: {error}")
+    if points.many and session.results:
+        session.screen.say("")
+        if written is None:
+            console.print(show.sweep_table(_done(points, session)))
+        else:
+            module("results").show_written(written, console)
+    return written
+
+
+def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
+    """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
+    folder = written.sweep.folder
+    try:
+        if sent := module("results").send(written, session.tracker(folder.parents[1])):
+            session.upload_later(sent, CLOSE_SECONDS)
+    except OSError as error:
+        show.say_error(f"The report of the sweep was not written: {error}")
+    return session.settle()
+
+
+def _kept_line(points: Requests) -> str:
+    name, count = points.sweep.folder.name if points.sweep else "", points.finished + len(points.to_run)
+    line = f"Sweep {name}: {points.finished} of {count} points have finished and are kept."
+    return line if points.to_run else f"{line} Another sweep.name runs them anew."
+
+
+def _done(points: Requests, session: Session) -> list[RunResult]:
+    """Returns the runs that have ended, by their numbers."""
+    return [point for key, point in points.shown(session.results).items() if key in session.results]
+
+
+def tell(point: RunResult, many: bool, console: "Console") -> None:
+    """Shows what became of a point: of `many`, or of the only one."""
+    ending = point.result.ending
+    if ending.status == "REFUSED":
+        show.say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
+    elif ending.status not in ("PLANNED", "PREDICTED"):
+        if ending.error:
+            _show_log(ending.log, ending.error, console)
+            show.say_error(f"{ending.error} See {point.folder}.")
+        elif not many:
+            console.print(show.result_table(point))
+
+
+def tell_id(point: RunResult, console: "Console") -> None:
+    """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
+    known = point.result.tracked.mlflow_run_id is not None
+    if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
+        show.say(console, f"MLflow      {show.tracked(run_id)}")
+
+
+def _show_log(log: str | None, error: str, console: "Console") -> None:
+    """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
+    if log is None or not Path(log).exists():
+        return
+    text = Path(log).read_text(errors="replace")
+    if (frames := own_frames(text, error)) is not None:
+        # What it failed with was told when it did.
+        shown = [*(f"    {line}" for line in frames), f"Full traceback: {log}."]
+    else:
+        lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+        shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
+    for line in shown:
+        show.say(console, line)
+
+
+def own_frames(log: str, error: str) -> list[str] | None:
+    r"""The lines of a log's last traceback that are of a person's own functions; None if it is not that of `error`.
+
+    >>> frame = '  File "/home/me/mine.py", line 3, in model\n    raise ValueError("no")\n'
+    >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
+    ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
+    """
+    _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
+    # In one line, without what Keras and TensorFlow write around it, and with the place behind.
+    start = " ".join(PLACE.split(error.partition(": ")[2] or error)[0].split())[:START]
+    if not tracebacks or start not in " ".join(tracebacks[-1].split()):
+        return None
+    chain = [tracebacks.pop()]
+    while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
+        chain.insert(0, tracebacks.pop())
+    lines: list[str] = []
+    for frame in FRAME.finditer("".join(chain)):
+        if is_own(frame["file"]):
+            lines += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
+    return lines
+
+
+def code_of(done: list[RunResult]) -> int:
+    """The exit code of what has become of all points."""
+    statuses = {point.result.ending.status for point in done}
+    if "FAILED" in statuses:
+        return 1
+    if "KILLED" in statuses:
+        return KILLED
+    if "PREEMPTED" in statuses:
+        return PREEMPTED
+    return 2 if statuses == {"REFUSED"} else 0
