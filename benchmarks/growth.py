@@ -43,8 +43,8 @@ from pipeline.plan.plan import Plan
 from pipeline.record import log
 from pipeline.record.events import Event, Run, Steps
 from pipeline.record.files import Entry, TrackingStore, write_sweep
-from pipeline.views import terminal
 from pipeline.views.mlflow import Tracker
+from pipeline.views.terminal import live
 
 # What is copied, and what the commands over its copies ask.
 QUICK = (
@@ -137,8 +137,8 @@ def _composed(size: int, output: Path) -> Requests:
     """A sweep's runs as its command has them before the first one starts; JAX's need no fork server."""
     configs.register(lambda: 2)
     words = [*QUICK, "backend=jax", f"output_dir={output}", "sweep.name=grown", f"train.seed=range({size})"]
-    screen = terminal.Terminal(Console(file=open(os.devnull, "w")), time.time)  # noqa: SIM115
-    requests = Requests(Session(tuple(sys.path), os.environ, screen, Tracker))
+    screen = live.Terminal(Console(file=open(os.devnull, "w")), time.time)  # noqa: SIM115
+    requests = Requests(Session(tuple(sys.path), os.environ, lambda: screen, Tracker))
     requests.accept(Composer("config", Config, None).points(words, True))
     assert len(requests.to_run) == size
     return requests
@@ -275,7 +275,7 @@ def _drive(plan: Plan, steps: int, folder: Path, answer: Connection) -> None:
     run.open()
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, force_interactive=True, width=100, height=30)
-        with terminal.Progress(plan, console, time.monotonic()) as progress:
+        with live.Progress(plan, console, time.monotonic()) as progress:
             run.append(first)
             progress.update(first, time.monotonic())
             before = psutil.Process().memory_info().rss

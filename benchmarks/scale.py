@@ -36,7 +36,7 @@ from pipeline.plan.planning import listening, make
 from pipeline.record.commands import Train
 from pipeline.record.events import PASSING, Event, Steps
 from pipeline.record.log import EventLog
-from pipeline.views.terminal import Progress
+from pipeline.views.terminal.live import Progress
 
 # Processes of an agent; seconds of training before a process says no more.
 MOST_PER_HOST, SETTLE_SECONDS = 128, 2.0

@@ -24,7 +24,8 @@ from pipeline.views import report as reports
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.result import explained_lines
-from pipeline.views.terminal.verdict_text import Row, pair_text, unlike_text
+from pipeline.views.terminal.sweep_table import sweep_table
+from pipeline.views.terminal.verdict_text import Row, compared_lines, pair_text, unlike_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,7 +84,7 @@ def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
 
 def show_written(written: reports.WrittenReport, console: Console) -> None:
     """Shows a report: the table, the verdict, and where it is."""
-    console.print(show.sweep_table(written.results))
+    console.print(sweep_table(written.results))
     for line in written.shown():
         show.say(console, line)
 
@@ -106,7 +107,7 @@ def compare(typed: Words) -> int:
         verdicts.append(pair_text(one, other, judge.between(runs[one], runs[other]), engines))
         both = f"{one} and {other}: " * (len(runs) > 2)
         unlike |= {f"{both}{unlike_text(why)}": None for why in comparable.unlike(runs[one], runs[other])}
-    for line in show.compared_lines(names, results, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
+    for line in compared_lines(names, results, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
         show.say(console, line)
     return 0
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +32,8 @@ from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.files import run_id_of
 from pipeline.record.log import from_here
-from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
-from pipeline.views.terminal.verdict_text import enumerated
-from pipeline.worker.model_error import is_own
+from pipeline.views.terminal import console_on, say, say_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,15 +58,16 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
 
     `where_configs_are` are options to be typed again with a point's overrides.
     """
-    console, session = _session(tuple(where_configs_are))
-    points, code = Requests(session, partial(tell, console=console)), 1
+    out = Output()
+    session = _session(out, tuple(where_configs_are))
+    points, code = Requests(session, partial(tell, out=out)), 1
     try:
         with signals.interrupt(session.spares):
             if (served := points.accept(composed)) is not None:
                 code = served
                 return code
-            _run(points, session, console)
-            ended_by = _conclude(points, session, console)
+            _run(points, session, out)
+            ended_by = _conclude(points, session, out)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
@@ -86,8 +85,8 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
             return code
         if points.many and session.results:
             session.screen.say("")
-            console.print(show.sweep_table(_done(points, session)))
-        show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
+            _print_table(points, session, out)
+        say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
         return code
     except Exception as error:
@@ -98,12 +97,26 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
         session.close(code)
 
 
-def _session(options: tuple[str, ...] = ()) -> "tuple[Console, Session]":
-    """The console that a command writes to, and its session."""
-    console = show.console_on(sys.stdout)
-    screen = show.Terminal(console, time.time)
+class Output:
+    """What a command shows itself on, made once something is shown, since what draws takes a moment to import."""
+
+    @cached_property
+    def console(self) -> "Console":
+        """The console that lines and tables are printed on."""
+        return console_on(sys.stdout)
+
+    @cached_property
+    def screen(self) -> Screen:
+        """The screen of its runs, on that console."""
+        from pipeline.views.terminal.live import Terminal
+
+        return Terminal(self.console, time.time)
+
+
+def _session(out: Output, options: tuple[str, ...] = ()) -> Session:
+    """The session of a command."""
     search, environ = (os.getcwd(), *sys.path), dict(os.environ)
-    return console, Session(search=search, environ=environ, screen=screen, track=Tracker, options=options)
+    return Session(search, environ, lambda: out.screen, Tracker, options)
 
 
 @verb(
@@ -119,13 +132,14 @@ def attach(typed: Words) -> int:
     from pipeline.driver import resume
 
     configs.register(partial(devices, os.environ))
-    console, session = _session()
+    out = Output()
+    session = _session(out)
     code = 1
     try:
         end, output = typed.is_true("end"), Path(typed["output_dir"])
         folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
         with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
-            code = _trained(supervisor, session, console)
+            code = _trained(supervisor, session, out)
         return code
     except UserError:
         code = 2
@@ -137,18 +151,18 @@ def attach(typed: Words) -> int:
         session.close(code)
 
 
-def _trained(supervisor: "Supervisor", session: Session, console: "Console") -> int:
+def _trained(supervisor: "Supervisor", session: Session, out: Output) -> int:
     """Takes a run to its end, and shows its result; returns the exit code."""
     request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
     ended = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
-    tell(ended, False, console)
+    tell(ended, False, out)
     unsent, interrupted = session.settle()
-    tell_id(ended, console)
+    tell_id(ended, out)
     if unsent:
-        show.say_error(unsent)
+        say_error(unsent)
     if interrupted is not None:
         return 128 + interrupted.number
     if ended.result.ending.status == "PREEMPTED":
@@ -161,7 +175,7 @@ def _left(session: Session, interrupted: signals.Interrupted) -> int:
     if session.left is not None:
         say_left(session.left)
     else:
-        show.say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
+        say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
     return PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
 
 
@@ -169,11 +183,13 @@ def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
     from pipeline.driver import resume
 
-    show.say_error(f"{from_here(folder)} trains on: {resume.how(folder)}")
+    say_error(f"{from_here(folder)} trains on: {resume.how(folder)}")
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:
     """Returns which checkpoints the runs that a signal has ended left, and how to resume them."""
+    from pipeline.views.terminal.verdict_text import enumerated
+
     configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
     steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
@@ -195,17 +211,16 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
     return f"{checkpoints}: the same command goes on {how}{also * points.many}."
 
 
-def _run(points: Requests, session: Session, console: "Console") -> None:
+def _run(points: Requests, session: Session, out: Output) -> None:
     """Runs what is to be run, and writes down what became of each."""
-    screen = session.screen
     if points.finished and points.sweep is not None:
-        screen.say(_kept_line(points))
+        session.screen.say(_kept_line(points))
     if (count_at_once := most_at_once(points, session)) > 1:
-        _run_at_once(points, session, console, count_at_once)
+        _run_at_once(points, session, out, count_at_once)
         return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
-        screen.shares([*points.shown(session.results).values()])
+        session.screen.shares([*points.shown(session.results).values()])
     if points.sweep is not None and points.to_run:
         # While processes import TensorFlow, and nothing is timed.
         module("results").reports.warm_up()
@@ -216,7 +231,7 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
             left = statistics.fmean(took) * (count - done) if took else None
             shown = points.shown(session.results)
             session.ahead = Ahead(shown[key].number or 0, tuple(shown.values()), left)
-            screen.begins(session.ahead)
+            session.screen.begins(session.ahead)
         if before not in (None, key[1]):
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
@@ -226,21 +241,22 @@ def _run(points: Requests, session: Session, console: "Console") -> None:
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
         shown_now = points.shown(session.results)[key]
-        tell(shown_now, points.many, console)
+        tell(shown_now, points.many, out)
         session.note_uploads()
         if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
-            screen.ended(shown_now, took[-1])
+            session.screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
         session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Requests, session: Session, console: "Console", count: int) -> None:
+def _run_at_once(points: Requests, session: Session, out: Output, count: int) -> None:
     """The same, with several of them at once, in one table that fills."""
     from pipeline.driver.parallel import Parallel
+    from pipeline.views.terminal.live import Board
 
     rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    with show.Board(console, rows) as board:
+    with Board(out.console, rows) as board:
 
         def begun(key: RunKey, request: RunRequest) -> None:
             board.begun(key, request.unended("RUNNING"))
@@ -250,7 +266,7 @@ def _run_at_once(points: Requests, session: Session, console: "Console", count: 
             if points.sweep is not None and point.result.ending.status != "PLANNED":
                 points.sweep.note(points.entries[key], point, seconds)
             board.ended(key, point, seconds)
-            tell(point, True, console)
+            tell(point, True, out)
 
         Parallel(points, session, count, _opened, begun, ended).run()
 
@@ -258,38 +274,46 @@ def _run_at_once(points: Requests, session: Session, console: "Console", count: 
 @contextmanager
 def _opened(path: Path) -> Iterator[Screen]:
     """A screen that is a file."""
+    from pipeline.views.terminal.live import Terminal
+
     with path.open("a", encoding="utf-8") as file:
-        yield show.Terminal(show.console_on(file))
+        yield Terminal(console_on(file))
 
 
-def _conclude(points: Requests, session: Session, console: "Console") -> signals.Interrupted | None:
+def _conclude(points: Requests, session: Session, out: Output) -> signals.Interrupted | None:
     """Shows what came of all runs, then waits for MLflow to have them; returns the signal that has ended the wait."""
-    written = _report(points, session, console)
+    written = _report(points, session, out)
     unsent, interrupted = session.settle()
     if written is not None and interrupted is None:
         unsent, interrupted = _send(written, session)
     for point in () if points.many else _done(points, session):
-        tell_id(point, console)
+        tell_id(point, out)
     if unsent:
-        show.say_error(unsent)
+        say_error(unsent)
     return interrupted
 
 
-def _report(points: Requests, session: Session, console: "Console") -> "WrittenReport | None":
+def _report(points: Requests, session: Session, out: Output) -> "WrittenReport | None":
     """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
     written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
         try:
             written = module("results").reports.write(points.sweep.folder)
         except (UserError, OSError) as error:
-            show.say_error(f"The report of the sweep was not written: {error}")
+            say_error(f"The report of the sweep was not written: {error}")
     if points.many and session.results:
         session.screen.say("")
         if written is None:
-            console.print(show.sweep_table(_done(points, session)))
+            _print_table(points, session, out)
         else:
-            module("results").show_written(written, console)
+            module("results").show_written(written, out.console)
     return written
+
+
+def _print_table(points: Requests, session: Session, out: Output) -> None:
+    from pipeline.views.terminal.sweep_table import sweep_table
+
+    out.console.print(sweep_table(_done(points, session)))
 
 
 def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
@@ -299,7 +323,7 @@ def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signa
         if sent := module("results").send(written, session.tracker(folder.parents[1])):
             session.upload_later(sent, CLOSE_SECONDS)
     except OSError as error:
-        show.say_error(f"The report of the sweep was not written: {error}")
+        say_error(f"The report of the sweep was not written: {error}")
     return session.settle()
 
 
@@ -314,27 +338,31 @@ def _done(points: Requests, session: Session) -> list[RunResult]:
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
-def tell(point: RunResult, many: bool, console: "Console") -> None:
+def tell(point: RunResult, many: bool, out: Output) -> None:
     """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
-        show.say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
+        say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif ending.status not in ("PLANNED", "PREDICTED"):
         if ending.error:
-            _show_log(ending.log, ending.error, console)
-            show.say_error(f"{ending.error} See {point.folder}.")
+            _show_log(ending.log, ending.error, out)
+            say_error(f"{ending.error} See {point.folder}.")
         elif not many:
-            console.print(show.result_table(point))
+            from pipeline.views.terminal.result import result_table
+
+            out.console.print(result_table(point))
 
 
-def tell_id(point: RunResult, console: "Console") -> None:
+def tell_id(point: RunResult, out: Output) -> None:
     """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
     known = point.result.tracked.mlflow_run_id is not None
     if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
-        show.say(console, f"MLflow      {show.tracked(run_id)}")
+        from pipeline.views.terminal.result import tracked
+
+        say(out.console, f"MLflow      {tracked(run_id)}")
 
 
-def _show_log(log: str | None, error: str, console: "Console") -> None:
+def _show_log(log: str | None, error: str, out: Output) -> None:
     """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
         return
@@ -346,7 +374,7 @@ def _show_log(log: str | None, error: str, console: "Console") -> None:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
-        show.say(console, line)
+        say(out.console, line)
 
 
 def own_frames(log: str, error: str) -> list[str] | None:
@@ -356,6 +384,8 @@ def own_frames(log: str, error: str) -> list[str] | None:
     >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
     ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
     """
+    from pipeline.worker.model_error import is_own
+
     _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
     # In one line, without what Keras and TensorFlow write around it, and with the place behind.
     start = " ".join(PLACE.split(error.partition(": ")[2] or error)[0].split())[:START]

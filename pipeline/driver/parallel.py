@@ -274,7 +274,9 @@ class Parallel:
 
 def own_session(session: Session, screen: Screen, clusters: Clusters, preemption: Preemption) -> Session:
     """The session of one run: a screen, a preemption and clusters of its own."""
-    return replace(session, screen=screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters)
+    return replace(
+        session, open_screen=lambda: screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters
+    )
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,8 @@ class Session:
 
     search: tuple[str, ...]
     environ: Mapping[str, str]
-    screen: Screen
+    # Opens the screen once something is shown, since what draws takes a moment to import.
+    open_screen: Callable[[], Screen]
     # Starts the tracker, whose own output goes to the log that it gets.
     track: Callable[[Mapping[str, str], Path], Tracking]
     # The command's options that say where configs are.
@@ -149,6 +151,11 @@ class Session:
     _unsent: dict[Path, str | None] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
+
+    @cached_property
+    def screen(self) -> Screen:
+        """What is shown of the runs."""
+        return self.open_screen()
 
     def cluster(self, config: Config) -> Cluster:
         """The cluster that `config` names, the same one each time."""
@@ -233,7 +240,7 @@ class Session:
         """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
         self.busy = True
         try:
-            return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
+            return self.cluster(config).serve(lambda text: self.screen.say(text), lambda: self.preemption.asked)
         finally:
             self.busy = False
 

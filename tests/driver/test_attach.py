@@ -38,7 +38,8 @@ from pipeline.record.files import AGENTS, Kept, forget_agents, trains_on
 from pipeline.record.log import to_line
 from pipeline.record.results import Baseline
 from pipeline.views.mlflow import Tracker
-from pipeline.views.terminal import Terminal, console_on
+from pipeline.views.terminal import console_on
+from pipeline.views.terminal.live import Terminal
 
 PLAN = planning.make(config("multi_worker", workers=2), machine())
 
@@ -261,7 +262,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     run.write(folder)
     (folder / "plan.json").write_text(PLAN.to_json())
     (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
-    session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
+    session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
     monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
     with pytest.raises(UserError, match="received none of"), resume.attach(folder, session):
         pass

@@ -25,7 +25,8 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
 from pipeline.views.mlflow import Tracker
-from pipeline.views.terminal import Board, Terminal, console_on
+from pipeline.views.terminal import console_on
+from pipeline.views.terminal.live import Board, Terminal
 
 SWEEP = Path("outputs/sweeps/beside")
 # Long enough to be killed in the middle of two.
@@ -129,7 +130,7 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
     monkeypatch.setattr(parallel.start, "run", ran)
     monkeypatch.setattr(Session, "serve", lambda self, config: None)
     monkeypatch.setattr(parallel, "END_SECONDS", 0.1)
-    session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
+    session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
     requests = Requests(session)
     for seed in (0, 1):
         (tmp_path / f"{seed}").mkdir()

@@ -26,7 +26,8 @@ from pipeline.launch.signals import Interrupted
 from pipeline.record import results
 from pipeline.record.events import Signalled
 from pipeline.record.results import Ending, Result, Survival, Tracked
-from pipeline.views.terminal import Terminal, console_on
+from pipeline.views.terminal import console_on
+from pipeline.views.terminal.live import Terminal
 
 
 def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it() -> None:
@@ -119,7 +120,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def session_of(tracker: Slow | None = None, folders: Sequence[Path] = (), seconds: float = 60.0) -> Session:
     """One whose tracker still sends the runs in some folders."""
-    session = Session((os.getcwd(),), {}, Terminal(console_on(io.StringIO()), lambda: 0.0), lambda *_: tracker)
+    session = Session((os.getcwd(),), {}, lambda: Terminal(console_on(io.StringIO()), lambda: 0.0), lambda *_: tracker)
     if tracker is not None:
         session.tracker(Path())
     for folder in folders:

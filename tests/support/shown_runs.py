@@ -29,7 +29,8 @@ from pipeline.record.events import (
     TimedCall,
 )  # fmt: skip
 from pipeline.record.log import stamped
-from pipeline.views.terminal import Progress, result_table
+from pipeline.views.terminal.live import Progress
+from pipeline.views.terminal.result import result_table
 
 
 def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:

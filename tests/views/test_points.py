@@ -12,7 +12,9 @@ from shown_runs import a_plan, a_result, a_run, a_terminal, shown, table_of, tol
 from pipeline.driver import Ahead, RunResult
 from pipeline.record import results
 from pipeline.record.results import Choices, Layout, Result
-from pipeline.views.terminal import Progress, Terminal, error_text, say, sweep_table
+from pipeline.views.terminal import error_text, say
+from pipeline.views.terminal.live import Progress, Terminal
+from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.words import time_of_day
 
 WIDTHS = (100, 60, 40)

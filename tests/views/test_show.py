@@ -38,9 +38,11 @@ from pipeline.record.events import (
     Warned,
 )  # fmt: skip
 from pipeline.record.log import from_plain, stamped, to_plain
-from pipeline.views.terminal import Progress, console_on, error_text, sweep_table
+from pipeline.views.terminal import console_on, error_text
+from pipeline.views.terminal.live import Progress
 from pipeline.views.terminal.plan_text import plan_lines
 from pipeline.views.terminal.run_state import RunState
+from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.words import time_of_day
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -339,7 +341,8 @@ def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
         import signal, sys, time
         sys.path[:0] = {[str(ROOT), str(SUPPORT.parent), str(SUPPORT)]!r}
         from pipeline.record.events import Beat
-        from pipeline.views.terminal import Progress, console_on
+        from pipeline.views.terminal import console_on
+        from pipeline.views.terminal.live import Progress
         from shown_runs import a_plan
         # A shell has what it starts in the background ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
