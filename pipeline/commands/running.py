@@ -58,16 +58,16 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
 
     `where_configs_are` are options to be typed again with a point's overrides.
     """
-    out = Output()
-    session = _session(out, tuple(where_configs_are))
-    points, code = Requests(session, partial(tell, out=out)), 1
+    display = Display()
+    session = _session(display, tuple(where_configs_are))
+    points, code = Requests(session, partial(tell, display=display)), 1
     try:
         with signals.interrupt(session.spares):
             if (served := points.accept(composed)) is not None:
                 code = served
                 return code
-            _run(points, session, out)
-            ended_by = _conclude(points, session, out)
+            _run(points, session, display)
+            ended_by = _conclude(points, session, display)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
@@ -85,7 +85,7 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
             return code
         if points.many and session.results:
             session.screen.say("")
-            _print_table(points, session, out)
+            _print_table(points, session, display)
         say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
         return code
@@ -97,8 +97,8 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
         session.close(code)
 
 
-class Output:
-    """What a command shows itself on, made once something is shown, since what draws takes a moment to import."""
+class Display:
+    """A command's console and the screen on it, made once something is shown: what draws takes a moment to import."""
 
     @cached_property
     def console(self) -> "Console":
@@ -113,10 +113,10 @@ class Output:
         return Terminal(self.console, time.time)
 
 
-def _session(out: Output, options: tuple[str, ...] = ()) -> Session:
+def _session(display: Display, options: tuple[str, ...] = ()) -> Session:
     """The session of a command."""
     search, environ = (os.getcwd(), *sys.path), dict(os.environ)
-    return Session(search, environ, lambda: out.screen, Tracker, options)
+    return Session(search, environ, lambda: display.screen, Tracker, options)
 
 
 @verb(
@@ -132,14 +132,14 @@ def attach(typed: Words) -> int:
     from pipeline.driver import resume
 
     configs.register(partial(devices, os.environ))
-    out = Output()
-    session = _session(out)
+    display = Display()
+    session = _session(display)
     code = 1
     try:
         end, output = typed.is_true("end"), Path(typed["output_dir"])
         folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
         with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
-            code = _trained(supervisor, session, out)
+            code = _trained(supervisor, session, display)
         return code
     except UserError:
         code = 2
@@ -151,16 +151,16 @@ def attach(typed: Words) -> int:
         session.close(code)
 
 
-def _trained(supervisor: "Supervisor", session: Session, out: Output) -> int:
+def _trained(supervisor: "Supervisor", session: Session, display: Display) -> int:
     """Takes a run to its end, and shows its result; returns the exit code."""
     request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
     ended = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
-    tell(ended, False, out)
+    tell(ended, False, display)
     unsent, interrupted = session.settle()
-    tell_id(ended, out)
+    tell_id(ended, display)
     if unsent:
         say_error(unsent)
     if interrupted is not None:
@@ -211,12 +211,12 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
     return f"{checkpoints}: the same command goes on {how}{also * points.many}."
 
 
-def _run(points: Requests, session: Session, out: Output) -> None:
+def _run(points: Requests, session: Session, display: Display) -> None:
     """Runs what is to be run, and writes down what became of each."""
     if points.finished and points.sweep is not None:
         session.screen.say(_kept_line(points))
     if (count_at_once := most_at_once(points, session)) > 1:
-        _run_at_once(points, session, out, count_at_once)
+        _run_at_once(points, session, display, count_at_once)
         return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
@@ -241,7 +241,7 @@ def _run(points: Requests, session: Session, out: Output) -> None:
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
         shown_now = points.shown(session.results)[key]
-        tell(shown_now, points.many, out)
+        tell(shown_now, points.many, display)
         session.note_uploads()
         if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
             session.screen.ended(shown_now, took[-1])
@@ -250,13 +250,13 @@ def _run(points: Requests, session: Session, out: Output) -> None:
         session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Requests, session: Session, out: Output, count: int) -> None:
+def _run_at_once(points: Requests, session: Session, display: Display, count: int) -> None:
     """The same, with several of them at once, in one table that fills."""
     from pipeline.driver.parallel import Parallel
     from pipeline.views.terminal.live import Board
 
     rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    with Board(out.console, rows) as board:
+    with Board(display.console, rows) as board:
 
         def begun(key: RunKey, request: RunRequest) -> None:
             board.begun(key, request.unended("RUNNING"))
@@ -266,7 +266,7 @@ def _run_at_once(points: Requests, session: Session, out: Output, count: int) ->
             if points.sweep is not None and point.result.ending.status != "PLANNED":
                 points.sweep.note(points.entries[key], point, seconds)
             board.ended(key, point, seconds)
-            tell(point, True, out)
+            tell(point, True, display)
 
         Parallel(points, session, count, _opened, begun, ended).run()
 
@@ -280,20 +280,20 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield Terminal(console_on(file))
 
 
-def _conclude(points: Requests, session: Session, out: Output) -> signals.Interrupted | None:
+def _conclude(points: Requests, session: Session, display: Display) -> signals.Interrupted | None:
     """Shows what came of all runs, then waits for MLflow to have them; returns the signal that has ended the wait."""
-    written = _report(points, session, out)
+    written = _report(points, session, display)
     unsent, interrupted = session.settle()
     if written is not None and interrupted is None:
         unsent, interrupted = _send(written, session)
     for point in () if points.many else _done(points, session):
-        tell_id(point, out)
+        tell_id(point, display)
     if unsent:
         say_error(unsent)
     return interrupted
 
 
-def _report(points: Requests, session: Session, out: Output) -> "WrittenReport | None":
+def _report(points: Requests, session: Session, display: Display) -> "WrittenReport | None":
     """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
     written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
@@ -304,16 +304,16 @@ def _report(points: Requests, session: Session, out: Output) -> "WrittenReport |
     if points.many and session.results:
         session.screen.say("")
         if written is None:
-            _print_table(points, session, out)
+            _print_table(points, session, display)
         else:
-            module("results").show_written(written, out.console)
+            module("results").show_written(written, display.console)
     return written
 
 
-def _print_table(points: Requests, session: Session, out: Output) -> None:
+def _print_table(points: Requests, session: Session, display: Display) -> None:
     from pipeline.views.terminal.sweep_table import sweep_table
 
-    out.console.print(sweep_table(_done(points, session)))
+    display.console.print(sweep_table(_done(points, session)))
 
 
 def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
@@ -338,31 +338,31 @@ def _done(points: Requests, session: Session) -> list[RunResult]:
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
-def tell(point: RunResult, many: bool, out: Output) -> None:
+def tell(point: RunResult, many: bool, display: Display) -> None:
     """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif ending.status not in ("PLANNED", "PREDICTED"):
         if ending.error:
-            _show_log(ending.log, ending.error, out)
+            _show_log(ending.log, ending.error, display)
             say_error(f"{ending.error} See {point.folder}.")
         elif not many:
             from pipeline.views.terminal.result import result_table
 
-            out.console.print(result_table(point))
+            display.console.print(result_table(point))
 
 
-def tell_id(point: RunResult, out: Output) -> None:
+def tell_id(point: RunResult, display: Display) -> None:
     """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
     known = point.result.tracked.mlflow_run_id is not None
     if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
         from pipeline.views.terminal.result import tracked
 
-        say(out.console, f"MLflow      {tracked(run_id)}")
+        say(display.console, f"MLflow      {tracked(run_id)}")
 
 
-def _show_log(log: str | None, error: str, out: Output) -> None:
+def _show_log(log: str | None, error: str, display: Display) -> None:
     """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
         return
@@ -374,7 +374,7 @@ def _show_log(log: str | None, error: str, out: Output) -> None:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
-        say(out.console, line)
+        say(display.console, line)
 
 
 def own_frames(log: str, error: str) -> list[str] | None:

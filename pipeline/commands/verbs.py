@@ -118,7 +118,7 @@ class Verb:
         return " ".join(["python -m pipeline", self.name, *([self.words] if self.words else []), *keys])
 
     def __call__(self, arguments: Sequence[str]) -> int:
-        """Does it, and returns the exit code: 2 for what is refused."""
+        """Runs the verb; returns the exit code, 2 for what is refused."""
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):

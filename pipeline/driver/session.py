@@ -154,7 +154,7 @@ class Session:
 
     @cached_property
     def screen(self) -> Screen:
-        """What is shown of the runs."""
+        """The screen of the runs."""
         return self.open_screen()
 
     def cluster(self, config: Config) -> Cluster:

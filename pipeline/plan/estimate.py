@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.division import bucket_of, laid_out
-from pipeline.plan.host import Host, HostMemory, ahead, beside_gradients, of_host
+from pipeline.plan.host import FullestHost, HostMemory, ahead, beside_gradients, of_host
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
@@ -78,7 +78,7 @@ class Estimate:
     unknown: str | None
     example_bytes: int | None
     placed: "tuple[MemoryPart, ...]" = ()
-    host: Host | None = None
+    host: FullestHost | None = None
 
     @property
     def fits(self) -> bool:

@@ -46,7 +46,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True)
-class Host:
+class FullestHost:
     """Bytes of the fullest host: what its devices hold, its processes alone, data and batches, and what is copied to be
     written as a checkpoint; and the GiB that it has, where that is known.
     """
@@ -92,7 +92,7 @@ def beside_gradients(backend: str, fullest: int, gradients: int) -> int:
     return max(0, fullest - gradients) if backend == JAX else int(ON_THE_WAY * fullest)
 
 
-def of_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> Host | None:
+def of_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> FullestHost | None:
     """Returns what the first host holds, which has the most processes; None where devices have memory of their own.
 
     `memory` is that of each place as `estimate` has it: of a device, or of the parts of a replica, first.
@@ -114,7 +114,7 @@ def of_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> Host | No
         every is not None for every in (checkpoint.every_steps, checkpoint.every_minutes, checkpoint.every_epochs)
     )
     whole = sum(variable.bytes + variable.slot_bytes for variable in size.variables)
-    return Host(
+    return FullestHost(
         devices=held,
         imported=len(processes) * IMPORTED[backend],
         computing=len(processes) * fixed + graphs * each * size.operations,
