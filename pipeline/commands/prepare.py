@@ -108,7 +108,10 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
         near = max(config.workers, round(config.shards / config.workers) * config.workers)
         raise UserError(f"shards that divide evenly over {config.workers} workers", config.shards, f"shards={near}")
     check_path(config.data)
-    _check_targets(config, search)
+    targets.check_allowed(config.allowed_targets)
+    if targets.KEY not in config.data.build:
+        raise UserError("data.build._target_ to name a function", "none", "data.build._target_=package.function")
+    targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)
     if config.scheduler is None:
         try:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
@@ -132,13 +135,6 @@ def help_text() -> str:
         f"== Keys and their values: key=value ==\n{keys}\n\n"
         "Keys of data: python -m pipeline --help data, and of each source --help data=SOURCE.\n"
     )
-
-
-def _check_targets(config: PrepareConfig, search: Sequence[str]) -> None:
-    targets.check_allowed(config.allowed_targets)
-    if targets.KEY not in config.data.build:
-        raise UserError("data.build._target_ to name a function", "none", "data.build._target_=package.function")
-    targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)
 
 
 class PrepareProgress:

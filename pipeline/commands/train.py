@@ -36,10 +36,11 @@ def main(arguments: Sequence[str]) -> int:
         if _shown(composer, typed):
             return 0
         points = composer.points(typed.overrides, typed.multirun)
-        first = next(points)
+        # A sweep takes longer: it is composed where signals are heeded.
+        first = [] if typed.multirun else [next(points)]
     except (UserError, OSError) as error:
         return refused(error)
-    return int(module("running").run_all(chain([first], points), where_configs_are(typed)))
+    return int(module("running").run_all(chain(first, points), where_configs_are(typed)))
 
 
 def refused(error: Exception) -> int:
