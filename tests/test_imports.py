@@ -54,7 +54,7 @@ def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, comm
 @pytest.mark.parametrize(("typed", "later"), [
     ("strategy=nope", ["driver", "launch", "plan.planning", "views.terminal.live"]),
     ("workers=two", ["driver", "launch", "plan.planning", "views.terminal.live"]),
-    ("workers=0", ["driver.supervisor", "views.terminal.live", "views.report", "worker.model_error"]),
+    ("workers=0", ["driver.supervisor", "plan.estimate", "views.terminal.live", "views.report", "worker.model_error"]),
 ])  # fmt: skip
 def test_a_refusal_imports_nothing_of_what_would_come_after_it(tmp_path, typed, later):
     code = (

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.offered import load_offer
-from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.record.files import TrackingStore
@@ -17,6 +16,7 @@ from pipeline.record.results import Result
 if TYPE_CHECKING:
     from pipeline.analyze.calibration import Score
     from pipeline.analyze.predict import Prediction
+    from pipeline.plan.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunResult:
     folder: str = ""
     overrides: tuple[str, ...] = ()
     number: int | None = None
-    estimate: Estimate | None = None
+    estimate: "Estimate | None" = None
     foreseen: Foreseen | None = None
 
 
@@ -100,10 +100,10 @@ class Screen(Protocol):
     def described(self, typed: str) -> None:
         """Shows the commands or the job that would start a plan's processes."""
 
-    def estimated(self, plan: Plan, estimate: Estimate) -> None:
+    def estimated(self, plan: Plan, estimate: "Estimate") -> None:
         """Shows what a plan needs."""
 
-    def shared(self, estimate: Estimate) -> None:
+    def shared(self, estimate: "Estimate") -> None:
         """Shows which tables are cut and what stays whole."""
 
     def predicted(self, point: RunResult) -> None:

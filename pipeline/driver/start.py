@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.schema import Config, Mode, Store
 from pipeline.driver import RunResult, run_folders
-from pipeline.driver.memory_check import estimated, expect_room, show_shards
 from pipeline.driver.planner import plan_run, reachable
 from pipeline.driver.session import Planned, RunRequest, Session
 from pipeline.errors import UserError
@@ -60,6 +59,7 @@ def run(request: RunRequest, session: Session) -> RunResult:
         return request.unstarted("KILLED", str(cancelled))
     except UserError as error:
         return _refused(error, request)
+    from pipeline.driver.memory_check import show_shards
     from pipeline.driver.run import Run
     from pipeline.driver.supervisor import Supervisor
 
@@ -85,6 +85,8 @@ def _without_training(request: RunRequest, planned: Planned, session: Session) -
         from pipeline.driver.predicting import predicted
 
         return predicted(plan, request, session.here(config), session)
+    from pipeline.driver.memory_check import estimated
+
     if typed := cluster.describe(plan):
         session.screen.described(typed)
     return estimated(plan, request, cluster, session)
@@ -94,6 +96,7 @@ def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple
     """(The plan with addresses, the earlier run that is resumed). Raises `UserError`."""
     # What drives processes takes a moment to import.
     from pipeline.driver import resume
+    from pipeline.driver.memory_check import expect_room
 
     config, cluster, output = request.config, planned.cluster, request.output
     attempts = list(run_folders.attempts(request.folder))
