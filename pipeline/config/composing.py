@@ -322,12 +322,12 @@ class Composer:
         """Gives what was chosen without a name that of the choice; a name that its file leaves open stays so."""
         for group in NAMED:
             node, choice = composed.get(group), composed.hydra.runtime.choices.get(group)
-            if not isinstance(node, DictConfig) or not choice:
+            if not isinstance(node, DictConfig) or not choice or not OmegaConf.is_missing(node, "name"):
                 continue
             names = self._keys(f"{group}/{choice}")
             # A file that says nothing is no choice that could be made, but for hardware.
             can_be_made = group == "hardware" or node.get("build") or names
-            if can_be_made and "name" not in names and OmegaConf.is_missing(node, "name"):
+            if can_be_made and "name" not in names:
                 node.name = str(choice).rpartition("/")[2]
 
     def _keys(self, file: str) -> list[str]:
