@@ -56,6 +56,7 @@ def compose_once() -> None:
     # What a command imports once it runs or reports something.
     from pipeline.driver import parallel, predicting, resume, supervisor  # noqa: F401
     from pipeline.views import report  # noqa: F401
+    from pipeline.views.terminal import live  # noqa: F401
 
     config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
     with contextlib.redirect_stdout(io.StringIO()):
