@@ -6,7 +6,6 @@ SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another sign
 """
 
 import os
-import re
 import signal
 import statistics
 import sys
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
-# Where an error says it came up, and so many letters of its reason as are looked for in a log.
-PLACE, START = re.compile(r" \([^()]+:\d+\)"), 60
-# A frame of a traceback, and what Python writes between two that belong together.
-FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
-CHAINED = ("direct cause of the following exception:", "another exception occurred:")
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 # Of a run whose job was cancelled: 128 and the number of SIGTERM, with which that begins.
 KILLED = 143
@@ -366,6 +360,8 @@ def _show_log(log: str | None, error: str, display: Display) -> None:
     """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
         return
+    from pipeline.worker.model_error import own_frames
+
     text = Path(log).read_text(errors="replace")
     if (frames := own_frames(text, error)) is not None:
         # What it failed with was told when it did.
@@ -375,30 +371,6 @@ def _show_log(log: str | None, error: str, display: Display) -> None:
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
         say(display.console, line)
-
-
-def own_frames(log: str, error: str) -> list[str] | None:
-    r"""The lines of a log's last traceback that are of a person's own functions; None if it is not that of `error`.
-
-    >>> frame = '  File "/home/me/mine.py", line 3, in model\n    raise ValueError("no")\n'
-    >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
-    ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
-    """
-    from pipeline.worker.model_error import is_own
-
-    _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
-    # In one line, without what Keras and TensorFlow write around it, and with the place behind.
-    start = " ".join(PLACE.split(error.partition(": ")[2] or error)[0].split())[:START]
-    if not tracebacks or start not in " ".join(tracebacks[-1].split()):
-        return None
-    chain = [tracebacks.pop()]
-    while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
-        chain.insert(0, tracebacks.pop())
-    lines: list[str] = []
-    for frame in FRAME.finditer("".join(chain)):
-        if is_own(frame["file"]):
-            lines += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
-    return lines
 
 
 def code_of(done: list[RunResult]) -> int:

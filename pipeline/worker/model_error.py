@@ -34,6 +34,11 @@ IN_GRAPH = re.compile(r"Graph execution error|Detected at node|<stack traces|\s*
 AROUND = re.compile(r"^\(\d+\) [A-Z_]+: *|\{\{function_node [^}]*\}\} *|\s*\[Op:\w+\].*$| for '\{\{node [^']*'")
 KIND = re.compile(r"([A-Za-z_]+(?:Error|Exception)): (.*)", re.S)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# Where an error says it came up, and so many letters of its reason as are looked for in a log.
+PLACE, START = re.compile(r" \([^()]+:\d+\)"), 60
+# A frame of a traceback in a log, and what Python writes between two that belong together.
+LOGGED = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
+CHAINED = ("direct cause of the following exception:", "another exception occurred:")
 # What JAX chains to an error, which tells of JAX alone.
 OF_JAX = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace", "SimplifiedTraceback")
 
@@ -154,3 +159,25 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while following is not None:
         yield following
         following = following.__cause__ or following.__context__
+
+
+def own_frames(log: str, error: str) -> list[str] | None:
+    r"""The lines of a log's last traceback that are of a person's own functions; None if it is not that of `error`.
+
+    >>> frame = '  File "/home/me/mine.py", line 3, in model\n    raise ValueError("no")\n'
+    >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
+    ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
+    """
+    _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
+    # In one line, without what Keras and TensorFlow write around it, and with the place behind.
+    start = " ".join(PLACE.split(error.partition(": ")[2] or error)[0].split())[:START]
+    if not tracebacks or start not in " ".join(tracebacks[-1].split()):
+        return None
+    chain = [tracebacks.pop()]
+    while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
+        chain.insert(0, tracebacks.pop())
+    lines: list[str] = []
+    for frame in LOGGED.finditer("".join(chain)):
+        if is_own(frame["file"]):
+            lines += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
+    return lines
