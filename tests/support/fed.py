@@ -1,8 +1,8 @@
 """Trains on logical CPU devices that are taken for GPUs, whose batches are laid on them ahead, and prints what came.
 
-`python fed.py REPLICAS`: the host is CPU:0, the replicas are on the next ones; with 0, one is there, without strategy.
-Prints one line of JSON: losses, sizes and validation of calls as they are, fed ahead, and fed ahead from a position on,
-and where the loop's parts are.
+`python fed.py REPLICAS ...`: the host is CPU:0, the replicas are on the next ones; with 0, one is there, without
+strategy. Prints one line of JSON: for each number of replicas losses, sizes and validation of calls as they are, fed
+ahead, and fed ahead from a position on, and where the loop's parts are.
 
 `multi_worker` stands in a config for the strategy of that name, with the same done to it.
 """
@@ -10,6 +10,7 @@ and where the loop's parts are.
 import functools
 import json
 import sys
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -82,28 +83,32 @@ def in_loop_on_host(loop):
     return [f"{node.op} {node.name}" for part in looping for node in part.node if node.device.endswith("CPU:0")]
 
 
-def main():
-    """Prints what came."""
-    replicas = int(sys.argv[1])
+def came(replicas):
+    """What came of so many replicas."""
+    found = {"plain": trained(loop_of(replicas)), "plain on host": replicas and in_loop_on_host(loop_of(replicas))}
+    with mock.patch.object(feed, "feeds_ahead", return_value=True):
+        found |= {"ahead": trained(loop_of(replicas)), "ahead on host": replicas and in_loop_on_host(loop_of(replicas))}
+        # As a process that was killed after the second call goes on, which had read ahead of it.
+        before = loop_of(replicas)
+        before.call(CALLS[0])
+        before.evaluate(3, lambda event: None)
+        before.call(CALLS[1])
+        after = loop_of(replicas, Position(0, BATCH * 3))
+        after.set_state(before.state())
+        found["resumed"] = [loss for count in CALLS[2:] for loss in after.call(count).losses[:, 0].tolist()]
+        # As parts of steps are timed: on one batch, again and again.
+        step = feed.next_step(after.strategy, after.reader())
+        call = after.on(feed.iterator(after.strategy, batches.again(step, after.step_spec)), 2)
+    traced = after._train.experimental_get_tracing_count()
+    return found | {"again": [float(step[0]), len(step[1]), *call.sizes.tolist(), traced]}
+
+
+def main(*numbers):
+    """Prints what came, by the number of replicas."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * (1 + replicas))
-    came = {"plain": trained(loop_of(replicas)), "plain on host": replicas and in_loop_on_host(loop_of(replicas))}
-    feed.feeds_ahead = lambda devices: True
-    came |= {"ahead": trained(loop_of(replicas)), "ahead on host": replicas and in_loop_on_host(loop_of(replicas))}
-    # As a process that was killed after the second call goes on, which had read ahead of it.
-    before = loop_of(replicas)
-    before.call(CALLS[0])
-    before.evaluate(3, lambda event: None)
-    before.call(CALLS[1])
-    after = loop_of(replicas, Position(0, BATCH * 3))
-    after.set_state(before.state())
-    came["resumed"] = [loss for count in CALLS[2:] for loss in after.call(count).losses[:, 0].tolist()]
-    # As parts of steps are timed: on one batch, again and again.
-    step = feed.next_step(after.strategy, after.reader())
-    call = after.on(feed.iterator(after.strategy, batches.again(step, after.step_spec)), 2)
-    came["again"] = [float(step[0]), len(step[1]), *call.sizes.tolist(), after._train.experimental_get_tracing_count()]
-    print(json.dumps(came))
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * (1 + max(numbers)))
+    print(json.dumps({number: came(number) for number in numbers}))
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

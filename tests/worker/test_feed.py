@@ -13,41 +13,25 @@ from pipeline.worker.tensorflow import feed
 NUMBERS = (0, 1, 2)
 
 
-@pytest.fixture(scope="module")
-def came():
-    """What `support/fed.py` came to, by the number of replicas."""
-    return dict(zip(NUMBERS, scripts.answers(*(scripts.begun("fed", number) for number in NUMBERS)), strict=True))
-
-
-@pytest.mark.parametrize("replicas", NUMBERS)
-def test_it_trains_and_validates_to_the_last_bit_as_with_batches_that_are_asked_for(came, replicas):
-    plain, ahead = came[replicas]["plain"], came[replicas]["ahead"]
-    for name in ("losses", "sizes", "held_out"):
-        assert ahead[name] == plain[name]
-    assert ahead["sizes"] == [32, 32, 32, 11] * 2 + [32]
-    assert all(wait >= 0 for wait in ahead["waits"])
-
-
-def test_two_replicas_that_are_fed_ahead_equal_one_device(came):
-    np.testing.assert_allclose(came[2]["ahead"]["losses"], came[1]["plain"]["losses"], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("replicas", NUMBERS)
-def test_what_was_read_ahead_and_not_trained_is_read_again_after_a_resume(came, replicas):
-    assert came[replicas]["resumed"] == came[replicas]["ahead"]["losses"][3:]
-
-
-@pytest.mark.parametrize("replicas", NUMBERS)
-def test_one_batch_is_trained_on_again_and_again_by_the_same_compiled_loop(came, replicas):
-    whole, parts, *sizes, traced = came[replicas]["again"]
-    assert (parts, sizes, traced) == (max(1, replicas), [whole] * 2, 1)
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_host_has_no_part_in_the_steps_of_a_call(came, replicas):
-    assert came[replicas]["ahead on host"] == []
-    # What is asserted is seen where it is so.
-    assert any("IteratorGetNext" in name for name in came[replicas]["plain on host"])
+def test_batches_that_are_fed_ahead_train_to_the_last_bit_as_those_that_are_asked_for_and_without_the_host():
+    found = {int(number): came for number, came in scripts.came("fed", *NUMBERS).items()}
+    for replicas, came in found.items():
+        plain, ahead = came["plain"], came["ahead"]
+        for name in ("losses", "sizes", "held_out"):
+            assert ahead[name] == plain[name], (replicas, name)
+        assert ahead["sizes"] == [32, 32, 32, 11] * 2 + [32]
+        assert all(wait >= 0 for wait in ahead["waits"])
+        # What was read ahead and not trained on is read again after a resume.
+        assert came["resumed"] == ahead["losses"][3:], replicas
+        # One batch is trained on again and again by the same compiled loop.
+        whole, parts, *sizes, traced = came["again"]
+        assert (parts, sizes, traced) == (max(1, replicas), [whole] * 2, 1)
+        if replicas:
+            # The host has no part in the steps of a call; what is asserted is seen where it is so.
+            assert came["ahead on host"] == []
+            assert any("IteratorGetNext" in name for name in came["plain on host"])
+    # Two replicas equal one device.
+    np.testing.assert_allclose(found[2]["ahead"]["losses"], found[1]["plain"]["losses"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

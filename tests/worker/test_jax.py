@@ -1,5 +1,7 @@
 """JAX's engine where there is no TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
 
+import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -126,39 +128,61 @@ def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
         np.testing.assert_array_equal(drawn, expected)
 
 
+# Has each program compiled by a process of its own, a fork of one that has imported all.
+COMPILES = """
+import json, os, sys
+from pathlib import Path
+import jax
+from pipeline.worker.jax import compiled
+for line in sys.stdin:
+    folder, factor, most = json.loads(line)
+    if not os.fork():
+        compiled.MOST_BYTES = most
+        compiled.keep(Path(folder))
+        print(jax.jit(lambda x: x * factor)(2.0), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    """What compiles programs."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environ = os.environ | {"KERAS_BACKEND": "jax"}
+    with subprocess.Popen([sys.executable, "-c", COMPILES], env=environ, text=True, **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.fixture
-def compiled(tmp_path):
-    """Compiles programs that multiply by numbers, in a process that keeps so many bytes; returns what is then kept."""
-    code = (
-        "import sys, jax; from pathlib import Path; from pipeline.worker.jax import compiled\n"
-        "compiled.MOST_BYTES = int(sys.argv[2]); compiled.keep(Path(sys.argv[1]))\n"
-        "for factor in map(float, sys.argv[3:]): print(jax.jit(lambda x: x * factor)(2.0))"
-    )
+def compiled(tmp_path, compiling):
+    """Compiles a program that multiplies by a number, where so many bytes are kept; returns what is then kept."""
 
     def kept(factor, most=1 << 30):
-        command = [sys.executable, "-c", code, tmp_path, str(most), factor]
-        assert float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == 2 * float(factor)
+        print(json.dumps([str(tmp_path), factor, most]), file=compiling.stdin, flush=True)
+        assert float(compiling.stdout.readline()) == 2 * factor
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
 
     return kept
 
 
 def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(compiled):
-    programs = compiled("3")
+    programs = compiled(3)
     assert programs
-    assert compiled("3") == programs
+    assert compiled(3) == programs
     (path, (size, _)) = programs.popitem()
     path.write_bytes(path.read_bytes()[: size // 2])
-    assert compiled("3")[path][0] == size
+    assert compiled(3)[path][0] == size
 
 
 def test_programs_that_were_used_least_recently_go_where_they_take_too_much(compiled):
-    (first,) = one = compiled("3")
-    both = compiled("4")
+    (first,) = one = compiled(3)
+    both = compiled(4)
     assert len(both) == 2
     # The first one is used again.
-    assert compiled("3") == both
-    left = compiled("5", most=int(2.5 * one[first][0]))
+    assert compiled(3) == both
+    left = compiled(5, most=int(2.5 * one[first][0]))
     assert len(left) == 2
     assert first in left
     assert left.keys() - both

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import sampled
+from two_devices import DEVICES
 
 import pipeline
 from pipeline import strategies
@@ -15,10 +16,6 @@ from pipeline.worker.compiling import compile_chosen
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.loss_scaling import updates
 
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 RANDOM = np.random.default_rng(11)
 X = RANDOM.normal(size=(61, 6)).astype("float32")
 Y = RANDOM.integers(0, 3, 61)
@@ -26,11 +23,6 @@ KINDS = (
     "SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Ftrl", "Lion", "Lamb",
     "Muon",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def mirrored() -> tf.distribute.Strategy:
-    return strategies.mirrored(("CPU:0", "CPU:1"))
 
 
 def trained(
@@ -120,20 +112,22 @@ def begun(rate: object, model: keras.Model) -> keras.optimizers.Optimizer:
     return made
 
 
-@pytest.mark.parametrize(
-    ("make", "rate"),
-    [
-        (partial(without_decay, of_layer=False), 0.5),
-        (partial(without_decay, of_layer=True), 0.5),
-        (slowed, 0.5),
-        (scaled, 0.5),
-        (begun, 0.5),
-        (begun, keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.7)),
-        (begun, lambda: 0.5),
-    ],
-    ids=["names left out", "variables left out", "own", "scaling", "begun", "scheduled", "called"],
-)
-def test_a_learning_rate_that_is_asked_for_changes_nothing_else_of_an_optimizer(mirrored, make, rate):
+# How an optimizer is made, and its rate.
+MADE = {
+    "names left out": (partial(without_decay, of_layer=False), 0.5),
+    "variables left out": (partial(without_decay, of_layer=True), 0.5),
+    "own": (slowed, 0.5),
+    "scaling": (scaled, 0.5),
+    "begun": (begun, 0.5),
+    "scheduled": (begun, keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.7)),
+    "called": (begun, lambda: 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", sampled(list(MADE), 4))
+def test_a_learning_rate_that_is_asked_for_changes_nothing_else_of_an_optimizer(mirrored, kind):
+    make, rate = MADE[kind]
+
     def change(model: keras.Model) -> None:
         before = model.optimizer
         compile_chosen(model, None, 0.01, None, None)
@@ -197,8 +191,7 @@ def scheduling() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
-@pytest.mark.parametrize("make", [two_rates, one_each, by_names])
-@pytest.mark.parametrize("callbacks", [reducing, scheduling])
+@pytest.mark.parametrize(("make", "callbacks"), [(two_rates, reducing), (one_each, scheduling), (by_names, reducing)])
 def test_several_optimizers_in_one_train_what_they_do_in_keras(mirrored, make, callbacks):
     assert_trained_as_by_keras(mirrored, make, callbacks)
 
@@ -211,27 +204,32 @@ def test_several_optimizers_are_scaled_together_and_have_no_one_learning_rate(mi
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "devices"),
     [
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
-        lambda: keras.optimizers.AdamW(
-            0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
-            ema_overwrite_frequency=2,
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3), DEVICES[:1]),
+        (
+            lambda: keras.optimizers.AdamW(
+                0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
+                ema_overwrite_frequency=2,
+            ),
+            DEVICES,
         ),
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
+            ),
+            DEVICES,
         ),
     ],
-    ids=["momentum", "averages", "scaling"],
+    ids=["momentum on one", "averages on two", "scaling on two"],
 )  # fmt: skip
-@pytest.mark.parametrize("devices", [("CPU:0",), ("CPU:0", "CPU:1")], ids=["one", "two"])
 def test_gradients_are_accumulated_over_steps_as_keras_does(make, devices):
     assert_trained_as_by_keras(strategies.mirrored(devices), lambda model: make())
 
 
 @pytest.mark.slow
 # Others in each run of CI.
-@pytest.mark.parametrize("kind", sampled(KINDS, 4))
+@pytest.mark.parametrize("kind", sampled(KINDS, 3))
 def test_it_trains_the_same_with_clipping_decay_and_averages_that_overwrite_weights(mirrored, kind):
     made = getattr(keras.optimizers, kind)
     assert_same(
