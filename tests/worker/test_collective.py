@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 from conftest import ROOT
 from tensorflow.python.ops import op_selector
 
@@ -13,11 +14,6 @@ from pipeline.worker.loop import WeightComparison
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow.collective import in_buckets, over
 from pipeline.worker.tensorflow.hierarchical import HostRing, Memory, SharedMemoryCollective
-
-# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
 
 
 def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk_through_the_graph(monkeypatch):

@@ -26,14 +26,16 @@ import tensorflow as tf
 from pipeline.worker.tensorflow import loopback
 kind, cluster, rank = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 held = loopback.listen_on_loopback_only() and loopback.listen_on_loopback_only()
-if kind == "interrupted":
-    loopback.on_loopback = lambda address: signal.raise_signal(signal.SIGINT)
 started = False
 def compete_for_the_interpreter_lock():
     while not started:
         pass
 threading.Thread(target=compete_for_the_interpreter_lock, daemon=True).start()
-value = None
+def server():
+    try:
+        return tf.distribute.Server(cluster, job_name="worker", task_index=rank)
+    except tf.errors.UnknownError as error:
+        return error
 if kind == "workers":
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="worker", task_id=rank, rpc_layer="grpc"
@@ -44,11 +46,12 @@ if kind == "workers":
         return replica.all_reduce("SUM", tf.cast(replica.replica_id_in_sync_group, tf.float32) + 1.0)
     value = float(strategy.run(tf.function(total)))
 else:
-    try:
-        server = tf.distribute.Server(cluster, job_name="worker", task_index=rank)
-        value = server.target
-    except tf.errors.UnknownError as error:
-        value = error.message
+    loopback.on_loopback, as_ever = lambda address: signal.raise_signal(signal.SIGINT), loopback.on_loopback
+    print(json.dumps([held, server().message]), flush=True)
+    sys.stdin.readline()
+    loopback.on_loopback = as_ever
+    made = server()
+    value = made.target
 started = True
 print(json.dumps([held, value]), flush=True)
 while True:
@@ -64,7 +67,8 @@ def processes(kind: str, ports: list[int]) -> Iterator[list[subprocess.Popen[str
         started = []
         for rank in range(len(ports)):
             command = [sys.executable, "-c", PROCESS, kind, cluster, str(rank)]
-            process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = subprocess.Popen(command, cwd=root, text=True, **pipes)
             started.append(stack.enter_context(process))
             stack.callback(process.kill)
         yield started
@@ -118,8 +122,11 @@ def test_a_process_without_tensorflow_is_promised_nothing() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_server_listens_on_loopback_only() -> None:
+def test_a_ctrl_c_amid_the_bind_leaves_no_server_and_the_next_one_listens_on_loopback_only() -> None:
     with reserved_ports(1) as ports, processes("server", ports) as (server,):
+        assert answer(server) == [True, "Could not start gRPC server"]
+        assert listening(server.pid) == []
+        print(file=server.stdin, flush=True)
         assert answer(server) == [True, f"grpc://127.0.0.1:{ports[0]}"]
         hosts = listening(server.pid)
         assert {port for _, port in hosts} == set(ports)
@@ -133,12 +140,6 @@ def test_two_workers_sum_over_loopback_and_listen_nowhere_else() -> None:
         hosts = [listening(worker.pid) for worker in workers]
         assert [{port for _, port in each} for each in hosts] == [{port} for port in ports]
         assert {host for each in hosts for host, _ in each} <= LOOPBACK
-
-
-def test_a_ctrl_c_amid_the_bind_leaves_no_server_rather_than_an_open_one() -> None:
-    with reserved_ports(1) as ports, processes("interrupted", ports) as (server,):
-        assert answer(server) == [True, "Could not start gRPC server"]
-        assert listening(server.pid) == []
 
 
 @pytest.mark.slow
