@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pipeline.driver.session import Preemption
 from pipeline.driver.watch import RunFailed, Watch
+from pipeline.errors import UserError
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
 from pipeline.launch.this_machine import EnergyMeter
@@ -102,6 +103,9 @@ class Group:
         self.seconds = 0.0
         # What this host used meanwhile; None if no counter can be read, or the use before a takeover is not known.
         self.joules: float | None = 0.0 if replay is None else None
+        if not folder.is_dir():
+            expected, instead = "the run's folder to stay while it trains", "the same command again, for another run"
+            raise RunFailed(str(UserError(expected, f"no {folder} any more", instead)), None, lost=False)
         self.job: Job = cluster.start(plan, name, folder)
 
     def clock(self) -> float:

@@ -10,7 +10,11 @@ import pytest
 from conftest import with_
 from plans import config, machine
 
+from pipeline.config.schema import ClusterConfig
+from pipeline.driver.group import Group
+from pipeline.driver.session import Preemption
 from pipeline.driver.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, RunFailed, Watch
+from pipeline.launch.local import LocalCluster
 from pipeline.plan.planning import make
 from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System
 from pipeline.record.log import stamped
@@ -342,3 +346,10 @@ def test_an_event_is_progress_but_the_machine_s_load_is_only_a_sign_of_life(even
         story.tell(0, event)
     assert (failure is None) == isinstance(event, Steps)
     assert failure is None or (failure.stuck and "made no progress" in failure.error)
+
+
+def test_processes_are_not_started_in_a_folder_that_was_removed(tmp_path):
+    plan = make(config("mirrored", "2cpu", 2), machine(2))
+    with pytest.raises(RunFailed, match="the run's folder") as failed:
+        Group(LocalCluster(ClusterConfig(), {}), plan, "point", tmp_path / "gone", [].append, Preemption())
+    assert not failed.value.lost
