@@ -23,6 +23,11 @@ class UserError(ValueError):
         return type(self), (self.expected, self.received, self.try_this)
 
 
+def unwritten(error: OSError) -> UserError:
+    """Returns what is wrong with output that nothing holds any more, as on a full disk."""
+    return UserError("to be able to write all output", error.strerror, "another place for it")
+
+
 def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = UserError) -> None:
     """Raises the first error of a table whose rows are (is it wrong?, expected, received, try this).
 

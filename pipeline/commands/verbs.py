@@ -6,6 +6,7 @@ What a verb needs is imported once it is typed.
 """
 
 import difflib
+import errno
 import gc
 import os
 import shlex
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from pipeline.commands import module
 from pipeline.config.offered import choices, elsewhere, near
-from pipeline.errors import UserError
+from pipeline.errors import UserError, unwritten
 
 # The verbs and what each does. One that is no setting is a function of its name, from its arguments to the exit code.
 VERBS = {
@@ -181,10 +182,19 @@ def main() -> int:
     except OSError as error:
         print(f"pipeline: {UserError('a working folder', error.strerror, 'cd to one that is there')}", file=sys.stderr)
         return 2
+    code = 1
     try:
-        return _run()
+        code = _run()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"pipeline: {unwritten(error)}", file=sys.stderr)
+        # Else Python writes what is left once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         gc.freeze()
+    return code
 
 
 def _open_streams() -> None:

@@ -7,19 +7,23 @@ import errno
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from msgspec.structs import replace
 
 import pipeline.record as record
+from pipeline.errors import unwritten
 from pipeline.record import MismatchError
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 # Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536
+# What a full disk answers.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 # The mode of a file that nobody but its owner can read.
 SECRET = 0o600
 
@@ -87,7 +91,7 @@ class EventLog:
         try:
             self._write()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
 
     def close(self) -> None:
@@ -100,6 +104,37 @@ class EventLog:
     def _write(self) -> None:
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+
+
+class AsFarAsItFits:
+    """A stream of which a full disk ends nothing: what no buffer holds is left out, and stderr says so once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._said = stream, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if not self._said:
+                self._said = True
+                with suppress(OSError):
+                    print(f"pipeline: {unwritten(error)}", file=sys.stderr)
+        return 0
+
+    def flush(self) -> None:
+        """Writes what the buffer holds, or leaves it there."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:

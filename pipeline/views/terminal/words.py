@@ -11,9 +11,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from pipeline.analyze.comparable import doubts, efficiency_of, grouped
+from pipeline.record.log import AsFarAsItFits
 from pipeline.record.results import Layout, Result, Speed
 
 if TYPE_CHECKING:
@@ -334,6 +335,7 @@ def console_on(stream: TextIO) -> Console:
 
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
+        stream = cast("TextIO", AsFarAsItFits(stream))
     on_terminal = stream.isatty()
     return Console(
         file=stream,
