@@ -25,6 +25,19 @@ _FEW = 20
 EXACT = 2**24
 
 
+def is_one_array(values: object) -> bool:
+    """True for one array in lists, and not for a list of arrays.
+
+    >>> is_one_array([[1, 2], [3, 4]]), is_one_array([np.ones(2), np.ones(2)])
+    (True, False)
+    """
+    while isinstance(values, list | tuple):
+        if not values:
+            return True
+        values = values[0]
+    return np.isscalar(values)
+
+
 def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
     """The rows that train and those that validate, each shuffled: the same fraction of every group is held out.
 

@@ -22,6 +22,7 @@ from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment, leaves
 from pipeline.data.manifest import Feature
+from pipeline.errors import first_of
 from pipeline.prepare import values
 from pipeline.prepare.folder import ShardPiece, file_bytes
 from pipeline.prepare.values import LOOKED_AT, MOST, Example, Labels, in_words, kind_of
@@ -61,7 +62,8 @@ class Arrays(Rows):
         self._arrays = {name: np.asarray(leaf) for name, leaf in values.flat(part, split).items()}
         lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
-            shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in self._arrays.items())
+            listed = [f"{name} of shape {array.shape}" for name, array in self._arrays.items()]
+            shapes = first_of(listed, between=", ", last=" and")
             expected = "arrays with as many examples along their first axis"
             raise DataError(expected, f"for {split}: {shapes}", "numpy.asarray around lists of numbers")
         self.count = next(iter(lengths.values()))

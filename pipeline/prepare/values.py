@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest, records
-from pipeline.data.arrays import Nested
+from pipeline.data.arrays import Nested, floats, is_one_array
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature
 
@@ -56,10 +56,26 @@ def stored(value: np.ndarray, kind: str) -> bytes | np.ndarray:
 def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray | float]:
     """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
     check_names(part, split)
-    leaves: dict[str, np.ndarray | float] = manifest.flat(part)
+    leaves: dict[str, np.ndarray | float] = manifest.flat(tuple(_without_lists(values, split) for values in part))
     if not any(name == "x" or name.startswith("x/") for name in leaves):
         raise DataError(f"examples with an x for {split}", "none", "(x, y)")
     return {name: leaf for name, leaf in leaves.items() if leaf is not None}
+
+
+def _without_lists(values: object, split: str) -> object:
+    """The same structure, with an array in place of each list of numbers; Python's floats are float32, as in Keras."""
+    if isinstance(values, Mapping):
+        return {key: _without_lists(inner, split) for key, inner in values.items()}
+    if not isinstance(values, list | tuple):
+        return values
+    # Of a tuple each is an input, as of a data set.
+    if isinstance(values, tuple) or not is_one_array(values):
+        return tuple(_without_lists(inner, split) for inner in values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"rows of one length in the lists of {split}", "others", "arrays of one shape") from error
+    return floats(array, np.float32, f"the lists of {split}") if array.dtype == np.float64 else array
 
 
 def labels_of(y: np.ndarray | None) -> Labels | None:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline.data import DataError, csv, folders, images, text
+from pipeline.prepare import sources, values
 from pipeline.worker.data import conversion
 
 
@@ -98,3 +99,19 @@ def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
     part = np.zeros((4, 2)), np.zeros(4)
     with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
         conversion.both({"train": part, "test": part})
+
+
+def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
+    encoder = values.Encoder("train", None)
+    encoder.make(([[1.0, 2.0], [3.0, 4.0]], 1), "first")
+    assert [(one.name, one.shape, one.dtype) for one in encoder.features] == [
+        ("x", (2, 2), "float32"),
+        ("y", (), "int64"),
+    ]
+    encoder = values.Encoder("train", None)
+    encoder.make(((np.float32(1), np.float32(2)), 1), "first")
+    assert [one.name for one in encoder.features] == ["x/0", "x/1", "y"]
+    rows = sources.Arrays(([[1, 2]] * 50, [0, 1] * 25), "train", None)
+    assert [(one.name, one.shape) for one in rows.features] == [("x", (2,)), ("y", ())]
+    with pytest.raises(DataError, match="rows of one length"):
+        sources.Arrays(([[1, 2], [1]], [0, 1]), "train", None)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested, floats
+from pipeline.data.arrays import Nested, floats, is_one_array
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
@@ -144,7 +144,7 @@ def _without_lists(values: object, where: _Where) -> object:
         return {key: _without_lists(inner, where.inside(key)) for key, inner in values.items()}
     if not isinstance(values, list | tuple):
         return values
-    if not _is_one_array(values):
+    if not is_one_array(values):
         return tuple(_without_lists(inner, where.inside(place)) for place, inner in enumerate(values))
     try:
         array = np.asarray(values)
@@ -152,19 +152,6 @@ def _without_lists(values: object, where: _Where) -> object:
         raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
     # As Keras does with Python's floats.
     return floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
-
-
-def _is_one_array(values: object) -> bool:
-    """True for one array in lists, and not for a list of arrays.
-
-    >>> _is_one_array([[1, 2], [3, 4]]), _is_one_array([np.ones(2), np.ones(2)])
-    (True, False)
-    """
-    while isinstance(values, list | tuple):
-        if not values:
-            return True
-        values = values[0]
-    return np.isscalar(values)
 
 
 def _arrays(values: object, where: _Where) -> Nested[np.ndarray]:
