@@ -95,6 +95,20 @@ def lost(array: Array, dtype: DTypeLike) -> int | float | None:
     return next((value for value in extremes if not least <= value <= greatest), None)
 
 
+def refuse_masked(values: object, name: str) -> None:
+    """Refuses an array some of whose numbers are masked, as those that a netCDF file lacks: others would be trained on.
+
+    >>> refuse_masked(np.ma.masked_array([1.0, 9.9e36], [False, True]), "x")
+    Traceback (most recent call last):
+    pipeline.data.errors.DataError: Expected a number in each place of x, received an array of which 1 is masked. \
+Try .filled(0), or leaving out those examples.
+    """
+    if np.ma.is_masked(values):
+        count = np.ma.count_masked(values)
+        received = f"an array of which {count:,} {'is' if count == 1 else 'are'} masked"
+        raise DataError(f"a number in each place of {name}", received, ".filled(0), or leaving out those examples")
+
+
 def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
     """Returns an array as floating-point numbers of a type. Raises `DataError` for one that it does not hold."""
     over = lost(array, dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest, records
-from pipeline.data.arrays import Nested, floats, is_one_array
+from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature
 
@@ -67,6 +67,7 @@ def _without_lists(values: object, split: str) -> object:
     if isinstance(values, Mapping):
         return {key: _without_lists(inner, split) for key, inner in values.items()}
     if not isinstance(values, list | tuple):
+        refuse_masked(values, split)
         return values
     # Of a tuple each is an input, as of a data set.
     if isinstance(values, tuple) or not is_one_array(values):

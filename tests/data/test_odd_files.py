@@ -115,3 +115,12 @@ def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
     assert [(one.name, one.shape) for one in rows.features] == [("x", (2,)), ("y", ())]
     with pytest.raises(DataError, match="rows of one length"):
         sources.Arrays(([[1, 2], [1]], [0, 1]), "train", None)
+
+
+def test_masked_numbers_are_refused_wherever_arrays_are_taken() -> None:
+    masked, y = np.ma.masked_array(np.ones((4, 2)), [[True, False]] * 4), np.zeros(4)
+    with pytest.raises(DataError, match="4 are masked"):
+        conversion.part((masked, y), "training")
+    with pytest.raises(DataError, match="4 are masked"):
+        sources.Arrays((masked, y), "train", None)
+    conversion.part((np.ma.masked_array(np.ones((4, 2))), y), "training")

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested, floats, is_one_array
+from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
@@ -168,6 +168,7 @@ def _array(values: object, where: _Where) -> np.ndarray:
     sparse = next((how for kind, how in dense.items() if isinstance(values, kind)), None)
     if sparse or hasattr(values, "tocsr"):
         raise DataError("dense arrays", f"{type(values).__name__} as {where}", f"{sparse or '.toarray()'}")
+    refuse_masked(values, str(where))
     array = np.asarray(values)
     if array.dtype.kind == "O":
         array = _of_objects(array, values, where)

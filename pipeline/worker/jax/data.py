@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.config import targets
 from pipeline.data import manifest, records
-from pipeline.data.arrays import floats, lost
+from pipeline.data.arrays import floats, lost, refuse_masked
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
@@ -160,6 +160,7 @@ def _is_list(values: object) -> bool:
 
 
 def _array(values: Any) -> Any:
+    refuse_masked(values, "the data")
     array = np.asarray(values)
     refuse(
         (values is None, "an array in every place of the data under backend=jax", "None",
