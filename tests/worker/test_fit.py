@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -526,6 +527,19 @@ def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
         model = classifier()
     with pytest.raises(UserError, match=r"Try pipeline\.strategies\.central_storage"):
         pipeline.fit(model, X, Y)
+
+
+def test_another_backend_of_keras_is_refused_in_words() -> None:
+    code = """
+import keras, pipeline
+try:
+    pipeline.fit(keras.Sequential([keras.layers.Dense(1)]))
+except pipeline.errors.UserError as error:
+    print(error)
+"""
+    environ = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert "received KERAS_BACKEND=jax. Try KERAS_BACKEND=tensorflow" in done.stdout, done.stderr
 
 
 def test_the_package_is_imported_without_tensorflow() -> None:

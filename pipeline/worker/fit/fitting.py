@@ -331,6 +331,10 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _check_model(model: object) -> None:
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        instead = "KERAS_BACKEND=tensorflow, or python -m pipeline with backend=jax"
+        raise UserError("Keras on TensorFlow for pipeline.fit", f"KERAS_BACKEND={backend}", instead)
     if not isinstance(model, keras.Model):
         raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
     for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
