@@ -103,8 +103,7 @@ def refuse_masked(values: object, name: str) -> None:
     pipeline.data.errors.DataError: Expected a number in each place of x, received an array of which 1 is masked. \
 Try .filled(0), or leaving out those examples.
     """
-    if np.ma.is_masked(values):
-        count = np.ma.count_masked(values)
+    if isinstance(values, np.ma.MaskedArray) and (count := int(np.sum(values.mask))):
         received = f"an array of which {count:,} {'is' if count == 1 else 'are'} masked"
         raise DataError(f"a number in each place of {name}", received, ".filled(0), or leaving out those examples")
 

@@ -56,13 +56,14 @@ def stored(value: np.ndarray, kind: str) -> bytes | np.ndarray:
 def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray | float]:
     """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
     check_names(part, split)
+    assert isinstance(part, Sequence), "x, y and perhaps weights"
     leaves: dict[str, np.ndarray | float] = manifest.flat(tuple(_without_lists(values, split) for values in part))
     if not any(name == "x" or name.startswith("x/") for name in leaves):
         raise DataError(f"examples with an x for {split}", "none", "(x, y)")
     return {name: leaf for name, leaf in leaves.items() if leaf is not None}
 
 
-def _without_lists(values: object, split: str) -> object:
+def _without_lists(values: Nested[np.ndarray | float], split: str) -> Nested[np.ndarray | float]:
     """The same structure, with an array in place of each list of numbers; Python's floats are float32, as in Keras."""
     if isinstance(values, Mapping):
         return {key: _without_lists(inner, split) for key, inner in values.items()}
