@@ -1,4 +1,4 @@
-"""One short module a verb, each of which is imported once it is typed."""
+"""The verbs, in modules that are imported once they are needed."""
 
 from importlib import import_module
 from typing import Any
