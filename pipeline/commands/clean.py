@@ -102,7 +102,6 @@ def _remove(kept: Stored) -> str:
 
 
 def _about(folder: Stored, now: float) -> str:
-    """Returns a line about what goes."""
     speedups = [result.speed.speedup for result in folder.runs.values() if result.speed.speedup]
     age = now - folder.written
     return listed(

@@ -107,7 +107,6 @@ def _free(port: str) -> int:
 
 
 def _serve(port: int, output: Path) -> int:
-    """Runs the server until it ends."""
     output = output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     store, log, server = output / "mlflow.db", output / "ui.log", f"http://{HOST}:{port}"

@@ -108,7 +108,6 @@ class Display:
 
 
 def _session(display: Display, options: tuple[str, ...] = ()) -> Session:
-    """The session of a command."""
     search, environ = (os.getcwd(), *sys.path), dict(os.environ)
     return Session(search, environ, lambda: display.screen, Tracker, options)
 

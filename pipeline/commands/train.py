@@ -57,7 +57,6 @@ def refused(error: Exception) -> int:
 
 
 def _devices() -> int:
-    """The number of this machine's devices."""
     # Only for a config that asks for it.
     from pipeline.driver.requests import devices
 

@@ -113,7 +113,6 @@ def check_numbers(config: Config | PrepareConfig) -> None:
 
 
 def _check_training(config: Config) -> None:
-    """Refuses what contradicts itself in how is trained."""
     train, strategy, shape = config.train, config.strategy, config.data.input_shape
     whose = train.batch_statistics
     near_whose = (near(whose, BATCH_STATISTICS) or BATCH_STATISTICS)[0]

@@ -164,7 +164,6 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
 
 
 def _launch(config: Config) -> LaunchPart:
-    """Returns how processes are watched."""
     usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
     return _taken(LaunchPart, config.launch, orphan_timeout=config.launch.orphan_timeout or usual)
 
