@@ -2,8 +2,10 @@
 
 import abc
 import contextlib
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
@@ -304,6 +306,13 @@ class Engine(Protocol):
 
     def raise_cause(self, error: Exception) -> None:
         """Raises what is broken in the data, where an error came of that."""
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Returns the versions that a measurement depends on: of these packages, and of what every engine computes with."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in (*packages, "keras", "numpy")
+    }
 
 
 def flat(results: Mapping[str, Any]) -> dict[str, float]:

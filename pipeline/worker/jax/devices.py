@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import platform
 import random
 import socket
 from functools import partial
-from importlib import metadata
 
 import jax
 import keras
@@ -89,13 +87,6 @@ def on_cpu(mesh: Mesh) -> bool:
 def has_core_beside() -> bool:
     """True if a thread of this process computes on another core than its steps do."""
     return len(os.sched_getaffinity(0)) > 1
-
-
-def versions() -> dict[str, str]:
-    """The versions that a measurement depends on."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in ("jax", "jaxlib", "keras", "numpy")
-    }
 
 
 def _tell_xla(flag: str) -> None:

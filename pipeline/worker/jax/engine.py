@@ -19,9 +19,9 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.jax import bucket, build, compiled, layouts
 from pipeline.worker.jax.data import DeviceData, ProcessData
-from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
+from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
-from pipeline.worker.loop import NO_COMPARISON, Resume, WeightComparison
+from pipeline.worker.loop import NO_COMPARISON, Resume, WeightComparison, versions
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import on_all
 
@@ -57,7 +57,7 @@ class JaxEngine:
                 self._add = bucket.of_plan(self._plan, self._process)
             except ConnectionRefusedError as error:
                 self.notes.add(f"Gloo adds gradients, in place of shared memory: {error}.")
-        return versions()
+        return versions("jax", "jaxlib")
 
     def load(self, folder: str) -> events.Loaded:
         """Makes the process's data and looks for broken examples."""

@@ -1,8 +1,6 @@
 """A process's devices, threads and seeds, its strategy, or the server that it is to others."""
 
 import os
-import platform
-from importlib import metadata
 from typing import TypedDict
 
 import keras
@@ -167,10 +165,3 @@ def _stay_on_loopback(plan: Plan, process: Process, emit: Emit) -> None:
     addresses = [process.address for process in plan.processes if process.address]
     if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
         emit(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))
-
-
-def versions() -> dict[str, str]:
-    """The versions that a measurement depends on."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")
-    }

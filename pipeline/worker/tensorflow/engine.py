@@ -26,7 +26,7 @@ from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
-from pipeline.worker.loop import Resume, WeightComparison
+from pipeline.worker.loop import Resume, WeightComparison, versions
 from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables, xla
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
@@ -74,7 +74,7 @@ class TensorFlowEngine:
                 self.notes.add(self._collective.note)
         else:
             self._server = devices.start_server(plan, process, self._emit)
-        return devices.versions()
+        return versions("tensorflow")
 
     def load(self, folder: str) -> events.Loaded:
         """Makes the process's data and looks for broken examples."""
