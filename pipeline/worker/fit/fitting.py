@@ -30,7 +30,7 @@ from pipeline.errors import UserError, refuse
 from pipeline.private import array_slicing
 from pipeline.worker import labels
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
-from pipeline.worker.collective import Collective, Pausable
+from pipeline.worker.collective import Pausable
 from pipeline.worker.data import conversion
 from pipeline.worker.data.reading import FitData
 from pipeline.worker.fit import passes
@@ -105,15 +105,21 @@ def fit(
         })  # fmt: skip
         agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
-        earlier, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
-        with (
-            _lent(loop_class, model, strategy, train, held_out, where, gather, adding, note) as loop,
-            loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due),
-        ):
-            if check and loop is not earlier and where.replicas > 1:
-                _warn_of_differences(loop, adding, where, train, note)
-            make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
-            return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
+        loop, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
+        with build.lent(model, strategy, train.spec, adding, note, gather):
+            _check_labels(model, train, held_out)
+            _check_made_under(strategy, model.metrics_variables)
+            # That of an earlier `fit`, as long as the model is compiled as it was then.
+            is_new = not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather)
+            if is_new:
+                loop = loop_class(model, strategy, train, where.chief, where.processes == 1, gather, adding)
+                # Past Keras's own setter, which looks for weights in everything.
+                vars(model)[KEPT_AS] = loop
+            with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+                if check and is_new and where.replicas > 1:
+                    _warn_of_differences(loop, adding, where, train, note)
+                make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
+                return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
 
 
 def _split(
@@ -143,32 +149,12 @@ def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoo
     return KerasLoop
 
 
-@contextlib.contextmanager
-def _lent(
-    loop_class: type[KerasLoop],
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    train: Passes,
-    held_out: Passes | None,
-    where: ReplicaPlace,
-    gather: bool,
-    adding: Collective[Addend],
-    note: Callable[[str], object],
-) -> Iterator[KerasLoop]:
-    """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
-    with build.lent(model, strategy, train.spec, adding, note, gather):
-        outputs = labels.outputs(model, train.spec)
-        for name, data in (("training", train), ("validation", held_out)):
-            if data is not None and data.labels is not None:
-                labels.check_values(outputs, data.labels, name)
-        _check_made_under(strategy, model.metrics_variables)
-        loop = vars(model).get(KEPT_AS)
-        if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
-            # Past Keras's own setter, which looks for weights in everything.
-            loop = vars(model)[KEPT_AS] = loop_class(
-                model, strategy, train, where.chief, where.processes == 1, gather, adding
-            )
-        yield loop
+def _check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> None:
+    """Refuses labels at hand that the model has no output for."""
+    outputs = labels.outputs(model, train.spec)
+    for name, data in (("training", train), ("validation", held_out)):
+        if data is not None and data.labels is not None:
+            labels.check_values(outputs, data.labels, name)
 
 
 def _train(
