@@ -19,11 +19,13 @@ def look_through(
 
     Parts that are not `whole` do not tell what the data lack.
     """
+    train = parts["train"]
     broken_parts = {name: broken(part, classes, number, of, skip) for name, part in parts.items()}
-    complaints = flaws(parts["train"], classes) if whole else ()
+    complaints = _flaws(train, classes) if whole else ()
     if not skip:
         refuse([one for of_part in broken_parts.values() for one in of_part], complaints)
-    return broken_parts, notes(parts["train"], complaints)
+    read = train.notes if isinstance(train, Examples) else ()
+    return broken_parts, [*read, *(f"There are {complaint}." for complaint in complaints)]
 
 
 def loaded(sharded: Mapping[str, bool], counts: Mapping[str, int], broken_of: Mapping[str, Sequence[Broken]]) -> Loaded:
@@ -41,7 +43,7 @@ def broken(part: object, classes: int | None, number: int, of: int, thorough: bo
     return look_at_rows(Examples(part, (), num_classes=classes), number, of)
 
 
-def flaws(part: object, classes: int | None) -> tuple[str, ...]:
+def _flaws(part: object, classes: int | None) -> tuple[str, ...]:
     """Returns what is wrong with a training part as a whole, in words that follow "There are"."""
     if isinstance(part, Examples):
         return part.flaws
@@ -51,12 +53,6 @@ def flaws(part: object, classes: int | None) -> tuple[str, ...]:
     empty = [label for label in range(classes) if label not in present]
     named = first_of([str(label) for label in empty], between=", ", last=" and")
     return (f"no training examples of class {named}",) if empty else ()
-
-
-def notes(part: object, complaints: Sequence[str]) -> list[str]:
-    """Returns what a user is told of a training part, once its flaws are no reason to end."""
-    read = part.notes if isinstance(part, Examples) else ()
-    return [*read, *(f"There are {complaint}." for complaint in complaints)]
 
 
 def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str = "") -> None:
