@@ -1,5 +1,6 @@
 """State of a training that is no variable: random state and callbacks, as plain values and arrays; states for all."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -84,14 +85,11 @@ def _of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[st
     values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
     arrays: dict[str, np.ndarray] = {}
     for key, value in vars(callback).items():
-        if key == "monitor_op":
-            continue
         arrays_of_value: dict[str, np.ndarray] = {}
-        try:
+        # What is no plain value, such as a function, the callback has been made with.
+        with contextlib.suppress(TypeError):
             values[key] = _plain(value, f"{name}/{key}", arrays_of_value)
-        except TypeError:
-            continue
-        arrays |= arrays_of_value
+            arrays |= arrays_of_value
     return values, arrays
 
 
