@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -65,9 +66,8 @@ class JaxLoop(TrainingLoop):
         )
         # The arrays that are this loop's own, and that a step may take over.
         self._own: dict[int, Any] = {}
-        for group in self.groups:
-            for variable in group:
-                self._lay(variable)
+        for variable in self.variables():
+            self._lay(variable)
         made_of = partial(bucket.made_of, mesh, add=add) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: CompiledSteps | None = None
@@ -174,9 +174,8 @@ class JaxLoop(TrainingLoop):
     def whole_model(self) -> keras.Model:
         """The model with its variables whole on one device of this process, to be saved; training is over."""
         device = jax.local_devices()[0]
-        for group in self.groups:
-            for variable in group:
-                variable.assign(jax.device_put(whole(variable.value), device))
+        for variable in self.variables():
+            variable.assign(jax.device_put(whole(variable.value), device))
         return self.model
 
     def replica_digests(self) -> list[str]:
@@ -200,9 +199,8 @@ class JaxLoop(TrainingLoop):
             state, of_block = function(state, block, first, steps)
             losses.append(of_block)
             sizes.append(np.full(steps, block.examples, np.float32))
-        for variables, after in zip(self.groups, state, strict=True):
-            for variable, value in zip(variables, after, strict=True):
-                self._assign(variable, value)
+        for variable, value in zip(self.variables(), itertools.chain(*state), strict=True):
+            self._assign(variable, value)
         values = [
             np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in of_block])[: len(of_steps)]
             for of_block, of_steps in zip(jax.device_get(losses), sizes, strict=True)
