@@ -337,8 +337,9 @@ def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How a training is checkpointed and resumed: where checkpoints go, the state it begins with, and whether to leave.
-    A loss so many times the first one has exploded.
+    """The checkpoints of a training: where they go, the state that it begins with, and whether it is to leave.
+
+    A loss `divergence_factor` times the first one has exploded.
     """
 
     checkpointer: Checkpointer

@@ -58,7 +58,7 @@ Raw: TypeAlias = Batch | Callable[[tf.Tensor], tf.data.Dataset]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a part is read: examples in the shuffle's window, files side by side, batches made ahead.
+    """Settings for reading a part: examples in the shuffle's window, files side by side, batches made ahead.
 
     `classes` is how many classes integer labels may name, None where they name none or nobody knows. `servers` are
     the addresses of tf.data services, of one worker each, that make the batches instead of this process.

@@ -138,7 +138,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def keep(folder: Path) -> None:
-    """Has programs be kept in a folder; called before the first is compiled."""
+    """Keeps programs in a folder from now on; called before the first is compiled."""
     # A program for another processor may hold instructions that this one lacks.
     with contextlib.suppress(OSError):
         flags = re.search(r"^(flags|Features)\b.*", CPU.read_text(), re.MULTILINE)
