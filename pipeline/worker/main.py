@@ -16,7 +16,7 @@ from pipeline.plan.plan import from_json
 from pipeline.record import events
 from pipeline.record.commands import Command, Exit
 from pipeline.record.events import EventBase
-from pipeline.worker.engine import CommandHandler, Emit, engine_of
+from pipeline.worker.engine import ENGINES, CommandHandler, Emit, engine_of
 
 
 def main(
@@ -36,11 +36,14 @@ def main(
     _reach_directly([other.address for other in plan.processes if other.address])
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if plan.backend in ENGINES:
+        # By which Keras, once it is imported, computes.
+        os.environ["KERAS_BACKEND"] = plan.backend
     engine = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
     if isinstance(engine, CommandHandler):
         handler: CommandHandler = engine
     else:
-        # It imports Keras, which takes its backend from the environment that the engine has set.
+        # It imports Keras, which takes its backend from the environment.
         from pipeline.worker.process import WorkerProcess
 
         handler = WorkerProcess(plan, process, engine, emit, asked_to_leave)
