@@ -40,6 +40,49 @@ if TYPE_CHECKING:
 FILE = "attempt.json"
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, from the first process to the last: its plan as JSON, when it began, what was measured before.
+
+    `resume`: the checkpoint that it resumes from. `restarts`: how many of the `launch.max_restarts` are used up;
+    `failed`: the log of the process that failed last.
+    """
+
+    plan: str
+    began: float
+    measured: Measurements
+    resume: Resume | None = None
+    restarts: int = 0
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A run under way: its config as YAML, what was typed and where, its attempt, and the log's size when that began.
+
+    `baseline` is the plan of one device, as JSON, and `known` what an earlier run measured of it; `ask_size`: the
+    model's size was not known.
+    """
+
+    config: str
+    attempt: Attempt
+    offset: int
+    directory: str
+    overrides: list[str] = field(default_factory=list)
+    baseline: str | None = None
+    known: Baseline | None = None
+    ask_size: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "Handover | None":
+        """That of the run in a folder; None if its processes end with their driver."""
+        return log.read_json(cls, folder / FILE)
+
+    def write(self, folder: Path) -> None:
+        """Writes it, before the attempt starts any process. Raises `OSError`."""
+        log.write_json(folder / FILE, self)
+
+
 def find(
     config: Config,
     plan: Plan,
@@ -63,32 +106,6 @@ def find(
             plan, sorted(dict.fromkeys([*run_folders.same_identity(plan, output), *also]), key=run_folders.began), say
         )
     return _named(config, plan, only_named(config.resume, output))
-
-
-def _named(config: Config, plan: Plan, folder: Path) -> Run:
-    """The run in the folder that `resume` names, locked. Raises `UserError`."""
-    values = log.read_whole(folder / PLAN)
-    differing = [
-        key
-        for key in plans.changed(values, _values_of(plan, values))
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in config.resume_changes)
-    ]
-    if differing:
-        raise UserError(
-            f"the config of {folder}, whose training goes on",
-            f"another {', '.join(differing)}",
-            f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never",
-        )
-    run = Run.without_driver(folder, "resume=never, or wait for it")
-    _expect_no_processes(run)
-    if run.status == "finished" and not config.resume_changes:
-        run.release()
-        raise UserError(
-            "a run that did not finish",
-            f"{folder}, which did",
-            "resume=never to train anew, or more with train.epochs=... resume_changes=[train.epochs]",
-        )
-    return run
 
 
 def only_named(name: str, output: Path) -> Path:
@@ -123,6 +140,64 @@ def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path
             yield folder
         finally:
             lock.release()
+
+
+@contextlib.contextmanager
+def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Supervisor"]:
+    """Takes over the run in a folder, with its processes. Raises `UserError`, and `LaunchError`.
+
+    `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
+    run's command, which folders and modules that were typed are relative to.
+    """
+    shown = log.from_here(folder)
+    run = Run.without_driver(folder, "again once that has ended")
+    with contextlib.ExitStack() as stack:
+        try:
+            left = _left(run, shown)
+            if Path(left.directory).is_dir():
+                stack.enter_context(contextlib.chdir(left.directory))
+            supervisor = _supervisor(run, left, session, end)
+        except BaseException:
+            run.release()
+            raise
+        yield supervisor
+
+
+def how(folder: Path) -> str:
+    """Says how to take over from a driver that has left."""
+    return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
+
+
+def forget(folder: Path) -> None:
+    """Deletes what the next driver would go by: the run is over."""
+    forget_agents(folder)
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def _named(config: Config, plan: Plan, folder: Path) -> Run:
+    """The run in the folder that `resume` names, locked. Raises `UserError`."""
+    values = log.read_whole(folder / PLAN)
+    differing = [
+        key
+        for key in plans.changed(values, _values_of(plan, values))
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in config.resume_changes)
+    ]
+    if differing:
+        raise UserError(
+            f"the config of {folder}, whose training goes on",
+            f"another {', '.join(differing)}",
+            f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never",
+        )
+    run = Run.without_driver(folder, "resume=never, or wait for it")
+    _expect_no_processes(run)
+    if run.status == "finished" and not config.resume_changes:
+        run.release()
+        raise UserError(
+            "a run that did not finish",
+            f"{folder}, which did",
+            "resume=never to train anew, or more with train.epochs=... resume_changes=[train.epochs]",
+        )
+    return run
 
 
 def _last_of_same(plan: Plan, candidates: Sequence[Path], say: Callable[[str], None]) -> Run | None:
@@ -178,81 +253,6 @@ def _expect_no_processes(run: Run) -> None:
             f"{folder}, whose processes train on without a driver",
             f"python -m pipeline attach {folder}, or resume=never for another run",
         )
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt, from the first process to the last: its plan as JSON, when it began, what was measured before.
-
-    `resume`: the checkpoint that it resumes from. `restarts`: how many of the `launch.max_restarts` are used up;
-    `failed`: the log of the process that failed last.
-    """
-
-    plan: str
-    began: float
-    measured: Measurements
-    resume: Resume | None = None
-    restarts: int = 0
-    failed: str | None = None
-
-
-@dataclass(frozen=True)
-class Handover:
-    """A run under way: its config as YAML, what was typed and where, its attempt, and the log's size when that began.
-
-    `baseline` is the plan of one device, as JSON, and `known` what an earlier run measured of it; `ask_size`: the
-    model's size was not known.
-    """
-
-    config: str
-    attempt: Attempt
-    offset: int
-    directory: str
-    overrides: list[str] = field(default_factory=list)
-    baseline: str | None = None
-    known: Baseline | None = None
-    ask_size: bool = False
-
-    @classmethod
-    def read(cls, folder: Path) -> "Handover | None":
-        """That of the run in a folder; None if its processes end with their driver."""
-        return log.read_json(cls, folder / FILE)
-
-    def write(self, folder: Path) -> None:
-        """Writes it, before the attempt starts any process. Raises `OSError`."""
-        log.write_json(folder / FILE, self)
-
-
-def forget(folder: Path) -> None:
-    """Deletes what the next driver would go by: the run is over."""
-    forget_agents(folder)
-    (folder / FILE).unlink(missing_ok=True)
-
-
-def how(folder: Path) -> str:
-    """Says how to take over from a driver that has left."""
-    return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
-
-
-@contextlib.contextmanager
-def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Supervisor"]:
-    """Takes over the run in a folder, with its processes. Raises `UserError`, and `LaunchError`.
-
-    `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
-    run's command, which folders and modules that were typed are relative to.
-    """
-    shown = log.from_here(folder)
-    run = Run.without_driver(folder, "again once that has ended")
-    with contextlib.ExitStack() as stack:
-        try:
-            left = _left(run, shown)
-            if Path(left.directory).is_dir():
-                stack.enter_context(contextlib.chdir(left.directory))
-            supervisor = _supervisor(run, left, session, end)
-        except BaseException:
-            run.release()
-            raise
-        yield supervisor
 
 
 def _left(run: Run, shown: Path) -> Handover:
