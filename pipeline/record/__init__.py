@@ -36,19 +36,6 @@ def to_plain(value: object) -> Any:
     return json.loads(to_json(value))
 
 
-def pretty(value: object) -> str:
-    """The value as JSON text for people, indented."""
-    return json.dumps(to_plain(value), indent=2)
-
-
-def from_json(kind: type[T], text: bytes | str) -> T:
-    """The value of a type that JSON text holds. Raises `MismatchError`, and `ValueError` where it is no JSON."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError:
-        return from_plain(kind, json.loads(text))
-
-
 def from_plain(kind: type[T], values: object) -> T:
     """The value of a type that `to_plain` took apart. Raises `MismatchError`.
 

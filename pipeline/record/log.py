@@ -180,7 +180,7 @@ def write_whole(path: Path, text: str | bytes, mode: int = 0o666) -> None:
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Writes a typed value as a whole JSON file. Raises `OSError`."""
-    write_whole(path, record.pretty(value), mode)
+    write_whole(path, json.dumps(record.to_plain(value), indent=2), mode)
 
 
 def read_whole(path: Path) -> dict[str, Any]:

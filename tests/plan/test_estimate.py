@@ -16,6 +16,7 @@ from pipeline.errors import UserError
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, shipped
+from pipeline.record.log import read_json
 from pipeline.views.terminal.plan_text import estimate_lines
 from pipeline.worker.tensorflow import size as of_model
 
@@ -161,7 +162,7 @@ def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_plac
     layers = tuple(
         Layer(path[:-7], 4 * one.bytes, 9, True, (path,)) for path, one in zip(paths, variables, strict=True)
     )
-    size = record.from_json(Size, record.to_json(Size(variables, 0, ((0, 0),), 0, layers=layers)))
+    size = record.from_plain(Size, record.to_plain(Size(variables, 0, ((0, 0),), 0, layers=layers)))
     assert size.layers == layers
     made = estimate(plan, size)
     assert [(memory.place, memory.parameters, memory.slots) for memory in made.memory] == [
@@ -253,7 +254,7 @@ def test_many_servers_are_told_as_the_fullest_and_the_emptiest():
 def test_a_size_survives_being_written():
     variables = (Variable("a/b", (3, 4), "float32", True, 96, 2, None), Variable("c", (), "int64", False, 0))
     size = Size(variables, 12, ((1, 2), (0, 3)), 4, operations=5, forgetful_step=((1, 1),))
-    assert record.from_json(Size, record.to_json(size)) == size
+    assert record.from_plain(Size, record.to_plain(size)) == size
 
 
 def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
@@ -383,7 +384,7 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     (kept,) = kept_sizes(ran)
     assert str(kept.relative_to(ran.folder)) in ran.out
     parameters = 8 * 8 * 10 + 10
-    size = record.from_json(Size, kept.read_bytes())
+    size = read_json(Size, kept)
     assert sum(each.bytes for each in size.variables) == 4 * parameters
     assert size.example_bytes == 8 * 8 * 4 + 4
     again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN).ok()
@@ -392,7 +393,7 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     # Where a run would have to learn it, that is what building it tells.
     kept.unlink()
     ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2").ok()
-    told = record.from_json(Size, kept.read_bytes())
+    told = read_json(Size, kept)
     assert told.variables == size.variables
     assert told.step[-1] == pytest.approx(size.step[-1], rel=0.2)
     assert len(ran.events("sized")) == 1
