@@ -17,7 +17,7 @@ from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.instead import meant_by_option
 from pipeline.config.schema import Config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, unwritten
 
 # Options of which only one can be obeyed.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -73,6 +73,8 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
         shown = composer.show(typed, Parser())
         sys.stdout.flush()
         return shown
+    except OSError as error:
+        raise unwritten(error) from error
     finally:
         signal.signal(signal.SIGPIPE, handler)
 

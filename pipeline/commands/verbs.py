@@ -182,14 +182,15 @@ def main() -> int:
     except OSError as error:
         print(f"pipeline: {UserError('a working folder', error.strerror, 'cd to one that is there')}", file=sys.stderr)
         return 2
-    code = 1
+    code = 0
     try:
         code = _run()
         sys.stdout.flush()
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print(f"pipeline: {unwritten(error)}", file=sys.stderr)
+        if not code:
+            print(f"pipeline: {unwritten(error)}", file=sys.stderr)
         # Else Python writes what is left once more as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:

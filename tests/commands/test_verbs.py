@@ -48,14 +48,12 @@ def test_closed_streams_are_no_error(tmp_path, closed):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize(
-    ("asks", "code"), [("--help", {0, 1}), ("clean", {0}), ("mode=plan", {0}), ("--cfg job", {0, 1})]
-)
-def test_output_that_a_full_disk_does_not_take_is_said_in_words(tmp_path, asks, code, unbuffered):
+@pytest.mark.parametrize("asks", ["--help", "clean", "mode=plan", "--cfg job"])
+def test_output_that_a_full_disk_does_not_take_is_said_in_words(tmp_path, asks, unbuffered):
     typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} > /dev/full"
     buffering = environment() | {"PYTHONUNBUFFERED": unbuffered}
     asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=buffering, capture_output=True, text=True)
-    assert asked.returncode in (0, 1)
+    assert asked.returncode in (0, 2)
     assert asked.stderr.count("\n") == asked.stderr.count("to be able to write all output") == 1
 
 
