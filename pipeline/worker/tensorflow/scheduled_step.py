@@ -25,6 +25,7 @@ from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.step import Carried, Validate, all_reduce_once, awaited, caller, narrowed, widened
+from pipeline.worker.variables import bytes_of
 
 # To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
 # many of its steps are made before. Each takes a trace of its own.
@@ -165,8 +166,7 @@ def _sum(first: Addend | None, second: Addend | None) -> Addend | None:
 def is_small(model: keras.Model) -> bool:
     """True if messages take most of a step: a few weights, which together are no large array."""
     variables = model.trainable_variables
-    size = sum(variable.shape.num_elements() * tf.as_dtype(variable.dtype).size for variable in variables)
-    return len(variables) <= FEW and size < LARGE
+    return len(variables) <= FEW and sum(map(bytes_of, variables)) < LARGE
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.patched import patched
-from pipeline.worker.variables import updating
+from pipeline.worker.variables import bytes_of, updating
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -58,9 +58,9 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
         )
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
     return [
-        f"{variable.path} ({_bytes(variable):,} bytes) stays whole on one server: {_reason(model, variable)}."
+        f"{variable.path} ({bytes_of(variable):,} bytes) stays whole on one server: {_reason(model, variable)}."
         for variable in whole
-        if _bytes(variable) >= 2 * min_shard_bytes
+        if bytes_of(variable) >= 2 * min_shard_bytes
     ]
 
 
@@ -153,10 +153,6 @@ def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
         )
         for place, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return int(np.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 
 def _reason(model: keras.Model, variable: keras.Variable) -> str:
