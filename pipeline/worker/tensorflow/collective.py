@@ -167,7 +167,7 @@ def by_type(arrays: Sequence[tf.Tensor], places: Iterable[int]) -> dict[tuple[in
 
 
 def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...], tf.Tensor]]) -> dict[int, tf.Tensor]:
-    """What was made of vectors `by_type`, in parts of the shapes of the arrays in these places, by place."""
+    """Returns what was made of vectors `by_type` in parts, of the shapes of the arrays in these places, by place."""
     parts = dict[int, tf.Tensor]()
     for places, vector in vectors:
         parts |= zip(places, tf.split(vector, [tf.size(arrays[place]) for place in places]), strict=True)
@@ -194,7 +194,7 @@ def of_no_variables() -> AbstractContextManager[None]:
 
 @cache
 def _search_by_thread() -> None:
-    """Has TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
+    """Makes TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
     usual = custom_gradients._get_dependent_variables
 
     def search(input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:

@@ -101,7 +101,7 @@ class Loop(TrainingLoop):
 
     @property
     def step_spec(self) -> Spec:
-        """What type and shape a step's (examples, batches) have before they are laid on devices."""
+        """The types and shapes that a step's (examples, batches) have before they are laid on devices."""
         self.reader()
         return self._step_spec
 
@@ -118,7 +118,7 @@ class Loop(TrainingLoop):
         return self._compile()
 
     def compile_by(self, xla: set[str] | None) -> steps.Steps:
-        """Has steps compiled by XLA, see `step.marked`, or not; returns the function that trains from now on."""
+        """Compiles steps by XLA, see `step.marked`, or not; returns the function that trains from now on."""
         self.xla, self._compile = xla, partial(self._compile, xla=xla)
         self._train = self._compile()
         return self._train

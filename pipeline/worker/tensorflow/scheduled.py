@@ -50,7 +50,7 @@ class AsyncLoop(Loop):
     is_asynchronous = True
 
     def feed(self, source: Source, workers: int) -> None:
-        """Has so many workers train on the batches of a source from now on; nothing of it is counted yet."""
+        """Makes so many workers train on the batches of a source from now on; nothing of it is counted yet."""
         self.model.reset_metrics()
         self.concurrent_steps, self._rows = workers, source.rows
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)

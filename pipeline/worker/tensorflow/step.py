@@ -56,7 +56,7 @@ Validate: TypeAlias = Callable[..., tuple[tf.Tensor, ...]]
 
 @dataclass(frozen=True)
 class Replicas:
-    """How the replicas of a strategy make steps together, which add up by the `collective`.
+    """The way in which replicas of a strategy make steps together, which add up by the `collective`.
 
     With `gradient_bits` 16, gradients travel as bfloat16. `always_fed` promises that no replica is ever without
     examples, which saves what keeps such a one from counting. `static` promises batches of one shape, and keeps a

@@ -27,7 +27,7 @@ JOINS = ("remapping", "layout_optimizer")
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """What trains: whether XLA compiles it, for how long it did, how many times as fast as TensorFlow, where timed."""
+    """The choice: whether XLA compiles steps, how long it took, how many times as fast as TensorFlow, where timed."""
 
     note: str = ""
     xla: bool | None = None
@@ -104,5 +104,5 @@ def seed(loop: Loop, value: int) -> None:
 
 
 def _for_xla(xla: bool) -> None:
-    """Has TensorFlow leave operations as they are from now on, where XLA compiles them, or join them as usual."""
+    """Makes TensorFlow leave operations as they are from now on, where XLA compiles them, or join them as usual."""
     tf.config.optimizer.set_experimental_options(dict.fromkeys(JOINS, not xla))

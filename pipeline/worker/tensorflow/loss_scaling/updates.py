@@ -36,7 +36,7 @@ def updating(*optimizers: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def _answers(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
-    """What steps that are traced are to find in an optimizer in place of its own, by name."""
+    """Returns what steps that are traced find in an optimizer in place of its own, by name."""
     instead, apply = dict[str, object](), optimizer._backend_apply_gradients
     if optimizer.gradient_accumulation_steps:
         # The condition is around all replicas, since it is the same for each.
