@@ -12,6 +12,7 @@ import pytest
 import shards
 import tensorflow as tf
 from batch_layouts import LAYOUTS, ONE, expect_to_go_on, labels, leaves, part_of, stream
+from conftest import sampled
 from ports import reserved_ports
 
 from pipeline import data as sources
@@ -66,7 +67,7 @@ MAKES = [*PLAIN, *VARIED]
 
 # Where it begins is the same arithmetic for arrays and data sets, which take all places in `test_batches`.
 @pytest.mark.parametrize("make", VARIED)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", sampled(list(LAYOUTS), 3))
 def test_a_stream_of_examples_goes_on_from_the_middle_of_an_epoch(tmp_path, name, make):
     layout = LAYOUTS[name]
     expect_to_go_on(part_of(partial(make, tmp_path), layout), layout, True, [(1, layout.steps - 1)], epochs=3)

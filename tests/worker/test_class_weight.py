@@ -79,9 +79,8 @@ def test_data_without_one_label_an_example_are_refused(part, words):
 @pytest.mark.parametrize(
     "given", ["{0: -1}", "{0: x}", "{0: 1, a: 2}", "{}", "[1,2]", "{0: inf}", "{1.5: 2}", "{0: 0}"]
 )
-def test_a_wrong_value_is_refused_in_words(pipeline, given):
-    ran: Ran = pipeline(*QUICK, "mode=plan", f"train.class_weight={given}")
-    assert ran.code != 0
+def test_a_wrong_value_is_refused_in_words(asked, given):
+    ran: Ran = asked(*QUICK, "mode=plan", f"train.class_weight={given}").failed(2)
     assert "Expected train.class_weight to give numbers of classes weights" in ran.err
     assert "Try train.class_weight='{0: 1.0, 1: 5.0}', or null." in ran.err
 

@@ -86,7 +86,7 @@ LONG = "several_times"
 
 
 @pytest.mark.parametrize(
-    "kind", [*sampled([kind for kind in SEPARABLE if kind != LONG], 4), pytest.param(LONG, marks=pytest.mark.slow)]
+    "kind", [*sampled([kind for kind in SEPARABLE if kind != LONG], 3), pytest.param(LONG, marks=pytest.mark.slow)]
 )
 def test_two_replicas_train_what_one_device_trains(kind, mirrored):
     make, labelled = SEPARABLE[kind]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
+from conftest import sampled
 
 import pipeline
 from pipeline import strategies
@@ -77,17 +78,20 @@ def arguments(call: str, notes: list[str]) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:Expected data for:UserWarning", "ignore:Your input ran out:UserWarning")
 # Keras forks for processes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+# Others in each run of CI.
 @pytest.mark.parametrize("devices", [("CPU:0",), ("CPU:0", "CPU:1")], ids=["one", "two"])
 @pytest.mark.parametrize(
     "call",
     [
-        "fewer, then more", "validated every second epoch", "more steps than there are", "threads",
+        *sampled(("fewer, then more", "validated every second epoch", "more steps than there are", "threads"), 2),
         *(
             pytest.param(call, marks=pytest.mark.slow)
-            for call in ("as many each time", "processes", "without end", "ended early", "validated in part")
+            for call in sampled(
+                ("as many each time", "processes", "without end", "ended early", "validated in part"), 3
+            )
         ),
     ],
-)  # fmt: skip
+)
 def test_hooks_are_called_and_batches_read_when_keras_does(call, devices):
     def fitted(strategy: tf.distribute.Strategy, fit: Any) -> tuple[list[str], dict[str, list[float]], list[Any]]:
         notes = list[str]()

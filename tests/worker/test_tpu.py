@@ -130,9 +130,9 @@ def refusal(ran: Ran) -> str:
     ],
     ids=["closed", "black hole", "silent", "web server", "other gRPC", "no TPU"],
 )
-def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(pipeline, place, words):
+def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(asked, place, words):
     with place() as address:
-        error = refusal(pipeline(*TPU, f"strategy.build.address={address}"))
+        error = refusal(asked(*TPU, f"strategy.build.address={address}"))
     assert f"Expected a TPU at strategy.build.address={address}, received {words}." in error
     assert "hardware.rehearse=true" in error
 
