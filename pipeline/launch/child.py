@@ -42,6 +42,7 @@ def main(
     die_with(lifeline, os.getpid())
     _write_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.
     signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTING)
     # The fork server ignores them, and what is ignored is not waited for everywhere.

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -285,7 +285,8 @@ def _server_lost(again: int) -> LaunchError:
 def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
     """The environment that a process is started with, to compute by a backend; put back afterwards.
 
-    Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.
+    Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names. It begins with Ctrl-C held
+    back, until it ignores it: a terminal sends that to the fork server too.
     """
     with ENVIRONMENT:
         values: dict[str, str | None] = {
@@ -299,9 +300,13 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
             values["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
         before = {name: os.environ.get(name) for name in values}
         _set(values)
+        # To start it lets Ctrl-C through again.
+        resource_tracker.ensure_running()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _set(before)
 
 

@@ -14,9 +14,12 @@ from pipeline.launch.signals import DRIVER_PID, PREEMPTING, die_with_driver
 # Left to itself, the server hears of its driver's end only once it has imported all this. One on standby has none.
 if DRIVER_PID in os.environ:
     die_with_driver()
-# A scheduler sends them to all that it has started. With this server processes would seem gone that write a checkpoint.
-for _number in PREEMPTING:
+# A scheduler sends them to all that it has started, and a terminal its Ctrl-C. With this server processes would seem
+# gone that write a checkpoint.
+for _number in (signal.SIGINT, *PREEMPTING):
     signal.signal(_number, signal.SIG_IGN)
+# The driver has held it back until here.
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 # What TensorFlow writes while it is imported would land in the driver's terminal; what is wrong with it, a process
 # finds out again and writes into its own log.

@@ -84,3 +84,25 @@ def test_a_step_is_handed_large_pages_unless_a_user_tells_glibc_otherwise(monkey
     # Where the system has some to give.
     if HUGE.exists() and "[never]" not in HUGE.read_text():
         assert large < small / 4
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5])
+def test_a_terminals_ctrl_c_leaves_the_fork_server_to_the_driver(seconds):
+    code = f"""
+import os, signal, time
+from multiprocessing import forkserver
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.local import LocalCluster
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: print("driver", flush=True))
+    cluster = LocalCluster(ClusterConfig(), {{}})
+    cluster.warm_up()
+    time.sleep({seconds})
+    os.killpg(0, signal.SIGINT)
+    time.sleep(0.5)
+    print("lives" if os.waitpid(forkserver._forkserver._forkserver_pid, os.WNOHANG) == (0, 0) else "lost")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["driver", "lives"], "")
