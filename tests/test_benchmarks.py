@@ -366,14 +366,9 @@ def test_a_bundle_has_what_a_machine_with_jax_and_nothing_else_lacks(tmp_path):
 def typed(folder, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A benchmark's program as a person starts it, in a folder."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / program), *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        [sys.executable, str(FOLDER / program), *arguments], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
 
 
 def assert_written(path, program: str) -> None:

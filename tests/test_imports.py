@@ -56,13 +56,9 @@ def test_a_refusal_imports_nothing_of_what_would_come_after_it(tmp_path):
         "strategy=nope": ["driver", "launch", "plan.planning", "views.terminal.live"],
         "workers=two": ["driver", "launch", "plan.planning", "views.terminal.live"],
         "workers=0": [
-            "driver.supervisor",
-            "plan.estimate",
-            "views.terminal.live",
-            "views.report",
-            "worker.model_error",
+            "driver.supervisor", "plan.estimate", "views.terminal.live", "views.report", "worker.model_error",
         ],
-    }
+    }  # fmt: skip
     begun = "import sys\nfrom pipeline.commands.verbs import main"
     codes = [
         f"{begun}\nsys.argv[1:] = [{typed!r}]\nassert main() == 2\n"

@@ -40,13 +40,9 @@ def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProces
 def python(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python with the installed package alone on the path; -P keeps the current folder off it."""
     return subprocess.run(
-        [sys.executable, "-P", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [sys.executable, "-P", *arguments], cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
 
 
 def test_the_wheel_holds_the_package_its_choices_and_nothing_else(installed):

@@ -211,13 +211,8 @@ def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
     with (run / "events.jsonl").open("a") as log:
         for repeat, rank in ((0, 0), (0, 1), (1, 0)):
             told = {
-                "repeat": repeat,
-                "rank": rank,
-                "steps": 2,
-                "examples": 64.0,
-                "seconds": 1.0 + rank,
-                "calls": [[2, 1]],
-            }
+                "repeat": repeat, "rank": rank, "steps": 2, "examples": 64.0, "seconds": 1.0 + rank, "calls": [[2, 1]],
+            }  # fmt: skip
             log.write(json.dumps({"time": 5.0, "event": "measured", "group": "point", **told}) + "\n")
     earlier = resume.find(config(resume="one"), two, tmp_path)
     assert earlier is not None

@@ -41,13 +41,9 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
 def test_an_autoencoder_with_a_test_step_comes_to_the_same_under_every_strategy(pipeline):
     model = ("model.build._target_=steps.vae", "+model.build.noisy=false", UNLABELLED)
     ran: Ran = pipeline(
-        "-m",
-        *SMALL,
-        *model,
-        "strategy=one_device,mirrored,central_storage,multi_worker",
-        "workers=null",
+        "-m", *SMALL, *model, "strategy=one_device,mirrored,central_storage,multi_worker", "workers=null",
         "hardware=2cpu",
-    ).ok()
+    ).ok()  # fmt: skip
     ended = {folder.name.split("_", 1)[1]: logged(folder, "epoch")[-1] for folder in ran.run_folders}
     assert sorted(ended) == ["central_storage", "mirrored", "multi_worker", "one_device"]
     one = ended["one_device"]

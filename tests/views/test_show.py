@@ -176,15 +176,9 @@ def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
     rest = [event for event in events[timed:] if not isinstance(event, Steps)]
     text = told(plan, ((0.0, event) for event in [*events[: timed - 1], *steps, *rest]))
     assert [line.split(":")[0] for line in text.splitlines()][3:] == [
-        "measuring its first steps",
-        "repeat 1 of 2",
-        "training",
-        "repeat 2 of 2",
-        "epoch 1 of 3",
-        "epoch 2 of 3",
-        "epoch 3 of 3",
-        "saved",
-    ]
+        "measuring its first steps", "repeat 1 of 2", "training", "repeat 2 of 2", "epoch 1 of 3", "epoch 2 of 3",
+        "epoch 3 of 3", "saved",
+    ]  # fmt: skip
 
 
 MANY: dict[str, tuple[dict[str, Any], list[Event], list[str]]] = {
