@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
@@ -101,11 +102,18 @@ class LocalCluster(Cluster):
         return LocalJob(self._context, plan, group, folder, range(len(plan.processes)) if ranks is None else ranks)
 
     def close(self, code: int) -> None:
-        """Ends the server, which does once its pipe closes, and waits until it has; or leaves it on standby."""
+        """Ends the server, which does once its pipe closes, and waits until it has; or leaves it on standby.
+
+        One that may still import TensorFlow, for a command that has failed or was interrupted, is killed.
+        """
         self._release()
         if self._standby is not None:
             self._standby.close()
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        if code and server._forkserver_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
     def _release(self) -> None:
         for reserved in getattr(self._kept, "reserved", ()):
