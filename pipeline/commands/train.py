@@ -40,7 +40,9 @@ def main(arguments: Sequence[str]) -> int:
         first = [] if typed.multirun else [next(points)]
     except (UserError, OSError) as error:
         return refused(error)
-    return int(module("running").run_all(chain(first, points), where_configs_are(typed)))
+    from pipeline.commands.running import run_all
+
+    return run_all(chain(first, points), where_configs_are(typed))
 
 
 def refused(error: Exception) -> int:
