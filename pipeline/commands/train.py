@@ -18,6 +18,7 @@ from pipeline.config.composing import Composer
 from pipeline.config.instead import meant_by_option
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, unwritten
+from pipeline.plan.checks import check_ranges
 
 # Options of which only one can be obeyed.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         composer = Composer(typed.config_name or "config", Config, typed.config_dir, typed.config_path)
         if _shown(composer, typed):
             return 0
-        points = composer.points(typed.overrides, typed.multirun)
+        points = composer.points(typed.overrides, typed.multirun, check_ranges)
         # A sweep takes longer: it is composed where signals are heeded.
         first = [] if typed.multirun else [next(points)]
     except (UserError, OSError) as error:

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -43,6 +43,7 @@ OF_HYDRA = re.compile(r"hydra\.|hydra_plugins\.|logging\.(Stream|File|Null)Handl
 NAMES = re.compile(r'"(?:_target_|class|\(\))": "([^"]*)"')
 
 Schema = type[Config] | type[PrepareConfig]
+Check = Callable[[Config], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Composed:
     folder: Path
     sweep: Path | None
     overrides: list[str]
+    checked: Config | None  # before it was written, if it is of no sweep
 
 
 class OwnChoices(SearchPathPlugin):
@@ -167,8 +169,8 @@ class Composer:
             return f"# {devices} {kind.upper()} device{'s' * (devices != '1')} {where}.\n"
         return "" if file is None else file.read_text(encoding="utf-8")
 
-    def points(self, overrides: Sequence[str], many: bool) -> Iterator[Composed]:
-        """Yields the config of a run, or those of a sweep's runs; each is written into the folder that it names.
+    def points(self, overrides: Sequence[str], many: bool, check: Check = lambda config: None) -> Iterator[Composed]:
+        """Yields the config of a run, held to `check`, or those of a sweep's runs; each is written into its folder.
 
         It is a sweep with `many`, or where the config itself says so. All are composed before anything is written.
         """
@@ -178,7 +180,7 @@ class Composer:
         if whole.hydra.mode is not RunMode.MULTIRUN:
             check_not_swept(swept)
             whole.hydra.mode = RunMode.RUN
-            yield self._written(whole, None)
+            yield self._written(whole, None, check)
             return
         HydraConfig.instance().set_config(whole)
         with _refused(self._schema):
@@ -192,7 +194,7 @@ class Composer:
             OmegaConf.copy_cache(whole, point)
             with open_dict(point):
                 point.hydra.job.id = point.hydra.job.num = number
-            yield self._written(point, place)
+            yield self._written(point, place, check)
 
     def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
         """Returns the overrides of each run: every combination of what was typed and what the config sweeps."""
@@ -226,15 +228,14 @@ class Composer:
             )
         return texts
 
-    def _written(self, composed: DictConfig, sweep: Path | None) -> Composed:
-        """Writes a config into its folder, from then on `hydra.runtime.output_dir`."""
+    def _written(self, composed: DictConfig, sweep: Path | None, check: Check) -> Composed:
+        """Writes a config into its folder, from then on `hydra.runtime.output_dir`. Raises `UserError`."""
         if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
             raise missing_value("strategy.name")  # which its folder is called by
         HydraConfig.instance().set_config(composed)
         with _refused(self._schema):
             names = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir",)
             folder = Path(*(str(OmegaConf.select(composed, name, throw_on_missing=True)) for name in names))
-        folder.mkdir(parents=True, exist_ok=True)
         # What refers to Hydra's own part is found in it.
         hydra = cast("DictConfig", HydraConfig.instance().cfg)
         with read_write(hydra.hydra):
@@ -245,12 +246,16 @@ class Composer:
         place = folder / str(composed.hydra.output_subdir)
         with open_dict(composed):
             del composed["hydra"]
+        checked = None
+        if sweep is None:
+            check(checked := typed_as(Config, composed, typed))
+        folder.mkdir(parents=True, exist_ok=True)
         if stays:
             place.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(composed, place / "config.yaml")
             OmegaConf.save(hydra, place / "hydra.yaml")
             OmegaConf.save(ListConfig(typed), place / "overrides.yaml")
-        return Composed(composed, Path(hydra.hydra.runtime.output_dir), sweep, typed)
+        return Composed(composed, Path(hydra.hydra.runtime.output_dir), sweep, typed, checked)
 
     def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, of_sweep: bool = False) -> DictConfig:
         """Returns the composed config, Hydra's own part included. Raises `UserError`.
@@ -266,9 +271,7 @@ class Composer:
             for override in typed:
                 if override.key_or_group == "hardware":
                     self._lay_out(str(override.value()))
-            composed = self._shared(typed, overrides) if of_sweep else None
-            if composed is None:
-                composed = self._by_hydra(overrides, mode)
+            composed = (self._shared(typed, overrides) if of_sweep else None) or self._by_hydra(overrides, mode)
             self._name_by_choice(composed)
         _check_hydra(composed.hydra)
         with suppress(OmegaConfBaseException):

@@ -90,7 +90,7 @@ class Requests:
         place = len(self._all)
         self._all.append(None)
         try:
-            config = configs.typed(composed, overrides)
+            config = point.checked or configs.typed(composed, overrides)
             _check_sweep(config, many)
         except UserError as error:
             request = RunRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
