@@ -156,10 +156,8 @@ class Offered:
         self._all("__enter__")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._all("__exit__", kind, error, trace)
+    def __exit__(self, *exception: object) -> None:
+        self._all("__exit__", *exception)
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event."""

@@ -39,9 +39,9 @@ class Replay:
         for event in logged:
             if event.group is not None:
                 self._waiting[event.group].append(event)
-        self._logged = {_line(event) for event in logged if event.group is not None}
+        self._logged = {hash(to_line(event)) for event in logged if event.group is not None}
         # The driver emits the same at another time.
-        self._own = Counter(_line(replace(event, time=0.0)) for event in logged if event.group is None)
+        self._own = Counter(hash(to_line(replace(event, time=0.0))) for event in logged if event.group is None)
         self._time, self._live, self._is_live = began, live, False
 
     def clock(self) -> float:
@@ -53,8 +53,8 @@ class Replay:
         if isinstance(event, events.PASSING):
             return False
         if event.group is not None:
-            return _line(event) in self._logged
-        line = _line(replace(event, time=0.0))
+            return hash(to_line(event)) in self._logged
+        line = hash(to_line(replace(event, time=0.0)))
         self._own[line] -= 1
         return self._own[line] >= 0
 
@@ -142,9 +142,13 @@ class Group:
                     self._watch.responded(event.rank)
             self._preemption.heed()
             self._replace(self._watch.to_replace(time.monotonic()))
-            failure = self._watch.failure(time.monotonic())
-            if failure:
-                self._fail(failure)
+            if failure := self._watch.failure(time.monotonic()):
+                if failure.stuck:
+                    self.job.dump_stacks()
+                    time.sleep(STACK_SECONDS)
+                self.stop()
+                failure.log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
+                raise failure
         used = meter.joules()
         self.joules = None if self.joules is None or used is None else self.joules + used
         self.seconds += self.clock() - began
@@ -182,18 +186,23 @@ class Group:
             self.job.stop(grace)
 
     def _events(self) -> list[events.Event]:
-        """The next events, emitted."""
         following = self._next()
         for event in following:
             self._watch.note(event, time.monotonic())
-            number = _scheduled(event)
-            if number is not None:
-                self._preemption.ask(number, f"{self.plan.processes[event.rank].role} {event.rank}")
-            if isinstance(event, events.Finished):
-                self._finished[event.rank] = event
-            elif isinstance(event, events.Warned) and event.text.endswith(REPLACED):
-                # By the driver before this one.
-                self.replaced.append(event.text)
+            signal = None
+            match event:
+                case events.Signalled(signal=number):
+                    signal = number
+                case events.Exited(code=int(code)) if -code in PREEMPTING:
+                    # It ended the process before that could take it.
+                    signal = -code
+                case events.Finished():
+                    self._finished[event.rank] = event
+                case events.Warned(text=text) if text.endswith(REPLACED):
+                    # By the driver before this one.
+                    self.replaced.append(text)
+            if signal is not None:
+                self._preemption.ask(signal, f"{self.plan.processes[event.rank].role} {event.rank}")
             self._emit(event)
         return following
 
@@ -211,26 +220,3 @@ class Group:
             text = f"{why}. It was started again; {REPLACED}"
             self.replaced.append(text)
             self._emit(events.Warned(text, time=time.time(), group=self.name, rank=rank))
-
-    def _fail(self, failure: RunFailed) -> None:
-        if failure.stuck:
-            self.job.dump_stacks()
-            time.sleep(STACK_SECONDS)
-        self.stop()
-        failure.log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
-        raise failure
-
-
-def _scheduled(event: events.Event) -> int | None:
-    """The scheduler's signal that a process got, or that ended it before it could take one; None for all else."""
-    match event:
-        case events.Signalled(signal=number):
-            return number
-        case events.Exited(code=int(code)) if -code in PREEMPTING:
-            return -code
-    return None
-
-
-def _line(event: events.Event) -> int:
-    """A number that equal lines of the log share."""
-    return hash(to_line(event))

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline.config import targets
-from pipeline.config.schema import Config, Exchange, StrategyConfig
+from pipeline.config.schema import Config, Exchange, Object, StrategyConfig
 from pipeline.driver import RunResult
 from pipeline.driver.planner import planned_on
 from pipeline.driver.session import RunRequest, Session
@@ -70,10 +70,8 @@ def known_size(plan: Plan, path: Path) -> Size | None:
 
 def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | str:
     """The size, of a model that is built once if it is not known; why it could not be built, if so."""
-    if size := sizes.shipped(plan):
-        return size
     path = size_file(plan, request.output, session.search)
-    size = read_json(Size, path)
+    size = known_size(plan, path)
     if size is None and path not in session.unbuilt:
         # What drives processes takes a moment to import.
         from pipeline.driver.timing import learn_size
@@ -100,17 +98,13 @@ def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     from importlib import metadata
 
     versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
-    return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
-
-
-def _sources(plan: Plan, search: Sequence[str]) -> str:
-    """A hash of the files of a person's own functions, and of those beside them, which they may import."""
     builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     sources = {path for node in builds for path in targets.sources(node, search)}
     digest = hashlib.sha256()
+    # A person's own functions may import the files beside them.
     for path in sorted({beside for source in sources for beside in source.parent.glob("*.py")}):
         digest.update(str(path).encode() + path.read_bytes())
-    return digest.hexdigest()
+    return output / "sizes" / f"{sizes.fingerprint(plan, digest.hexdigest(), versions)}.json"
 
 
 def _replan(cluster: Cluster) -> Replan:
@@ -125,8 +119,14 @@ def too_large(plan: Plan, size: Size, config: Config, replan: Replan) -> str | N
         return None
     fitting = islice(_fitting(plan, size, config, replan), MOST_NAMED)
     tried = ", or ".join(fitting) or "a smaller model: no strategy, train.remat or batch tried holds it"
-    expected, under = _expected(plan, estimation), f"under strategy={plan.strategy.name}"
-    return f"Expected {expected} {under}, received {_received(estimation)}. Try {tried}."
+    if estimation.host is None or estimation.too_small:
+        place = f"{plan.hardware.memory_gib:g} GiB of a device of {plan.hardware.name}"
+    else:
+        place = f"{estimation.host.gib:g} GiB of a host, which its CPU devices share,"
+    return (
+        f"Expected a model that fits the {place} under strategy={plan.strategy.name}, "
+        f"received {_received(estimation)}. Try {tried}."
+    )
 
 
 def without_room(plan: Plan, state_bytes: int) -> str | None:
@@ -146,7 +146,6 @@ def without_room(plan: Plan, state_bytes: int) -> str | None:
 
 
 def _fitting(plan: Plan, size: Size, config: Config, replan: Replan) -> Iterator[str]:
-    """Yields what to type for plans that fit, those that change the least first."""
     for typed, changed in _others(plan, size, config):
         try:
             if estimate(replan(changed), size).fits:
@@ -158,19 +157,22 @@ def _fitting(plan: Plan, size: Size, config: Config, replan: Replan) -> Iterator
 def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
     """Yields (what to type, the config that it makes)."""
     forgetful = dataclasses.replace(config, train=dataclasses.replace(config.train, remat=True))
-    saves = size.forgetful_step is not None and not config.train.remat
-    if saves:
+    bases = [("", config)]
+    if size.forgetful_step is not None and not config.train.remat:
         yield "train.remat=true", forgetful
-    for typed, shared in _over_several(plan, size, config):
-        yield typed, shared
-    if saves:
-        for typed, shared in _over_several(plan, size, forgetful):
-            yield f"{typed} train.remat=true", shared
+        bases.append((" train.remat=true", forgetful))
+    for also, base in bases:
+        for typed, shared in _over_several(plan, size, base):
+            yield f"{typed}{also}", shared
     if plan.workers > 1 and not plan.strategy.asynchronous:
-        yield "strategy=one_device workers=1", _one_device(config)
-        if saves:
-            yield "strategy=one_device workers=1 train.remat=true", _one_device(forgetful)
-    if (batch := _smaller(plan, size)) is not None:
+        build: Object = {"_target_": "pipeline.strategies.one_device"}
+        one_device = StrategyConfig(name="one_device", exchange=Exchange.none, build=build)
+        for also, base in bases:
+            yield f"strategy=one_device workers=1{also}", dataclasses.replace(base, workers=1, strategy=one_device)
+    batch = plan.training.replica_batch // 2
+    while batch and not estimate(_with_batch(plan, batch), size).fits:
+        batch //= 2
+    if batch:
         train = dataclasses.replace(config.train, replica_batch=batch, global_batch=None)
         yield f"train.replica_batch={batch}", dataclasses.replace(config, train=train)
 
@@ -190,37 +192,11 @@ def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str,
             build={"_target_": MODEL_PARALLEL, "layout": None},
         )
         typed = f"strategy=model_parallel workers=1 strategy.devices_per_replica={parts}"
-        yield typed, _of_one_worker(config, strategy)
+        yield typed, dataclasses.replace(config, workers=1, strategy=strategy)
 
 
-def _one_device(config: Config) -> Config:
-    return _of_one_worker(
-        config,
-        StrategyConfig(name="one_device", exchange=Exchange.none, build={"_target_": "pipeline.strategies.one_device"}),
-    )
-
-
-def _of_one_worker(config: Config, strategy: StrategyConfig) -> Config:
-    """The config under another strategy, with one copy of the model, which trains the batch that a replica had."""
-    return dataclasses.replace(config, workers=1, strategy=strategy)
-
-
-def _smaller(plan: Plan, size: Size) -> int | None:
-    """The largest replica batch that fits, of halves of the plan's; None if none does."""
-    batch = plan.training.replica_batch // 2
-    while batch:
-        training = dataclasses.replace(plan.training, replica_batch=batch)
-        if estimate(dataclasses.replace(plan, training=training), size).fits:
-            return batch
-        batch //= 2
-    return None
-
-
-def _expected(plan: Plan, estimation: Estimate) -> str:
-    if estimation.too_small:
-        return f"a model that fits the {plan.hardware.memory_gib:g} GiB of a device of {plan.hardware.name}"
-    gib = None if estimation.host is None else estimation.host.gib
-    return f"a model that fits the {gib:g} GiB of a host, which its CPU devices share,"
+def _with_batch(plan: Plan, replica_batch: int) -> Plan:
+    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, replica_batch=replica_batch))
 
 
 def _received(estimation: Estimate) -> str:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from pipeline.driver import RunResult, Screen, start
 from pipeline.driver.requests import Requests
@@ -133,8 +132,8 @@ class Parallel:
         self._idle: list[tuple[str, Cluster]] = []
         self._in_use = [Clusters() for _ in range(at_once)]
         self._threads = [threading.Thread(target=self._work, args=(used,), daemon=True) for used in self._in_use]
-        # What threads have the calling one do; None once they end.
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # What threads have the calling one do or raise; None once they end.
+        self._events: queue.SimpleQueue[Callable[[], None] | BaseException | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Trains all of them. Raises what one raises."""
@@ -145,6 +144,8 @@ class Parallel:
                 thread.start()
             for _ in self._threads:
                 while event := self._events.get():
+                    if isinstance(event, BaseException):
+                        raise event
                     event()
         except BaseException as error:
             self._end(error.number if isinstance(error, Interrupted) else signal.SIGTERM)
@@ -154,12 +155,11 @@ class Parallel:
             self._session.busy = False
 
     def _work(self, clusters: Clusters) -> None:
-        """Trains one run after the other, as long as there are any."""
         try:
             while following := self._next():
                 self._train(*following, clusters)
         except BaseException as error:
-            self._events.put(partial(_raise, error))
+            self._events.put(error)
         self._events.put(None)
 
     def _next(self) -> tuple[Key, RunRequest, CoreShare] | None:
@@ -178,7 +178,6 @@ class Parallel:
         return None
 
     def _validated(self, request: RunRequest) -> RunRequest:
-        """A repeat with its plan; as it is if that is refused, which shows once it starts."""
         if request.planned is not None or _kind(request) == JOBS:
             return request
         validated = start.validate(request, self._session)
@@ -228,7 +227,6 @@ class Parallel:
         return replace(request, planned=replace(planned, plan=plan, cluster=share))
 
     def _take_job(self, request: RunRequest, clusters: Clusters) -> None:
-        """Gives a run an idle job of its cluster; without one it makes its own."""
         with self._changed:
             job = next((job for job in self._idle if job[0] == cluster_key(request.config)), None)
             if job is not None:
@@ -277,10 +275,6 @@ def own_session(session: Session, screen: Screen, clusters: Clusters, preemption
     return replace(
         session, open_screen=lambda: screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters
     )
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
 
 
 def _close(clusters: Clusters, code: int, screen: Screen) -> None:

@@ -100,7 +100,6 @@ def _expect_needed(config: Config, session: Session) -> None:
 
 
 def _trains_here(config: Config) -> bool:
-    """True if this machine trains, whose files are then those of the data."""
     return config.cluster.name == "local" or (config.cluster.name == "env" and not config.strategy.asynchronous)
 
 
@@ -120,7 +119,6 @@ def _training_examples(config: Config, session: Session, plan: Plan) -> int | No
 
 
 def _expect_store(config: Config) -> None:
-    """Refuses a file of a local store that this machine cannot write. Raises `UserError`."""
     uri = config.tracking.uri
     if config.tracking.store is not Store.sqlite or uri is None or not uri.startswith(SQLITE):
         return
@@ -139,9 +137,8 @@ def _expect_folder(key: str, value: str, path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise UserError(
-            f"Expected to be able to write {key}={value}, received: {error.strerror or error}. Try {key}=..."
-        ) from error
+        text = f"Expected to be able to write {key}={value}, received: {error.strerror or error}. Try {key}=..."
+        raise UserError(text) from error
     finally:
         for folder in missing:
             with suppress(OSError):
@@ -170,7 +167,11 @@ def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
 def reachable(plan: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
     """The plan with an address for each process. Raises `UserError` if its TPU or its data service does not respond."""
     if config.mode is Mode.run:
-        _expect_tpu(plan, session)
+        tpu = str(plan.strategy.build.get("address"))
+        if plan.hardware.kind == "tpu" and tpu.startswith("grpc://") and tpu not in session.tpus:
+            # TensorFlow waits for minutes where none is.
+            reach.expect_tpu(tpu)
+            session.tpus.add(tpu)
         for address in plan.data.service:
             reach.expect_data_service(address)
     return with_addresses(plan, cluster)
@@ -210,14 +211,6 @@ def _described(config: Config) -> tuple[Config, list[int]]:
     return dataclasses.replace(config, data=dataclasses.replace(data, **missing)), files
 
 
-def _expect_tpu(plan: Plan, session: Session) -> None:
-    """Refuses an address at which no TPU responds, before TensorFlow waits there for minutes."""
-    address = str(plan.strategy.build["address"]) if "address" in plan.strategy.build else ""
-    if plan.hardware.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
-        reach.expect_tpu(address)
-        session.tpus.add(address)
-
-
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
     """Refuses functions that no config may call, that do not exist or that do not take their arguments.
 
@@ -226,25 +219,17 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
     allowed = config.allowed_targets
     targets.check_allowed(allowed)
     for key, build, arguments in (
-        (
-            "strategy.build",
-            config.strategy.build,
-            ("devices", "addresses", "rank", "coordinator", "workers", "parameter_servers"),
-        ),
-        ("model.build", config.model.build, ("input_shape", "num_classes")),
-        ("data.build", config.data.build, ("shard", "shards")),
+        ("strategy.build", config.strategy.build, "devices addresses rank coordinator workers parameter_servers"),
+        ("model.build", config.model.build, "input_shape num_classes"),
+        ("data.build", config.data.build, "shard shards"),
     ):
         if targets.KEY not in build:
             raise UserError(f"{key}._target_ to name a function", "none", f"{key}._target_=package.function")
-        targets.check(build, key, arguments, search, allowed)
+        targets.check(build, key, arguments.split(), search, allowed)
     for index, callback in enumerate(config.train.callbacks):
         if not isinstance(callback, dict) or targets.KEY not in callback:
             is_name = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
-            one = instead.callback(str(callback) if is_name else "")
-            raise UserError(
-                "train.callbacks to be functions with their arguments",
-                f"{callback} at {index}",
-                f"'train.callbacks=[{one}]'",
-            )
+            one = f"'train.callbacks=[{instead.callback(str(callback) if is_name else '')}]'"
+            raise UserError("train.callbacks to be functions with their arguments", f"{callback} at {index}", one)
     for key in ("optimizer", "loss", "metrics", "callbacks"):
         targets.check(getattr(config.train, key), f"train.{key}", (), search, allowed)

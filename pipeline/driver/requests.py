@@ -82,7 +82,6 @@ class Requests:
             self.sweep.release()
 
     def _read(self, point: Composed) -> int | None:
-        """Reads the next run; returns the exit code if this process has served a driver elsewhere."""
         composed, overrides, many = point.config, point.overrides, point.sweep is not None
         self.many = many
         self._folder = point.folder.parent
@@ -122,7 +121,6 @@ class Requests:
         self._validate(place, dataclasses.replace(request, config=one))
 
     def _serve(self, config: Config, folder: Path) -> int | None:
-        """The exit code once this process has served a driver elsewhere; None if it is the driver."""
         with suppress(UserError):
             # A cluster that is missing, or broken, is refused when the run is validated.
             self._session.cluster(config)
@@ -137,7 +135,6 @@ class Requests:
         return None
 
     def _finish(self) -> None:
-        """Shows what is refused, and puts the others and their repeats in order."""
         for folder, output in self._to_delete:
             run_folders.remove(folder, output)
         order, repeats = self._repeat()
@@ -159,28 +156,25 @@ class Requests:
             # One that starts nothing has no entry.
             if first := self.entries.get((place, 0)):
                 for repeat in range(1, request.config.sweep.repeats):
-                    self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+                    named = self._named(place, repeat, request, first.fingerprint)
+                    if not self._is_finished(place, repeat, named):
+                        self.to_run[place, repeat] = named
         sweep = next((request.config.sweep for request in accepted.values()), None)
         return (None, 1) if sweep is None else (sweep.order, sweep.repeats)
 
     def _refuse(self, place: int, request: RunRequest) -> None:
-        """Refuses a second run of a strategy that trains on one device."""
         config = request.config
         name, about = config.strategy.name, sweeps.fingerprint(config)
         request = self._in_sweep(place, request, request.folder.parent, about, name)
-        error = (
-            f"Expected one point of {name}, which trains on one device whatever workers says, received another with "
-            f"workers={config.workers}. Try workers=1."
-        )
-        self._end(place, request.unstarted("REFUSED", error))
+        expected = f"one point of {name}, which trains on one device whatever workers says"
+        error = UserError(expected, f"another with workers={config.workers}", "workers=1")
+        self._end(place, request.unstarted("REFUSED", str(error)))
         if config.mode is not Mode.run:
             self._to_delete.append((request.folder, Path(config.output_dir)))
 
     def _validate(self, place: int, request: RunRequest) -> None:
-        request = self._in_sweep(
-            place, request, request.folder.parent, sweeps.fingerprint(request.config), request.config.strategy.name
-        )
-        self._all[place] = request
+        name, about = request.config.strategy.name, sweeps.fingerprint(request.config)
+        self._all[place] = request = self._in_sweep(place, request, request.folder.parent, about, name)
         if self._is_finished(place, 0, request):
             return
         validated = start.validate(request, self._session)
@@ -211,10 +205,6 @@ class Requests:
         self.entries[place, repeat] = entry
         own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
         return dataclasses.replace(request, folder=sweep.folder / entry.folder, own=own)
-
-    def _add(self, place: int, repeat: int, request: RunRequest) -> None:
-        if not self._is_finished(place, repeat, request):
-            self.to_run[place, repeat] = request
 
     def _is_finished(self, place: int, repeat: int, request: RunRequest) -> bool:
         """True if an earlier command has finished it; the session then has its result."""
@@ -271,20 +261,12 @@ def _output(composed: DictConfig) -> Path:
 
 
 def _check_sweep(config: Config, many: bool) -> None:
-    """Refuses keys that only a sweep can have. Raises `UserError`."""
-    request = config.sweep
+    """Refuses keys that only a sweep can have, or only one run. Raises `UserError`."""
     if many and config.launch.detach:
-        raise UserError(
-            "one run with launch.detach=true",
-            "a sweep, which needs its command",
-            "launch.detach=false: killed, the same command with sweep.name=mine goes on",
-        )
-    if many:
-        return
-    for key, is_set in (
-        (f"sweep.name={request.name}", request.name is not None),
-        (f"sweep.repeats={request.repeats}", request.repeats > 1),
-        (f"sweep.parallel={request.parallel}", request.parallel > 1),
-    ):
-        if is_set:
-            raise UserError(f"a sweep with {key}", "one run", f"python -m pipeline -m {key}")
+        instead = "launch.detach=false: killed, the same command with sweep.name=mine goes on"
+        raise UserError("one run with launch.detach=true", "a sweep, which needs its command", instead)
+    for key in () if many else ("name", "repeats", "parallel"):
+        value = getattr(config.sweep, key)
+        if isinstance(value, str) or (value or 0) > 1:
+            typed = f"sweep.{key}={value}"
+            raise UserError(f"a sweep with {typed}", "one run", f"python -m pipeline -m {typed}")

@@ -78,7 +78,6 @@ def result_of(
 
 
 def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
-    """The predictions for this run, and how far off they were."""
     if plan.hardware.oversubscribed:
         # Predictions are of devices with cores of their own.
         return ()

@@ -98,14 +98,13 @@ def find(
     """
     if config.resume == NEVER:
         return None
-    if config.resume == AUTO:
-        if only is not None:
-            _expect_at_rest(only)
-            return _last_of_same(plan, [only], say)
-        return _last_of_same(
-            plan, sorted(dict.fromkeys([*run_folders.same_identity(plan, output), *also]), key=run_folders.began), say
-        )
-    return _named(config, plan, only_named(config.resume, output))
+    if config.resume != AUTO:
+        return _named(config, plan, only_named(config.resume, output))
+    if only is not None:
+        _expect_at_rest(only)
+        return _last_of_same(plan, [only], say)
+    candidates = dict.fromkeys([*run_folders.same_identity(plan, output), *also])
+    return _last_of_same(plan, sorted(candidates, key=run_folders.began), say)
 
 
 def only_named(name: str, output: Path) -> Path:
@@ -175,7 +174,6 @@ def forget(folder: Path) -> None:
 
 
 def _named(config: Config, plan: Plan, folder: Path) -> Run:
-    """The run in the folder that `resume` names, locked. Raises `UserError`."""
     values = log.read_whole(folder / PLAN)
     differing = [
         key
@@ -183,20 +181,16 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
         if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in config.resume_changes)
     ]
     if differing:
-        raise UserError(
-            f"the config of {folder}, whose training goes on",
-            f"another {', '.join(differing)}",
-            f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never",
+        instead = (
+            f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never"
         )
+        raise UserError(f"the config of {folder}, whose training goes on", f"another {', '.join(differing)}", instead)
     run = Run.without_driver(folder, "resume=never, or wait for it")
     _expect_no_processes(run)
     if run.status == "finished" and not config.resume_changes:
         run.release()
-        raise UserError(
-            "a run that did not finish",
-            f"{folder}, which did",
-            "resume=never to train anew, or more with train.epochs=... resume_changes=[train.epochs]",
-        )
+        instead = "resume=never to train anew, or more with train.epochs=... resume_changes=[train.epochs]"
+        raise UserError("a run that did not finish", f"{folder}, which did", instead)
     return run
 
 
@@ -236,11 +230,8 @@ def _expect_at_rest(folder: Path) -> None:
         if (folder / LOCK).exists():
             Lock(folder).release()
     except BlockingIOError:
-        raise UserError(
-            "a point that no command works on",
-            f"{log.from_here(folder)}, on which another one does",
-            "again once that has ended",
-        ) from None
+        received = f"{log.from_here(folder)}, on which another one does"
+        raise UserError("a point that no command works on", received, "again once that has ended") from None
 
 
 def _expect_no_processes(run: Run) -> None:
@@ -248,15 +239,12 @@ def _expect_no_processes(run: Run) -> None:
     if trains_on(run.folder, time.time()):
         run.release()
         folder = log.from_here(run.folder)
-        raise UserError(
-            "a run that has ended",
-            f"{folder}, whose processes train on without a driver",
-            f"python -m pipeline attach {folder}, or resume=never for another run",
-        )
+        received = f"{folder}, whose processes train on without a driver"
+        instead = f"python -m pipeline attach {folder}, or resume=never for another run"
+        raise UserError("a run that has ended", received, instead)
 
 
 def _left(run: Run, shown: Path) -> Handover:
-    """Reads what the driver of a run has left. Raises `UserError` if the run has ended, or its processes have."""
     if run.ended is not None:
         again = "" if run.ended == "FINISHED" else " The same command goes on from its last checkpoint."
         raise UserError(
@@ -265,29 +253,26 @@ def _left(run: Run, shown: Path) -> Handover:
         )
     left = Handover.read(run.folder)
     if left is None:
-        raise UserError(
-            "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)",
-            f"{shown}, whose processes have ended with it",
-            "the same command again: it goes on from the last checkpoint",
-        )
+        expected = "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)"
+        instead = "the same command again: it goes on from the last checkpoint"
+        raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
     return left
 
 
 def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
     from pipeline.driver.supervisor import Supervisor
 
-    folder, config = run.folder, _config(left)
+    composed, folder = OmegaConf.create(left.config), run.folder
+    assert isinstance(composed, DictConfig)
+    config = configs.typed(composed)
     logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
     cluster = session.cluster(config)
     session.serve(config)
     if any(isinstance(event, Restarted | Resumed) for event in logged) or not cluster.attach(folder):
         forget(folder)
-        typed = shlex.join(["python", "-m", "pipeline", *left.overrides])
-        raise UserError(
-            "processes that wait for a driver",
-            f"none of {log.from_here(folder)}: they have ended",
-            f"{typed}, which goes on from the last checkpoint",
-        )
+        received = f"none of {log.from_here(folder)}: they have ended"
+        typed = f"{shlex.join(['python', '-m', 'pipeline', *left.overrides])}, which goes on from the last checkpoint"
+        raise UserError("processes that wait for a driver", received, typed)
 
     def live() -> None:
         if end:
@@ -298,9 +283,3 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     request = RunRequest(config, folder, left.overrides, None, planned=planned)
     replay = Replay(logged, left.attempt.began, live)
     return Supervisor(request, run, session, left.known, left, replay)
-
-
-def _config(left: Handover) -> Config:
-    composed = OmegaConf.create(left.config)
-    assert isinstance(composed, DictConfig)
-    return configs.typed(composed)

@@ -119,17 +119,15 @@ class Run:
 
     def measured(self, plan: Plan, baseline: Plan | None) -> Measurements:
         """Its measurements, as far as they hold for the plan that resumes it."""
-        measured = Measurements(
-            step=self.step, check=self.check, notes=list(self.restarts), restarts=len(self.restarts)
-        )
+        restarts = self.restarts
+        measured = Measurements(step=self.step, check=self.check, notes=list(restarts), restarts=len(restarts))
         same = plans.identity(self.plan) == plans.identity(json.loads(plan.to_json()))
         same = same and plans.from_values(self.plan).collective == plan.collective
-        if not same or self.plan.get("machine") != plan.hardware.machine:
-            # Timings of another machine do not hold for this one.
-            return measured
-        measured.point = self._whole_repeats("point", plan.leaders)
-        measured.baseline = self._whole_repeats("baseline", baseline.leaders if baseline else (0,))
-        measured.profile = self.profile
+        # Timings of another machine do not hold for this one.
+        if same and self.plan.get("machine") == plan.hardware.machine:
+            measured.point = self._whole_repeats("point", plan.leaders)
+            measured.baseline = self._whole_repeats("baseline", baseline.leaders if baseline else (0,))
+            measured.profile = self.profile
         return measured
 
     def timed(self, *groups: str) -> list[events.Event]:
@@ -144,18 +142,8 @@ class Run:
         pid, host, now = os.getpid(), os.uname().nodename, time.time()
         if self.began:
             return events.Resumed(params, tags, pid, host, time=now)
-        return events.Run(
-            key=uuid.uuid4().hex,
-            name=name,
-            folder=str(self.folder),
-            experiment=experiment,
-            params=params,
-            tags=tags,
-            pid=pid,
-            host=host,
-            version=events.VERSION,
-            time=now,
-        )
+        key, folder = uuid.uuid4().hex, str(self.folder)
+        return events.Run(key, name, folder, experiment, params, tags, pid, host, events.VERSION, time=now)
 
     def begin(self, plan: Plan, output: Path) -> None:
         """Writes its plan, and opens its log. Raises `OSError` if another command works on it."""

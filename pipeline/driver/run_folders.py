@@ -82,12 +82,11 @@ def remove(folder: Path, output: Path) -> None:
 
 def remove_empty(folder: Path) -> None:
     """Deletes a folder that holds only Hydra's files; one that a person has named may hold a run."""
-    if (folder / EVENTS).exists():
-        return
-    shutil.rmtree(folder / HYDRA_S, ignore_errors=True)
-    with suppress(OSError):
-        (folder / "result.json").unlink(missing_ok=True)
-        folder.rmdir()
+    if not (folder / EVENTS).exists():
+        shutil.rmtree(folder / HYDRA_S, ignore_errors=True)
+        with suppress(OSError):
+            (folder / results.FILE).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def began(folder: Path) -> float:
@@ -158,7 +157,7 @@ def _index(output: Path) -> Path:
 
 
 def _append(index: Path, folder: str, identity: str) -> None:
-    """Adds a line in one piece. One that cannot be written is read from the plan again."""
+    # In one piece. A line that cannot be written is read from the plan again.
     with suppress(OSError), open(index, "ab", buffering=0) as file:
         file.write(json.dumps({"run": folder, "identity": identity}).encode() + b"\n")
 
@@ -187,10 +186,6 @@ def all_within(output: Path, indexed: Container[str] = ()) -> Iterator[str]:
             if any(entry.name == PLAN for entry in inner):
                 yield folder
                 continue
-            for entry in inner:
-                if entry.is_dir(follow_symlinks=False):
-                    within = f"{folder}/{entry.name}"
-                    if within in indexed:
-                        yield within
-                    else:
-                        unread.append(within)
+            within = [f"{folder}/{entry.name}" for entry in inner if entry.is_dir(follow_symlinks=False)]
+            yield from (name for name in within if name in indexed)
+            unread += [name for name in within if name not in indexed]

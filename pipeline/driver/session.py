@@ -167,13 +167,12 @@ class Session:
 
     def here(self, config: Config) -> Cluster:
         """The cluster, or this machine in place of others, for models that are built or timed without a run."""
-        if config.cluster.name not in ELSEWHERE and not config.launch.detach:
-            return self.cluster(config)
-        local = dataclasses.replace(
-            config.cluster, name="local", host=ClusterConfig.host, hosts=[], copy=False, options={}
-        )
-        ends = dataclasses.replace(config.launch, detach=False)
-        return self.cluster(dataclasses.replace(config, cluster=local, launch=ends))
+        if config.cluster.name in ELSEWHERE or config.launch.detach:
+            other, host = config.cluster, ClusterConfig.host
+            local = dataclasses.replace(other, name="local", host=host, hosts=[], copy=False, options={})
+            ends = dataclasses.replace(config.launch, detach=False)
+            config = dataclasses.replace(config, cluster=local, launch=ends)
+        return self.cluster(config)
 
     def tracker(self, output: Path) -> Tracking:
         """The process that writes to MLflow; its own output goes to a log in the output folder."""
@@ -274,9 +273,8 @@ class Session:
         """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
         if baseline is None:
             return None
-        path, how, earlier = _baseline_file(baseline, output), baseline.measurement.baseline, None
-        if how in ("once", "auto"):
-            earlier = self.baselines.get(path)
+        path, how = _baseline_file(baseline, output), baseline.measurement.baseline
+        earlier = self.baselines.get(path) if how in ("once", "auto") else None
         return read_json(Baseline, path) if earlier is None and how == "auto" else earlier
 
     def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
@@ -354,8 +352,8 @@ class RunRequest:
 
 def write_unstarted(result: Result, folder: Path) -> Result:
     """The result of a run that never starts, written into its folder unless that holds an earlier run."""
-    with suppress(OSError):
-        if not (folder / "events.jsonl").exists():
+    if not (folder / "events.jsonl").exists():
+        with suppress(OSError):
             results.write(folder, result)
     return result
 
@@ -369,7 +367,6 @@ def _note_tracked(folder: Path, run_id: str | None, note: str | None) -> None:
 
 
 def _lacks(unsent: dict[Path, str | None]) -> str:
-    """Says what MLflow lacks of some folders, and how to send it."""
     problem = next(filter(None, unsent.values()), None)
     folder = Path(os.path.commonpath([folder.resolve() for folder in unsent]))
     runs = f"all of {len(unsent)} runs" if len(unsent) > 1 else "all of it"

@@ -74,7 +74,6 @@ def run(request: RunRequest, session: Session) -> RunResult:
 
 
 def _without_training(request: RunRequest, planned: Planned, session: Session) -> RunResult:
-    """Shows a plan, and estimates or predicts it. Raises `UserError`."""
     config, cluster = request.config, planned.cluster
     plan = reachable(planned.plan, cluster, config, session)
     # First, since whoever reads the output may close it in the middle.
@@ -93,7 +92,6 @@ def _without_training(request: RunRequest, planned: Planned, session: Session) -
 
 
 def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple[Planned, Run | None]":
-    """(The plan with addresses, the earlier run that is resumed). Raises `UserError`."""
     # What drives processes takes a moment to import.
     from pipeline.driver import resume
     from pipeline.driver.memory_check import expect_room
@@ -148,9 +146,8 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
 def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan:
     """The plan with the folder of this run's checkpoints, and that of an earlier command if it was another."""
     root, folder = plan.checkpoint.folder, request.folder.resolve()
-    if root is None:
-        checkpoints = str(folder / "checkpoints")
-    else:
+    checkpoints = str(folder / "checkpoints")
+    if root is not None:
         output = request.output.resolve()
         parts = (folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)).parts
         checkpoints = f"{root if '://' in root else Path(root).resolve()}/{'_'.join(parts)}"

@@ -91,7 +91,13 @@ class Supervisor:
     def train(self) -> Result:
         """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""
         with self._offered:
-            self.emit(self._first_event())
+            if self._left is not None:
+                self.emit(events.Attached(os.getpid(), os.uname().nodename, time=time.time()))
+            else:
+                params = parameters(self.plan, self._config)
+                tags = dict[str, object](tags_of(self.plan, self.request, self._session.options))
+                experiment = self._config.tracking.experiment
+                self.emit(self.run.first_event(name_of(self.plan), experiment, params, tags))
             if self.plan.backend != JAX:
                 self._cluster.warm_up()
             return self._train()
@@ -111,15 +117,7 @@ class Supervisor:
             self.run.append(event)
             self._offered.update(event, now)
 
-    def _first_event(self) -> Event:
-        if self._left is not None:
-            return events.Attached(os.getpid(), os.uname().nodename, time=time.time())
-        params = parameters(self.plan, self._config)
-        tags = dict[str, object](tags_of(self.plan, self.request, self._session.options))
-        return self.run.first_event(name_of(self.plan), self._config.tracking.experiment, params, tags)
-
     def _earlier_events(self) -> list[Event]:
-        """The events of earlier commands that the terminal goes by."""
         if self._replay is not None:
             return self._replay.logged
         if not self._measured.point:
@@ -150,7 +148,11 @@ class Supervisor:
             error, blamed = str(failure), failure.log
         except Interrupted as signalled:
             if session.left is not None:
-                self._leave()
+                # To its processes, and to the next driver.
+                with suppress(OSError):
+                    self.run.close()
+                session.busy = False
+                self.run.release()
                 raise
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
             session.at_once = session.preemption.by_person
@@ -168,13 +170,6 @@ class Supervisor:
             session.busy = False
             self.run.release()
 
-    def _leave(self) -> None:
-        """Leaves it to its processes, and to the next driver."""
-        with suppress(OSError):
-            self.run.close()
-        self._session.busy = False
-        self.run.release()
-
     def _supervise(self) -> None:
         """Attempts it until it has finished. Raises what ended it: `RunFailed`, or `RunPreempted` once it is saved."""
         preemption, measured, taken_over = self._session.preemption, self._measured, self._left is not None
@@ -188,16 +183,14 @@ class Supervisor:
             try:
                 return self._attempt()
             except RunPreempted:
-                returns = self._cluster.returns(preemption.of_command)
-                if returns is None:
+                if (returns := self._cluster.returns(preemption.of_command)) is None:
                     raise
                 text = f"The run was asked to leave by {preemption.asked}. {returns}, and on from the last checkpoint."
                 preemption.forget()
                 self._resume = "last"
                 measured.restarts += 1
             except RunFailed as failed:
-                remedy = self._remedy(failed)
-                if remedy is None:
+                if (remedy := self._remedy(failed)) is None:
                     raise
                 text = f"{failed.error.rstrip('.')}. {remedy}"
             measured.notes.append(text)
@@ -291,8 +284,8 @@ class Supervisor:
             if len({digest for event in finished.values() for digest in event.weights}) > 1:
                 measured.notes.append(UNLIKE)
             if plan.measurement.explain and self._one_device is not None:
-                explained = explain_loss(point, self._start(self._one_device, "baseline"), per_call, measured)
-                if explained is not None:
+                one = self._start(self._one_device, "baseline")
+                if explained := explain_loss(point, one, per_call, measured):
                     self.emit(Explained(explained, time=time.time()))
             point.leave()
         finally:
@@ -325,7 +318,6 @@ class Supervisor:
             build(group)
 
     def _check(self, point: Group) -> None:
-        """Compares all replicas with one device, unless an equal run or an earlier attempt has. Raises `RunFailed`."""
         if not point.plan.is_checked:
             return
         if self._measured.check is None:
@@ -340,7 +332,6 @@ class Supervisor:
             raise RunFailed(refusal, None, lost=False)
 
     def _save(self, point: Group) -> dict[int, Finished]:
-        """Saves a checkpoint; returns the processes' last events if training was over. Raises `RunPreempted`."""
         if self._session.preemption.by_person:
             self.emit(Signalled(signal.SIGINT, time=time.time()))
         if (finished := point.save_and_leave()) is None:
@@ -394,5 +385,4 @@ class Supervisor:
                 self._session.keep_baseline(self._one_worker(), self.request.output, repeats, self.run.folder)
 
     def _one_worker(self) -> Plan:
-        """The plan of a baseline, be it measured or not."""
         return planning.baseline_of(self.plan, self._session.cluster(self._config).inventory())

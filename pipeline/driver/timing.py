@@ -35,8 +35,6 @@ PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 EXPLAIN_PIECE_SECONDS = 0.25
 # At most so many replicas of a host are timed alone.
 MOST_ALONE = 4
-
-
 # Examples that were broken and left out, by part of the data.
 Losses = dict[str, list[Lost]]
 
@@ -271,7 +269,6 @@ def _explaining(group: Group, command: Explain) -> list[Explaining]:
 
 
 def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], float]]:
-    """By name, what times a step, compiled by now."""
     plan, turns = point.plan, dict[str, Callable[[], float]]()
 
     def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:

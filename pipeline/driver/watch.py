@@ -42,8 +42,6 @@ class RunFailed(RuntimeError):
 
 @dataclass
 class _Process:
-    """The state of one process, by its events."""
-
     started: float
     joined: bool = False
     beat: float | None = None
@@ -238,15 +236,15 @@ class Watch:
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
         # a coordinator that is silent too is the last to blame.
         silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
-        rank = min(silent, key=lambda rank: (self._leads(rank), not self.processes[rank].stopped, -quiet[rank]))
+        leaders, processes = self.plan.leaders, self.processes
+        rank = min(silent, key=lambda rank: (rank in leaders, not processes[rank].stopped, -quiet[rank]))
         return None if self._replaceable(rank) else self._silent(rank, now)
 
     def _peers(self, now: float) -> RunFailed | None:
         lost = [process.lost_peer for process in self.processes.values() if process.lost_peer is not None]
         if not lost:
             return None
-        quiet = self._gone_quiet(now)
-        if quiet:
+        if quiet := self._gone_quiet(now):
             return quiet
         if now - min(lost) > BLAME_SECONDS or all(process.lost_peer is not None for process in self.processes.values()):
             rank = next(rank for rank, process in self.processes.items() if process.lost_peer is not None)
@@ -266,18 +264,16 @@ class Watch:
             for rank, process in waiting.items()
             if now - process.worked > limit or now - process.moved > patience * limit
         ]
-        if not stuck or len(stuck) < len(waiting) or not any(map(self._leads, stuck)):
+        if not stuck or len(stuck) < len(waiting) or {*stuck}.isdisjoint(self.plan.leaders):
             # Those that serve owe nothing once those that lead have responded.
             return None
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
         rank = min(stuck, key=lambda rank: waiting[rank].moved)
         busy = [rank for rank in stuck if now - waiting[rank].worked <= limit]
+        what, named = f"made no progress for {limit:g} s", busy or stuck
         if busy:
             seconds = min(now - waiting[rank].moved for rank in busy)
             what = f"computed for {seconds:.0f} s without a step"
-        else:
-            what = f"made no progress for {limit:g} s"
-        named = busy or stuck
         names = " and ".join(self._name(rank) for rank in named[:4])
         where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
         return RunFailed(
@@ -291,9 +287,6 @@ class Watch:
         worker = self.plan.strategy.asynchronous and process.role == "worker"
         return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.launch.max_restarts
 
-    def _leads(self, rank: int) -> bool:
-        return rank in self.plan.leaders
-
     def _silent(self, rank: int, now: float) -> RunFailed:
         return RunFailed(
             f"{self._name(rank)} gave no sign of life for {self._quiet(rank, now):.0f} s: "
@@ -303,8 +296,7 @@ class Watch:
 
     def _quiet(self, rank: int, now: float) -> float:
         """Seconds since it last gave a sign of life, or was started."""
-        process = self.processes[rank]
-        return now - (process.beat or process.started)
+        return now - (self.processes[rank].beat or self.processes[rank].started)
 
     def _name(self, rank: int) -> str:
         process = self.plan.processes[rank]
