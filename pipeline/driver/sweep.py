@@ -84,11 +84,8 @@ class Sweep:
         try:
             self._lock = Lock(folder, "sweep.lock")
         except BlockingIOError:
-            raise UserError(
-                f"the sweep {folder.name} to be at rest",
-                "one that another command works on",
-                "again when that has ended, or another sweep.name",
-            ) from None
+            received, instead = "one that another command works on", "again when that has ended, or another sweep.name"
+            raise UserError(f"the sweep {folder.name} to be at rest", received, instead) from None
         self.entries = read_sweep(folder)
         # By run and repeat; and the number of each run.
         self._entry_of = {(entry.fingerprint, entry.repeat): entry for entry in reversed(self.entries)}

@@ -29,8 +29,6 @@ from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase
 
-__all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cancelled", "Cluster", "Helpers", "Job", "LaunchError", "Line",
-           "cluster_of"]  # fmt: skip
 # For an answer that takes no time but that of the way.
 ANSWER_SECONDS = 30.0
 
@@ -65,11 +63,24 @@ class Job(Protocol):
 class Line(Protocol):
     """One host's process that answers a doctor."""
 
-    def ask(self, question: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> Any:
-        """The answer to a question. Raises `LaunchError`."""
+    def answer(self, question: str, timeout: float) -> str:
+        """Returns the line that answers a line. Raises `LaunchError`; after one that is late, nothing is answered."""
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, unless it serves others too."""
+        return
+
+    def ask(self, question: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> Any:
+        """The answer to a question. Raises `LaunchError`."""
+        line = self.answer(json.dumps(question), timeout)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict) and "told" in answer:
+            return answer["told"]
+        failed = answer.get("failed") if isinstance(answer, dict) else None
+        raise LaunchError(str(failed or f"an answer that is none: {line[:80]!r}"))
 
 
 @dataclass(frozen=True)
@@ -203,6 +214,8 @@ def cluster_of(
     ours = CLUSTERS | ({"local": DETACHED} if detach else {})
     factory = load_offer("clusters", config.name, "cluster", ours, "cluster=local")
     keeps = config.name == "local" and config.start_method is StartMethod.forkserver and not detach
+    asks_nobody = config.name in {*CLUSTERS} - {"hosts"} and (config.hosts or config.copy)
+    setting = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
     refuse(
         (detach and config.name not in OUTLIVING,
          f"a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for launch.detach=true",
@@ -211,10 +224,11 @@ def cluster_of(
          "cluster=local cluster.start_method=forkserver launch.detach=false, for launch.keep",
          f"cluster={config.name} cluster.start_method={config.start_method.value} launch.detach={detach}".lower(),
          "launch.keep=null"),
+        (asks_nobody, f"{setting.partition('=')[0]} under cluster=hosts alone",
+         f"{setting} under cluster={config.name}", f"cluster=hosts {shlex.quote(setting)}"),
         error=LaunchError,
     )  # fmt: skip
     if config.name in CLUSTERS:
-        _check_hosts(config)
         cluster: Cluster = factory(config, environ, *([] if keep is None else [keep]))
         return cluster
     built = _Offered(config.name, lambda *arguments: factory(*arguments))(config, environ)
@@ -223,18 +237,6 @@ def cluster_of(
             raise LaunchError(f"cluster={config.name} to have {part}()", "one without", "cluster=local")
     offered: Any = _Offered(config.name, built)
     return offered  # type: ignore[no-any-return]
-
-
-def _check_hosts(config: ClusterConfig) -> None:
-    """Refuses, for clusters of ours, hosts that nobody would ask."""
-    if config.name == "hosts" or not (config.hosts or config.copy):
-        return
-    setting = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
-    raise LaunchError(
-        f"{setting.partition('=')[0]} under cluster=hosts alone",
-        f"{setting} under cluster={config.name}",
-        f"cluster=hosts {shlex.quote(setting)}",
-    )
 
 
 class _Offered:
@@ -255,9 +257,8 @@ class _Offered:
         except LaunchError:
             raise
         except Exception as error:
-            raise LaunchError(
-                f"cluster={self._name} to work", f"{type(error).__name__}: {error}", "cluster=local"
-            ) from error
+            received = f"{type(error).__name__}: {error}"
+            raise LaunchError(f"cluster={self._name} to work", received, "cluster=local") from error
 
 
 def option(expected: str, example: str, pattern: str | None = None, **limits: Any) -> Meta:
@@ -269,7 +270,7 @@ def option(expected: str, example: str, pattern: str | None = None, **limits: An
     return Meta(description=expected, examples=[example], pattern=whole, **limits)
 
 
-def options_of(config: ClusterConfig, kind: Callable[[], Kind]) -> Kind:
+def options_of(config: ClusterConfig, kind: type[Kind]) -> Kind:
     """The options of a config, the others with their defaults. Raises `LaunchError` for the first that is wrong.
 
     >>> @dataclasses.dataclass
@@ -292,25 +293,16 @@ Try cluster.options.hosts=2.
     for key, value in config.options.items():
         if key not in names:
             near = difflib.get_close_matches(key, names, 1) or names[:1]
-            raise LaunchError(
-                f"an option of cluster={config.name} ({', '.join(names)})",
-                key,
-                f"cluster.options.{near[0]}, as in conf/cluster/{config.name}.yaml",
-            )
+            instead = f"cluster.options.{near[0]}, as in conf/cluster/{config.name}.yaml"
+            raise LaunchError(f"an option of cluster={config.name} ({', '.join(names)})", key, instead)
         try:
-            _convert({key: value}, kind)
+            msgspec.convert({key: value}, kind)
         except msgspec.ValidationError:
-            expected, example = _words(get_type_hints(type(defaults), include_extras=True)[key])
-            example = example or json.dumps(getattr(defaults, key)).replace('"', "")
-            raise LaunchError(
-                f"cluster.options.{key} to be {expected}", _shown(value), f"cluster.options.{key}={example}"
-            ) from None
-    return _convert(config.options, kind)
-
-
-def _convert(values: Mapping[str, object], kind: Callable[[], Kind]) -> Kind:
-    options: Kind = msgspec.convert(values, kind)  # type: ignore[arg-type]
-    return options
+            words, example = _words(get_type_hints(kind, include_extras=True)[key])
+            instead = f"cluster.options.{key}={example or json.dumps(getattr(defaults, key)).replace(chr(34), '')}"
+            received = "nothing" if value in ("", None) else value if str(value).isprintable() else repr(value)
+            raise LaunchError(f"cluster.options.{key} to be {words}", received, instead) from None
+    return msgspec.convert(config.options, kind)
 
 
 def _words(hint: Any) -> tuple[str, str]:
@@ -327,9 +319,3 @@ def _words(hint: Any) -> tuple[str, str]:
         with_example = [part for part in parts if part[1]]
         return with_example[0] if with_example else (" or ".join(words for words, _ in parts), "")
     return WORDS.get(get_origin(hint) or hint, "keys with values"), ""
-
-
-def _shown(value: object) -> str:
-    if value in ("", None):
-        return "nothing"
-    return str(value) if str(value).isprintable() else repr(value)

@@ -57,7 +57,7 @@ def main(
         inbox = Inbox(commands)
         from pipeline.worker.main import main as live
 
-        live(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
+        live(plan, rank, line.tell, inbox.commands.get, inbox.leave.is_set, _leave)
     except BaseException as error:
         # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()
@@ -114,27 +114,21 @@ class Inbox:
     """Commands from the driver, in the order they were given."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._commands: SimpleQueue[Command[EventBase]] = SimpleQueue()
+        self.commands: SimpleQueue[Command[EventBase]] = SimpleQueue()
         # Set as soon as `leave` has come, before it is taken.
         self.leave = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
-    def take(self) -> Command[EventBase]:
-        """The next command, waiting for it."""
-        return self._commands.get()
-
-    def _listen(self) -> None:
+    def _listen(self, connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                command = from_json(self._connection.recv_bytes())
+                command = from_json(connection.recv_bytes())
                 if isinstance(command, Leave):
                     self.leave.set()
-                self._commands.put(command)
+                self.commands.put(command)
 
 
 def _beat(line: EventWriter) -> None:
-    """Tells twice a second that this process lives, how far it is, and how much it has computed."""
     computing = Computing()
     while True:
         with contextlib.suppress(OSError):
@@ -143,7 +137,6 @@ def _beat(line: EventWriter) -> None:
 
 
 def _pass_on(line: EventWriter) -> None:
-    """Tells the driver of a scheduler's signals, which decides for all processes."""
     while True:
         number = signal.sigwait(PREEMPTING)
         with contextlib.suppress(OSError):

@@ -150,11 +150,8 @@ class EnvCluster(Cluster):
                 return code
             say(f"The connection to {driver} was lost. {own} waits for it again.")
             until = time.monotonic() + self._timeout
-        raise LaunchError(
-            f"{driver} to conduct",
-            f"nothing from it for {self._timeout:g} s",
-            f"the same command there, or cluster.options.timeout={2 * self._timeout:g}",
-        )
+        instead = f"the same command there, or cluster.options.timeout={2 * self._timeout:g}"
+        raise LaunchError(f"{driver} to conduct", f"nothing from it for {self._timeout:g} s", instead)
 
     def inventory(self) -> Machine:
         """This machine, as many like it as the tasks have hosts, and the tasks' kinds."""
@@ -186,36 +183,24 @@ class EnvCluster(Cluster):
         """Those of the tasks; what no task is for, such as a data server, runs on this host."""
         where = self._where(plan)
         beside = iter(self._local.free(len(plan.processes) - len(where)))
-        host = self._tasks.own.host
-        return [
-            where[process.rank].address if process.rank in where else f"{host}:{next(beside)}"
-            for process in plan.processes
-        ]
+        ranks, host = range(len(plan.processes)), self._tasks.own.host
+        return [where[rank].address if rank in where else f"{host}:{next(beside)}" for rank in ranks]
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob | LocalJob:
         """Starts the processes of this host's task here, and those of others by their agents."""
         where = {rank: str(task) for rank, task in self._where(plan).items() if task != self._tasks.own}
         if not where:
             return self._local.start(plan, group, folder)
+        agents, seconds, local = self._driving(), self._timeout, self._local
         return RemoteJob(
-            self._driving(),
-            plan,
-            group,
-            folder,
-            where,
-            missing=self._missing,
-            timeout=self._timeout,
-            returns=self._timeout,
-            local=self._local,
+            agents, plan, group, folder, where, missing=self._missing, timeout=seconds, returns=seconds, local=local
         )
 
     def close(self, code: int) -> None:
         """Tells all tasks what the command ends with."""
         if self._drives:
             agents, until = self._driving(), time.monotonic() + CLOSE_SECONDS
-            while not all(map(agents.is_there, self._addresses)):
-                if time.monotonic() > until:
-                    break
+            while not all(map(agents.is_there, self._addresses)) and time.monotonic() <= until:
                 with contextlib.suppress(LaunchError):
                     agents.listen_to((), POLL_SECONDS)
             agents.close(code)
@@ -223,7 +208,6 @@ class EnvCluster(Cluster):
 
     @contextlib.contextmanager
     def _listening(self, own: Task) -> Iterator[Endpoint]:
-        """An endpoint that a driver with the key can dial at a task's address."""
         endpoint = Endpoint(str(own), self._key)
         try:
             endpoint.listen(own.address)
@@ -292,21 +276,15 @@ def tasks_of(environ: Mapping[str, str]) -> Tasks:
             return _tasks(source, values.get("cluster"), values.get("task"), kinds)
     if environ.get(SAGEMAKER, "").strip():
         return _of_sagemaker(environ)
-    raise LaunchError(
-        "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env",
-        "none of them",
-        "cluster=local for this machine alone",
-    )
+    expected = "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env"
+    raise LaunchError(expected, "none of them", "cluster=local for this machine alone")
 
 
 def _of_sagemaker(environ: Mapping[str, str]) -> Tasks:
     hosts, own = _parsed(SAGEMAKER, environ[SAGEMAKER]), environ.get("SM_CURRENT_HOST", "").strip('"')
     if not isinstance(hosts, list) or own not in hosts:
-        raise LaunchError(
-            "SM_HOSTS to be a list with SM_CURRENT_HOST in it",
-            f"{hosts} and {own or 'none'}",
-            "SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1",
-        )
+        expected = "SM_HOSTS to be a list with SM_CURRENT_HOST in it"
+        raise LaunchError(expected, f"{hosts} and {own or 'none'}", "SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1")
     # In one order on all hosts.
     hosts = sorted(hosts)
     addresses = [f"{host}:{SAGEMAKER_PORT}" for host in hosts]
@@ -314,7 +292,6 @@ def _of_sagemaker(environ: Mapping[str, str]) -> Tasks:
 
 
 def _tasks(source: str, cluster: Json, task: Json, kinds: Mapping[str, str]) -> Tasks:
-    """The tasks of a cluster, whose kinds some call otherwise."""
     example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise LaunchError(f"{source} to have a cluster and a task", "another value", example)
@@ -359,9 +336,6 @@ def _parsed(source: str, text: str) -> Json:
     try:
         parsed: Json = json.loads(text)
     except ValueError as error:
-        raise LaunchError(
-            f"{source} to be JSON",
-            f"what is none: {error}",
-            "to put it into single quotes, and names within into double ones",
-        ) from error
+        instead = "to put it into single quotes, and names within into double ones"
+        raise LaunchError(f"{source} to be JSON", f"what is none: {error}", instead) from error
     return parsed

@@ -115,11 +115,8 @@ class HostsCluster(DiallingCluster):
             for core in agent.host.cores if agent.hello.network else ():
                 other = owners.setdefault((agent.hello.network, core), agent)
                 if other is not agent:
-                    raise LaunchError(
-                        "cluster.hosts to be different machines",
-                        f"{other.channel.name} and {agent.channel.name}, which are one",
-                        "one of these",
-                    )
+                    received = f"{other.channel.name} and {agent.channel.name}, which are one"
+                    raise LaunchError("cluster.hosts to be different machines", received, "one of these")
 
     def waiting(self) -> str:
         """Names the hosts."""
@@ -167,7 +164,6 @@ class HostsCluster(DiallingCluster):
         return inventory([Host(name, own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus) for name in self._targets])
 
     def _prepare(self) -> ThreadPoolExecutor:
-        """Returns the pool that agents are started by, once there is a copy to start them with."""
         self._copy = _packed(Path.cwd()) if self.config.copy else None
         self._pool, self._over = ThreadPoolExecutor(MOST_AT_ONCE, "ssh"), False
         return self._pool
@@ -210,7 +206,6 @@ class HostsCluster(DiallingCluster):
         return self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
 
     def _start_agent(self, name: str, address: str) -> None:
-        """Starts the agent of a host. In a thread of its own."""
         self._failed.pop(name, None)
         why = self._give_copy(name) or self._typed(name, self._command(name, address), self.token + b"\n")
         if why is not None:
@@ -280,9 +275,8 @@ class DetachedCluster(HostsCluster):
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where the agent has ended."""
         for why in self._failed.values():
-            raise LaunchError(
-                "an agent that outlives this command", f"one that has ended: {why}", "launch.detach=false"
-            )
+            expected = "an agent that outlives this command"
+            raise LaunchError(expected, f"one that has ended: {why}", "launch.detach=false")
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Ports of this machine that the agent holds, for a plan of several processes."""
@@ -317,7 +311,6 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
-    """Refuses hosts that are none. Raises `LaunchError`."""
     if not hosts:
         raise LaunchError("cluster.hosts to name machines", "none", "'cluster.hosts=[a,b]'")
     if len(targets) < len(hosts):
@@ -326,11 +319,8 @@ def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
     for name, target in targets.items():
         user = target.rpartition("@")[0]
         if not HOST.fullmatch(name) or user.startswith("-"):
-            raise LaunchError(
-                "cluster.hosts to be names or addresses of machines",
-                target,
-                "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']",
-            )
+            instead = "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']"
+            raise LaunchError("cluster.hosts to be names or addresses of machines", target, instead)
 
 
 def _packed(folder: Path) -> bytes:
@@ -342,11 +332,8 @@ def _packed(folder: Path) -> bytes:
         for path in _own(folder):
             size += path.stat().st_size
             if size > MOST_COPIED:
-                raise LaunchError(
-                    f"no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy",
-                    "more",
-                    "cluster.copy=false, or the command in a folder of its own",
-                )
+                expected = f"no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy"
+                raise LaunchError(expected, "more", "cluster.copy=false, or the command in a folder of its own")
             archive.add(path, path.relative_to(folder).as_posix())
     return buffer.getvalue()
 

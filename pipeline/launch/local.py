@@ -162,7 +162,11 @@ class LocalJob:
                         pass
                     self._exited.add(rank)
                     self._add(rank, Exited(self._processes[rank].exitcode))
-        self._look_for_stopped()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            for rank, process in self._processes.items():
+                if rank not in self._exited and state_of(process.pid) == "T":
+                    self._add(rank, Stopped())
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -262,14 +266,6 @@ class LocalJob:
         self._waiting += [event for line in lines if (event := from_line(line)) is not None]
         return True
 
-    def _look_for_stopped(self) -> None:
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        for rank, process in self._processes.items():
-            if rank not in self._exited and state_of(process.pid) == "T":
-                self._add(rank, Stopped())
-
     def _signal(self, number: int) -> None:
         for rank, process in self._processes.items():
             if rank not in self._exited and process.is_alive() and process.pid:
@@ -282,11 +278,8 @@ class LocalJob:
 
 def _server_lost(again: int) -> LaunchError:
     often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
-    return LaunchError(
-        "a fork server that starts processes",
-        f"one that was killed{often}",
-        "again, or cluster.start_method=spawn, which needs none",
-    )
+    instead = "again, or cluster.start_method=spawn, which needs none"
+    return LaunchError("a fork server that starts processes", f"one that was killed{often}", instead)
 
 
 @contextlib.contextmanager
@@ -319,7 +312,6 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
 
 
 def _set(values: Mapping[str, str | None]) -> None:
-    """Sets variables of the environment; None is to have none."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

@@ -19,7 +19,6 @@ import msgspec
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
-from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
@@ -139,19 +138,14 @@ class MpiCluster(DiallingCluster):
         while time.monotonic() < until:
             if (number := number_of(signalled())) is not None:
                 return 128 + number
-            meeting = read_json(Meeting, self._path)
-            if meeting is not None and meeting.code is not None:
-                return meeting.code
-            if meeting is not None:
-                code = self._served(meeting, place, signalled)
+            if (meeting := read_json(Meeting, self._path)) is not None:
+                code = self._served(meeting, place, signalled) if meeting.code is None else meeting.code
                 if code is not None:
                     return code
             time.sleep(POLL_SECONDS)
-        raise LaunchError(
-            "the first process of the MPI job to conduct",
-            f"nothing of it in {self._path} for {self._options.timeout:g} s",
-            "an output_dir that all hosts share, or cluster.options.timeout=600",
-        )
+        received = f"nothing of it in {self._path} for {self._options.timeout:g} s"
+        instead = "an output_dir that all hosts share, or cluster.options.timeout=600"
+        raise LaunchError("the first process of the MPI job to conduct", received, instead)
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`; else loopback if all places are on this host, or its address."""
@@ -224,30 +218,21 @@ class MpiCluster(DiallingCluster):
         return Path(self._options.folder).resolve() / f"{job}.json"
 
     def _note(self, meeting: Meeting) -> None:
-        """Puts it where the others look, whole."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, meeting, SECRET)
 
     def _there_is(self) -> Place:
         if self._place is None:
-            raise LaunchError(
-                "a process that an MPI launcher has started",
-                "one that has none of its variables",
-                f"`{LAUNCH.format(size=2)}`, or cluster=local",
-            )
+            received, instead = "one that has none of its variables", f"`{LAUNCH.format(size=2)}`, or cluster=local"
+            raise LaunchError("a process that an MPI launcher has started", received, instead)
         return self._place
 
     def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], str | None]) -> int | None:
-        """Serves the driver to its end; None where it was never reached."""
         endpoint = Endpoint(_name(place.rank), meeting.token.encode())
         channel = endpoint.dial(DRIVER, meeting.address)
         host = reached_from(meeting.address.rpartition(":")[0])
-
-        def gone(channel: Channel, orphan_timeout: float) -> bool:
-            return channel.away > GONE_SECONDS
-
+        agent = Agent(endpoint, channel, self.local, place.rank, host, lambda channel, _: channel.away > GONE_SECONDS)
         try:
-            agent = Agent(endpoint, channel, self.local, place.rank, host, gone)
             code = agent.serve(lambda: number_of(signalled()))
             return 1 if code is None and channel.life else code
         finally:
@@ -263,28 +248,19 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
     """
     if variables.rank not in environ or variables.size not in environ:
         return None
-    numbers = {
-        name: environ.get(name)
-        for name in (variables.rank, variables.size, variables.local_rank, variables.local_size)
-        if name
-    }
-    for name, value in numbers.items():
-        if value is not None and not value.isdecimal():
-            raise LaunchError(f"{name} to be a number, as {variables.name} sets it", value, "cluster=local")
-    values = {name: int(value) for name, value in numbers.items() if value is not None}
-    rank, size = values[variables.rank], values[variables.size]
-    local_rank = values.get(variables.local_rank, 0)
-    local_size = values.get(variables.local_size) if variables.local_size else None
-    _check(rank, size, variables.rank, variables.size)
-    if local_size is not None:
-        _check(local_rank, local_size, variables.local_rank, variables.local_size)
+    names = (variables.rank, variables.size, variables.local_rank, variables.local_size)
+    numbers: dict[str | None, int] = {}
+    for name in names:
+        if name in environ:
+            if not environ[name].isdecimal():
+                raise LaunchError(f"{name} to be a number, as {variables.name} sets it", environ[name], "cluster=local")
+            numbers[name] = int(environ[name])
+    for below, limit in (names[:2], names[2:]):
+        if limit in numbers and (number := numbers.get(below, 0)) >= numbers[limit]:
+            raise LaunchError(f"{below} below {limit}", f"{number} and {numbers[limit]}", "cluster=local")
     job = " ".join(environ[name] for name in variables.job if name in environ)
-    return Place(job, rank, size, local_rank, local_size)
-
-
-def _check(rank: int, size: int, rank_name: str, size_name: str | None) -> None:
-    if rank >= size:
-        raise LaunchError(f"{rank_name} below {size_name}", f"{rank} and {size}", "cluster=local")
+    local_rank, local_size = numbers.get(variables.local_rank, 0), numbers.get(variables.local_size)
+    return Place(job, numbers[variables.rank], numbers[variables.size], local_rank, local_size)
 
 
 def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
@@ -320,11 +296,8 @@ def _check_cores(places: Sequence[Host], machines: Mapping[str, str]) -> None:
     for one, other in combinations(places, 2):
         both = set(one.cores) & set(other.cores)
         if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
-            raise LaunchError(
-                "each process of the MPI job to have cores of its own",
-                f"{one.hostname} and {other.hostname}, which were both bound to {len(both)} of them",
-                "mpirun --bind-to none",
-            )
+            received = f"{one.hostname} and {other.hostname}, which were both bound to {len(both)} of them"
+            raise LaunchError("each process of the MPI job to have cores of its own", received, "mpirun --bind-to none")
 
 
 def _name(rank: int) -> str:

@@ -44,11 +44,9 @@ def expect_data_service(address: str) -> None:
     answer = _ask(address, GET_WORKERS, "a gRPC server that is no dispatcher of tf.data")
     workers = 0 if isinstance(answer, str) else _count(answer)
     if workers != 1:
-        raise UserError(
-            f"a tf.data service with one worker at data.service={address}",
-            answer if isinstance(answer, str) else f"one with {workers or 'none'}",
-            "a dispatcher for each worker, and all their addresses with commas between; or data.service=2",
-        )
+        received = answer if isinstance(answer, str) else f"one with {workers or 'none'}"
+        instead = "a dispatcher for each worker, and all their addresses with commas between; or data.service=2"
+        raise UserError(f"a tf.data service with one worker at data.service={address}", received, instead)
 
 
 def _ask(address: str, call: str, other: str) -> bytes | str:
@@ -76,7 +74,6 @@ def _answer(address: str, call: str) -> bytes | str:
 
 
 def _called(target: str, call: str, timeout: float) -> bytes | str:
-    """Returns the answer to a call of a server that takes connections."""
     grpc = _quiet_grpc()
     states: list[Any] = []
     # Of this machine, a proxy knows nothing.

@@ -90,7 +90,9 @@ class Standby:
             while not _claimed(lock):
                 # A server that is stopped would have commands wait.
                 if not (pid := _pid(lock)) or state_of(pid) not in ("T", "t"):
-                    _wait_for(address)
+                    until = time.monotonic() + BIND_SECONDS
+                    while not address.exists() and time.monotonic() < until:
+                        time.sleep(LOOK_SECONDS)
                     break
                 os.kill(pid, signal.SIGKILL)
                 time.sleep(LOOK_SECONDS)
@@ -184,7 +186,6 @@ def serve(listener: int, lock: int, address: str, preload: list[str]) -> None:
 
 
 def _start(address: Path, lock: int) -> int:
-    """Starts a server, which holds the lock from then on; returns its process."""
     address.unlink(missing_ok=True)
     with socket(AF_UNIX) as listener:
         listener.bind(str(address))
@@ -222,18 +223,11 @@ def _opened(path: Path) -> int:
 
 
 def _claimed(lock: int) -> bool:
-    """True once this process has the lock; False while a server has it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _wait_for(address: Path) -> None:
-    until = time.monotonic() + BIND_SECONDS
-    while not address.exists() and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
 
 
 def _pid(lock: int) -> int:

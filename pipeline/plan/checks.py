@@ -169,7 +169,6 @@ def check_of(train: TrainConfig) -> str:
 
 
 def _check_cluster_and_tracking(config: Config) -> None:
-    """Refuses addresses that are none."""
     port, host, uri = config.cluster.base_port, config.cluster.host, config.tracking.uri
     refuse(
         (port is not None and not 1 <= port <= 65535, "cluster.base_port between 1 and 65535", port,
@@ -209,7 +208,6 @@ def check_path(data: DataConfig) -> None:
 
 
 def _check_survival(config: Config) -> None:
-    """Refuses what contradicts itself in how a run is kept and resumed."""
     checkpoint, launch = config.checkpoint, config.launch
     refuse(
         (config.resume_changes and config.resume in ("auto", "never"),

@@ -237,7 +237,6 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
 
 
 def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
-    """Devices that share each copy of the model. Raises `UserError`."""
     devices = config.strategy.devices_per_replica or 1
     key, hardware = "strategy.devices_per_replica", config.hardware
     if devices > devices_per_host and (kind != "cpu" or hardware.rehearse):

@@ -117,7 +117,6 @@ def _taken(part: type[Part], group: object, /, **own: Any) -> Part:
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
-    """Returns the data, and how so many processes that train read them."""
     data = config.data
     return _taken(
         DataPart,
@@ -130,7 +129,6 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
 
 
 def _training(config: Config, batch: tuple[str, int, int], workers: int) -> TrainingPart:
-    """Returns how so many workers train on (scaling, replica batch, global batch)."""
     train, (scaling, replica_batch, global_batch) = config.train, batch
     usual = train.epochs is None and train.steps is None
     return _taken(
@@ -152,7 +150,6 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
 
 
 def _measurement(config: Config, kind: str) -> MeasurementPart:
-    """Returns what is measured beside training on devices of a kind, and how."""
     return _taken(
         MeasurementPart,
         config.measure,
@@ -169,7 +166,6 @@ def _launch(config: Config) -> LaunchPart:
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
-    """Returns what to know of how a plan is laid out."""
     devices, threads, cores = layout.here, layout.threads, len(machine.cores)
     notes = [f"{unlike}: the slowest decides." for unlike in differences(machine.members)]
     if oversubscribed:
@@ -335,7 +331,6 @@ def falls(metric: str) -> bool:
 
 
 def _whose(plan: Plan) -> str:
-    """Returns whose transports processes listen with."""
     if plan.backend == JAX:
         return "JAX"
     return "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"

@@ -98,7 +98,9 @@ class Agent:
         with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
             try:
                 while True:
-                    self._wait()
+                    sources = [source for job in self._jobs.values() for source in job.running.sources()]
+                    wait([self._endpoint.news, *sources], POLL_SECONDS)
+                    self._endpoint.hear()
                     self._meet()
                     for received in self._channel.take():
                         # Before it is done: what this process does not live to do, nobody does.
@@ -124,15 +126,9 @@ class Agent:
                 self._drop_all()
 
     def _orphan_timeout(self) -> float:
-        """Returns for how long it goes on without a driver."""
         running = [job for job in self._jobs.values() if set(job.start.ranks) - job.exited.keys()]
         idle = NOBODY_SECONDS if self._channel.nobody else IDLE_SECONDS
         return max((job.plan.launch.orphan_timeout for job in running), default=idle)
-
-    def _wait(self) -> None:
-        sources = [source for job in self._jobs.values() for source in job.running.sources()]
-        wait([self._endpoint.news, *sources], POLL_SECONDS)
-        self._endpoint.hear()
 
     def _meet(self) -> None:
         """Says hello to another driver, for which nothing runs unless it takes the place of the one before."""
@@ -159,13 +155,10 @@ class Agent:
                     self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
                 except LaunchError as error:
                     self._send(messages.Response(number, error=str(error)))
-            case messages.Give() | messages.Restart() | messages.DumpStacks() | messages.Stop() if (
-                message.job in self._jobs
-            ):
-                self._do_with(self._jobs[message.job], message)
+            case _ if (job := self._jobs.get(getattr(message, "job", 0))) is not None:
+                self._do_with(job, message)
 
     def _answer(self, ask: messages.Ask) -> None:
-        """Answers a request, after those before it."""
         with self._asking:
             try:
                 self._helper = self._helper or here(os.environ)
@@ -185,9 +178,7 @@ class Agent:
             return
         self._jobs[message.job] = _Job(message, plan, running, folder, lines)
 
-    def _do_with(
-        self, job: _Job, message: messages.Give | messages.Restart | messages.DumpStacks | messages.Stop
-    ) -> None:
+    def _do_with(self, job: _Job, message: messages.Message) -> None:
         match message:
             case messages.Give(command=command):
                 job.commands += 1
@@ -209,7 +200,6 @@ class Agent:
                 self._send(messages.Stopped(message.job))
 
     def _pass_all_on(self) -> None:
-        """Sends on what all processes have emitted and written, and now and then their heartbeats."""
         for job in self._jobs.values():
             self._pass_on(job)
         if time.monotonic() >= self._next_beats and self._channel.connection is not None:
@@ -233,20 +223,17 @@ class Agent:
                 case Left(rank=rank):
                     job.left.add(rank)
             events.append(event)
-        if events:
-            self._keep(job, b"".join(map(to_line, events)))
+        if lines := b"".join(map(to_line, events)):
+            try:
+                job.lines.append(lines)
+            except OSError:
+                # The disk is full, say.
+                self._send(messages.Emitted(job.start.job, lines))
         self._send_lines(job)
         for log in sorted(job.folder.glob("*.log")):
             if self._channel.has_room:
                 self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
         self._bring(job)
-
-    def _keep(self, job: _Job, lines: bytes) -> None:
-        """Writes what processes have emitted where it is sent from, or sends it if the disk is full, say."""
-        try:
-            job.lines.append(lines)
-        except OSError:
-            self._send(messages.Emitted(job.start.job, lines))
 
     def _send_lines(self, job: _Job) -> bool:
         """Sends on the next of what processes have emitted, unless the driver is away for too long; is more left?"""
@@ -294,9 +281,8 @@ class Agent:
             data = file.read(PIECE_BYTES)
         if data:
             end = job.sent[path.name] = at + len(data)
-            self._send(
-                messages.Piece(job.start.job, path.name, before + at, data, None if size is None else end >= size)
-            )
+            last = None if size is None else end >= size
+            self._send(messages.Piece(job.start.job, path.name, before + at, data, last))
 
     def _is_done(self) -> bool:
         """True once no process of a host that is taken away has a checkpoint to save any more.
@@ -322,7 +308,6 @@ class Agent:
             self._send(messages.Emitted(number, to_line(event)))
 
     def _save(self) -> None:
-        """Makes all processes write a checkpoint and leave, as no driver is there."""
         for job in self._jobs.values():
             job.running.send(Leave())
         until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in self._jobs.values()), default=0.0)

@@ -220,7 +220,6 @@ class DiallingCluster(Cluster, ABC):
         return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
 
     def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
-        """The same, of agents that have so long to dial, and to come back."""
         job_before = self._take_over(group)
         if job_before is None:
             # Whatever an earlier driver had besides is over.
@@ -269,7 +268,6 @@ class DiallingCluster(Cluster, ABC):
             self.end()
 
     def _take_over(self, group: str) -> Taken | None:
-        """The next job of a group that an earlier driver had started, as its agents have it."""
         if not self._taken.get(group):
             return None
         number = self._taken[group].pop(0)
@@ -302,20 +300,15 @@ class DiallingCluster(Cluster, ABC):
                 )
 
     def _there(self) -> list[Known]:
-        """The agents of hosts that do not count as gone."""
         self.agents.listen_to((), 0.0)
         return [agent for agent in self.agents.ordered() if agent.channel.away < self.gone_seconds]
 
     def _where(self, plan: Plan) -> dict[int, str]:
-        """The name of the host of each process."""
         names = plan.hardware.host_names or tuple(agent.channel.name for agent in self.agents.ordered())
         training = [process.host for process in plan.processes if process.role != DATA_SERVER]
         if max(training) >= len(names):
-            raise LaunchError(
-                f"a plan for the {len(names)} hosts of the cluster",
-                f"one for {max(training) + 1}",
-                f"hardware.hosts={len(names)}",
-            )
+            expected = f"a plan for the {len(names)} hosts of the cluster"
+            raise LaunchError(expected, f"one for {max(training) + 1}", f"hardware.hosts={len(names)}")
         return {process.rank: names[process.host % len(names)] for process in plan.processes}
 
     def _missing(self, names: Sequence[str]) -> str:

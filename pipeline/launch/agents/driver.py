@@ -1,24 +1,21 @@
 """The driver's end of the channels to its agents: who is there, and what they send, sorted by jobs."""
 
-import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import msgspec
 
-from pipeline.launch import ANSWER_SECONDS, LaunchError
+from pipeline.launch import LaunchError, Line
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel, Received
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER, alike, from_bytes, unlike
 from pipeline.launch.agents.unheard import unheard
-from pipeline.launch.asking import answer_of
 from pipeline.plan.machine import Host, Machine
 
 # For agents to say which ports they hold, and what is late on the way.
@@ -27,6 +24,8 @@ POLL_SECONDS, CLOSE_SECONDS, LATE_SECONDS = 0.2, 3.0, 10.0
 OVER = 0
 # Connections that were refused and are reported.
 MOST_REFUSED = 20
+# What to do about hosts that differ.
+SAME = "the same environment and code on all hosts"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,9 @@ class Agents:
     """All agents of a command, by name. What they send about jobs waits until the job asks for it."""
 
     def __init__(self, token: bytes) -> None:
+        # What a user should know of agents, or of where they are.
         self._warnings: list[str] = []
+        self.warn = self._warnings.append
         self._refused = 0
         self.endpoint = Endpoint(DRIVER, token, self._refuse)
         self.known: dict[str, Known] = {}
@@ -70,8 +71,9 @@ class Agents:
         # Does this driver go, and leaves the agents and their processes to the next?
         self.left = False
         self._jobs = self._requests = 0
-        # Jobs that are not over, whose messages wait for them, and those that end or are over.
-        self._open, self._ending = set[int](), set[int]()
+        # Jobs that are not over, whose messages wait for them; those that end or are over, whose processes' last lines
+        # are the next job's to hear.
+        self._open, self.ending = set[int](), set[int]()
 
     def number(self) -> int:
         """Returns a number for a job that no other has."""
@@ -84,10 +86,6 @@ class Agents:
         self.endpoint.adopts = True
         self._jobs = max(self._jobs, number)
         self._open.add(number)
-
-    def ending(self, number: int) -> None:
-        """Leaves what the processes of a job emit from now on to the next job."""
-        self._ending.add(number)
 
     def over(self, number: int) -> None:
         """Passes over what else comes about a job from now on."""
@@ -136,11 +134,8 @@ class Agents:
         for name, number in numbers.items():
             response = self._response(name, number, LATE_SECONDS)
             if response is None:
-                raise LaunchError(
-                    f"{name} to say which of its ports are free",
-                    f"nothing for {LATE_SECONDS:g} s",
-                    "again once it can be reached",
-                )
+                expected = f"{name} to say which of its ports are free"
+                raise LaunchError(expected, f"nothing for {LATE_SECONDS:g} s", "again once it can be reached")
             if response.error is not None:
                 raise LaunchError(f"{name}: {response.error}")
             held[name] = response.ports
@@ -150,8 +145,7 @@ class Agents:
         """Returns the answer of an agent's host to a line, see `pipeline.launch.asking`. Any thread may ask."""
         number = self._request(name, partial(messages.Ask, request=request, timeout=timeout))
         # What is late there is reported by the agent before.
-        response = self._response(name, number, timeout + LATE_SECONDS)
-        if response is None:
+        if (response := self._response(name, number, timeout + LATE_SECONDS)) is None:
             raise LaunchError(f"no answer within {timeout:g} s")
         return response.line
 
@@ -163,17 +157,12 @@ class Agents:
             self.send(agent.channel.name, messages.Close(code))
         self.endpoint.close(0.0 if self.left else seconds)
 
-    def warn(self, text: str) -> None:
-        """Notes what a user should know of agents, or of where they are."""
-        self._warnings.append(text)
-
     def warnings(self) -> Iterator[str]:
         """Yields warnings for the user, such as connections that were refused, each once."""
         while self._warnings:
             yield self._warnings.pop(0)
 
     def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
-        """Sends an agent a message that it responds to; returns its number."""
         with self._listening:
             self._requests += 1
             number = self._requests
@@ -181,7 +170,6 @@ class Agents:
         return number
 
     def _response(self, name: str, number: int, seconds: float) -> messages.Response | None:
-        """Returns an agent's response to the message of a number; None if none comes in time."""
         until = time.monotonic() + seconds
         while (name, number) not in self._responses:
             if time.monotonic() > until:
@@ -195,11 +183,8 @@ class Agents:
         try:
             message = from_bytes(received.data)
         except msgspec.MsgspecError as error:
-            raise LaunchError(
-                f"{channel.name} to have the same version of the pipeline",
-                f"a message of another one ({error})",
-                "the same environment and code on all hosts",
-            ) from error
+            expected, instead = f"{channel.name} to have the same version of the pipeline", SAME
+            raise LaunchError(expected, f"a message of another one ({error})", instead) from error
         match message:
             case messages.Hello(driver=driver) if driver not in ("", self.endpoint.life):
                 # Meant for an earlier driver, which was not done with it.
@@ -208,14 +193,13 @@ class Agents:
                 self.known[channel.name] = Known(channel, received.life, message)
                 if (different := unlike(alike(), message.alike)) and not self.tolerates:
                     raise LaunchError(
-                        f"Expected {channel.name} to have what this machine has: {different}. "
-                        f"Try the same environment and code on all hosts."
+                        f"Expected {channel.name} to have what this machine has: {different}. Try {SAME}."
                     )
             case messages.Leaving():
                 self._leaving.add(received.life)
             case messages.Response(number=number):
                 self._responses[channel.name, number] = message
-            case messages.Emitted(job=number, lines=lines) if number in self._ending or number not in self._open:
+            case messages.Emitted(job=number, lines=lines) if number in self.ending or number not in self._open:
                 if lines := unheard(lines.splitlines()):
                     self._inbox[OVER].append((channel.name, messages.Emitted(OVER, lines), received))
                     return
@@ -232,15 +216,12 @@ class Agents:
             self._warnings.append(f"{text}{more}")
 
 
-class AgentLine:
-    """A host that is asked by its agent, see `pipeline.launch.Line`."""
+class AgentLine(Line):
+    """A host that is asked by its agent, with which what answers ends."""
 
     def __init__(self, agents: Agents, name: str) -> None:
         self._agents, self._name = agents, name
 
-    def ask(self, question: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> Any:
-        """The answer to a question. Raises `LaunchError`."""
-        return answer_of(self._agents.ask(self._name, json.dumps(question), timeout))
-
-    def close(self) -> None:
-        """Nothing: what answers ends with the agent."""
+    def answer(self, question: str, timeout: float) -> str:
+        """Returns the line that answers a line. Raises `LaunchError`."""
+        return self._agents.ask(self._name, question, timeout)

@@ -269,7 +269,6 @@ class Endpoint:
         connection.put(0, channel.done_with, msgspec.json.encode(greeting))
 
     def _meet(self, connection: Connection, data: bytes) -> None:
-        """Takes a connection whose other end has greeted, unless another is in its place."""
         try:
             theirs = msgspec.json.decode(data, type=Greeting)
         except msgspec.MsgspecError as error:
@@ -300,7 +299,6 @@ class Endpoint:
         await self._keep_dialling(channel, address)
 
     def _pause(self, connection: Connection, channel: Channel) -> None:
-        """Reads on only where there is room for more."""
         full = channel.inbox_bytes >= WINDOW_BYTES
         if full and not connection.paused:
             connection.transport.pause_reading()

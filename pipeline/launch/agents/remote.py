@@ -69,7 +69,13 @@ class RemoteJob:
         # Agents that should have a part of the job, and have not.
         self._absent = set[str]()
         if job_before is not None:
-            self._take_over(job_before)
+            self._pending.clear()
+            self._begun, self._absent = set(job_before.held), set(where.values()) - set(job_before.held)
+            self._given_before = {name: held.commands for name, held in job_before.held.items()}
+            exited = {rank: code for held in job_before.held.values() for rank, code in held.exited.items()}
+            self._running = set(where) - exited.keys()
+            for rank, code in exited.items():
+                self._add(rank, Exited(code))
 
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
@@ -119,7 +125,7 @@ class RemoteJob:
         if self._agents.left:
             return
         self._pending.clear()
-        self._agents.ending(self.number)
+        self._agents.ending.add(self.number)
         self._send(messages.Stop(self.number, grace))
         if self._here is not None:
             self._here.stop(grace)
@@ -129,28 +135,15 @@ class RemoteJob:
                 self._write(name, message)
                 # As long as a trained model comes, it is waited for.
                 until = max(until, time.monotonic() + STOP_SECONDS)
-            if not any(map(self._is_there, self._begun - self._stopped)) or time.monotonic() > until:
+            there = any(self._agents.is_there(name, AWAY_SECONDS) for name in self._begun - self._stopped)
+            if not there or time.monotonic() > until:
                 break
             self._agents.listen_to((), POLL_SECONDS)
         self._agents.over(self.number)
 
-    def _take_over(self, job_before: Taken) -> None:
-        """Goes on with what its agents have."""
-        self._pending.clear()
-        self._begun, self._absent = set(job_before.held), set(self._where.values()) - set(job_before.held)
-        self._given_before = {name: held.commands for name, held in job_before.held.items()}
-        exited = {rank: code for held in job_before.held.values() for rank, code in held.exited.items()}
-        self._running = set(self._where) - exited.keys()
-        for rank, code in exited.items():
-            self._add(rank, Exited(code))
-
     def _send(self, message: messages.Message) -> None:
         for name in self._begun:
             self._agents.send(name, message)
-
-    def _is_there(self, name: str) -> bool:
-        """True if an agent is connected, or was so recently that it may come back."""
-        return self._agents.is_there(name, AWAY_SECONDS)
 
     def _start_pending(self) -> None:
         """Starts what waits for its agent, all at once, as they wait for each other anyway."""
@@ -174,20 +167,18 @@ class RemoteJob:
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
             self._begun.add(name)
-            self._agents.send(name, messages.Start(self.number, self._group, plan, ranks, self._logged(ranks)))
+            # Of an earlier attempt.
+            logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
+            logged = {log.name: log.stat().st_size for log in logs if log.exists()}
+            self._agents.send(name, messages.Start(self.number, self._group, plan, ranks, logged))
             self._running |= set(ranks)
         self._pending.clear()
-
-    def _logged(self, ranks: Sequence[int]) -> dict[str, int]:
-        """Bytes that the logs of some ranks have already, of an earlier attempt."""
-        logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
-        return {log.name: log.stat().st_size for log in logs if log.exists()}
 
     def _take(self, name: str, message: messages.Message) -> None:
         self._write(name, message)
         match message:
             case messages.Emitted(lines=lines):
-                for event in [event for line in lines.splitlines() if (event := from_line(line)) is not None]:
+                for event in filter(None, map(from_line, lines.splitlines())):
                     self._waiting.append(stamped(event, time.time(), self._group))
                     if isinstance(event, Exited):
                         self._running.discard(event.rank)
@@ -225,20 +216,14 @@ class RemoteJob:
         """Tells of processes on hosts that were not heard of for so long that they count as gone."""
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
-            agent = self._agents.known.get(name)
-            ranks = sorted(rank for rank in self._pending | self._running if self._where[rank] == name)
-            if agent is None:
-                # It was never there: as long as it may come, see `_start_pending`.
-                if name in self._absent:
-                    self._gone.add(name)
-                    for rank in ranks:
-                        self._add(rank, Unreachable(name, limit))
-                continue
-            another = name in self._absent or (name in self._begun and not agent.is_there)
-            away = agent.channel.away
-            if another or away > limit + (self._returns if name not in self._begun else 0.0):
+            agent, absent, begun = self._agents.known.get(name), name in self._absent, name in self._begun
+            # One that was never there may come, see `_start_pending`.
+            another = agent is not None and (absent or (begun and not agent.is_there))
+            away = limit if agent is None else agent.channel.away
+            gone = another or away > limit + (0.0 if begun else self._returns)
+            if absent if agent is None else gone:
                 self._gone.add(name)
-                for rank in ranks:
+                for rank in sorted(rank for rank in self._pending | self._running if self._where[rank] == name):
                     self._add(rank, Unreachable(name, None if another else away))
 
     def _add(self, rank: int, event: Event) -> None:

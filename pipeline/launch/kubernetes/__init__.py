@@ -149,7 +149,6 @@ class KubernetesCluster(DiallingCluster):
         return jobset.manifests(pods, self._options, launch, dialled, self.config.start_method.value)
 
     def _follow(self) -> None:
-        """Follows the pods, and dials the agents of those that do not dial."""
         assert self._pods is not None
         self._exists = True
         self._follower = Follower(self._connect(), self._pods, self.agents.warn)
@@ -159,7 +158,6 @@ class KubernetesCluster(DiallingCluster):
             self._dialled_hosts |= {*self._pods.hosts}
 
     def _forward(self, host: str) -> socket.socket:
-        """Returns a connection to the agent of a host. Raises `OSError`."""
         state = self._follower.pod(host) if self._follower is not None else None
         if state is None or not state.running:
             raise OSError("its pod does not run yet")
@@ -177,11 +175,8 @@ class KubernetesCluster(DiallingCluster):
     def _connect(self) -> Client:
         """The client. Raises `LaunchError` where pods lack an image, or it cannot be had."""
         if self._options.image is None:
-            raise LaunchError(
-                "an image that pods run",
-                "none",
-                "cluster.options.image=..., one that holds this program and your own modules",
-            )
+            instead = "cluster.options.image=..., one that holds this program and your own modules"
+            raise LaunchError("an image that pods run", "none", instead)
         self._client = self._client or Client(self._options, self.environ)
         return self._client
 
@@ -205,11 +200,8 @@ class KubernetesCluster(DiallingCluster):
         client, until = self._connect(), time.monotonic() + GONE_SECONDS
         while client.failure(pods.kind, pods.name) != GONE or client.pods(pods.name):
             if time.monotonic() > until:
-                raise LaunchError(
-                    f"the pods of {pods.name} to end within {GONE_SECONDS:g} s",
-                    "some that have not",
-                    "the same command again",
-                )
+                expected = f"the pods of {pods.name} to end within {GONE_SECONDS:g} s"
+                raise LaunchError(expected, "some that have not", "the same command again")
             time.sleep(POLL_SECONDS)
 
     def _laid_over(self, plan: Plan) -> tuple[jobset.Pods, dict[str, list[int]]]:
@@ -228,7 +220,6 @@ class KubernetesCluster(DiallingCluster):
         return host in self.agents.known and self.agents.endpoint.channel(host).away > self.gone_seconds
 
     def _where(self, plan: Plan) -> dict[int, str]:
-        """The host of each process: the one that its address names, if it has one."""
         hosts = {rank: host for host, ranks in self._laid_over(plan)[1].items() for rank in ranks}
         named = {process.rank: process.address.partition(".")[0] for process in plan.processes if process.address}
         return hosts | named

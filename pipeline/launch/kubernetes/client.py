@@ -64,11 +64,8 @@ class Client:
             from kubernetes import client, config, stream
             from kubernetes.client.exceptions import ApiException
         except ImportError as error:
-            raise LaunchError(
-                "the official client of Kubernetes for cluster=kubernetes",
-                f"none ({error})",
-                "pip install 'kubernetes<37', or mode=plan, which needs none",
-            ) from error
+            received, instead = f"none ({error})", "pip install 'kubernetes<37', or mode=plan, which needs none"
+            raise LaunchError("the official client of Kubernetes for cluster=kubernetes", received, instead) from error
         self._refused, self._stream, self._library = ApiException, stream, client
         self._configuration = client.Configuration()
         namespace = _configure(config, self._configuration, options.context, environ.get("KUBECONFIG"))
@@ -178,7 +175,6 @@ class Client:
 
     @contextmanager
     def _refusals(self, action: str) -> Iterator[None]:
-        """Turns a refusal of the API server, or no answer, into a `LaunchError` that says what to do."""
         try:
             yield
         except Exception as error:
@@ -216,15 +212,11 @@ def _configure(config: Any, configuration: Any, context: str | None, file: str |
             config.load_incluster_config(client_configuration=configuration)
             return OWN_NAMESPACE.read_text().strip()
     except (config.ConfigException, OSError, KeyError, TypeError) as error:
-        raise LaunchError(
-            "a kubeconfig that says where the Kubernetes cluster is",
-            _line(error),
-            "KUBECONFIG=FILE, cluster.options.context=NAME, or mode=plan, which needs none",
-        ) from error
+        instead = "KUBECONFIG=FILE, cluster.options.context=NAME, or mode=plan, which needs none"
+        raise LaunchError("a kubeconfig that says where the Kubernetes cluster is", _line(error), instead) from error
 
 
 def _line(error: BaseException | None) -> str:
-    """An error in one line: the API server's own message if it sent one."""
     body = getattr(error, "body", None)
     try:
         text = str(json.loads(body or "")["message"])
@@ -282,7 +274,6 @@ def _waiting(status: Any) -> tuple[str, str | None]:
 
 
 def _ending(status: Any) -> tuple[str, str | None]:
-    """(The way in which a pod has ended, what to type against that)."""
     if status.reason:
         return f"was {status.reason.lower()} ({_short(status.message)})", None
     for condition in status.conditions or ():
@@ -336,11 +327,9 @@ class Follower:
             for state in states.values():
                 if state.ended and state.words.startswith("ended"):
                     raise self._end_of(state)
-            raise LaunchError(
-                f"the {self._pods.kind} {self._pods.name} to go on",
-                f"that it will not ({failure.rstrip('.')})",
-                "the same command again, which goes on from the last checkpoint",
-            )
+            expected = f"the {self._pods.kind} {self._pods.name} to go on"
+            instead = "the same command again, which goes on from the last checkpoint"
+            raise LaunchError(expected, f"that it will not ({failure.rstrip('.')})", instead)
 
     def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str] = MappingProxyType({})) -> str:
         """The reasons for which hosts are not there yet, in words: hosts with one reason together.
@@ -362,11 +351,8 @@ class Follower:
 
     def _end_of(self, state: PodState) -> LaunchError:
         lines = " | ".join(self._client.last_lines(state.name)) or "it has written nothing"
-        return LaunchError(
-            f"{state.host} to run an agent",
-            f"a pod that {state.words}: {lines.rstrip('.')}",
-            f"kubectl logs {state.name}, or another cluster.options.image",
-        )
+        instead = f"kubectl logs {state.name}, or another cluster.options.image"
+        return LaunchError(f"{state.host} to run an agent", f"a pod that {state.words}: {lines.rstrip('.')}", instead)
 
     def _look(self) -> None:
         while not self._over.is_set():

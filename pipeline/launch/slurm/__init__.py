@@ -88,11 +88,8 @@ class SlurmCluster(DiallingCluster):
         """Submits the job; inside of an allocation, starts its step."""
         place = place_of(SLURM, self.environ)
         if place is not None and place.size > 1:
-            raise LaunchError(
-                "one command in an allocation",
-                f"{place.size} of it, started by srun",
-                "it without srun, or cluster=mpi, which makes one of them",
-            )
+            instead = "it without srun, or cluster=mpi, which makes one of them"
+            raise LaunchError("one command in an allocation", f"{place.size} of it, started by srun", instead)
         folder = Path(self._options.folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=folder))
@@ -112,8 +109,7 @@ class SlurmCluster(DiallingCluster):
         self._folder = Path(self._options.folder).resolve() / before.name
         self._log = self._folder / f"slurm-{before.job}.log"
         if not before.step:
-            self._job = queue.Followed(self._slurm, before.job, self._tell)
-            self._job.look(now=True)
+            self._follow(before.job)
 
     def attach(self, folder: Path) -> bool:
         """Takes the place of the driver of the run in a folder, laid over the nodes whose agents have come."""
@@ -124,7 +120,10 @@ class SlurmCluster(DiallingCluster):
     def check(self, absent: int) -> None:
         """Follows the job. Raises `LaunchError` where it is over, or runs and its agents do not come."""
         if self._job is None:
-            self._check_step()
+            if self._step is not None and self._step.poll() not in (None, 0):
+                received = f"one that has ended with {self._step.returncode}{self._tail()}"
+                instead = f"other cluster.options, and see {self._log}"
+                raise LaunchError("srun to start agents in the allocation", received, instead)
             return
         state = self._job.look()
         if state.name == queue.CANCELLED or state.name == "GONE":
@@ -132,11 +131,9 @@ class SlurmCluster(DiallingCluster):
         if state.name in queue.AGAIN and self._options.requeue:
             self._submit()
         elif state.over:
-            raise LaunchError(
-                f"agents on the nodes of Slurm's job {self._job.job}",
-                f"one that has ended as {state.name}{self._tail()}",
-                f"other cluster.options.setup or modules, see {self._log}",
-            )
+            expected = f"agents on the nodes of Slurm's job {self._job.job}"
+            instead = f"other cluster.options.setup or modules, see {self._log}"
+            raise LaunchError(expected, f"one that has ended as {state.name}{self._tail()}", instead)
         elif state.name == queue.RUNNING and time.monotonic() - self._job.since > self._options.timeout:
             raise LaunchError(
                 f"Expected the agents on {self.count} nodes to dial {self.address or ''}, "
@@ -248,20 +245,19 @@ class SlurmCluster(DiallingCluster):
             self.check(absent)
 
     def _present(self) -> list[Known]:
-        """The agents that are connected, but for those whose job ends, in their order."""
         self.agents.listen_to((), 0.0)
         agents = [agent for agent in self.agents.ordered() if agent.life not in self._doomed and not agent.channel.away]
         return agents[: self.count]
-
-    def _tell(self, text: str) -> None:
-        """Says it where the point shows what it does that has the job now."""
-        self.say(text)
 
     def _submit(self) -> None:
         assert self._folder is not None
         job = self._slurm.submit(self._folder / SCRIPT)
         self._log = self._folder / f"slurm-{job}.log"
-        self._job = queue.Followed(self._slurm, job, self._tell)
+        self._follow(job)
+
+    def _follow(self, job: str) -> None:
+        # What it says is shown by the point that has the job then.
+        self._job = queue.Followed(self._slurm, job, lambda text: self.say(text))
         self._job.look(now=True)
 
     def _script(self, address: str, folder: Path) -> str:
@@ -273,7 +269,6 @@ class SlurmCluster(DiallingCluster):
         return [command[0], "--overlap", *command[1:]]
 
     def _agent(self, address: str, folder: Path) -> list[str]:
-        """The command of an agent; srun says in its environment which of them it is."""
         python = self._options.python or ("python3" if self._options.container else sys.executable)
         arguments = ["--token-file", str(folder / TOKEN), "--start-method", self.config.start_method.value]
         agent = f"{shlex.join([python, '-m', 'pipeline.launch', address, *arguments])}"
@@ -298,14 +293,6 @@ class SlurmCluster(DiallingCluster):
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-            )
-
-    def _check_step(self) -> None:
-        if self._step is not None and self._step.poll() not in (None, 0):
-            raise LaunchError(
-                "srun to start agents in the allocation",
-                f"one that has ended with {self._step.returncode}{self._tail()}",
-                f"other cluster.options, and see {self._log}",
             )
 
     def _end_inside(self) -> None:

@@ -47,9 +47,7 @@ TIMES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class JobState:
-    """A job's state, why it waits, when it starts, its nodes, how much of its time is left,
-    and how often it began anew.
-    """
+    """A job's state, why it waits, when it starts, its nodes, its time left, and how often it began anew."""
 
     name: str
     reason: str = ""
@@ -89,8 +87,10 @@ class Slurm:
         """The number of a job made of a script. Raises `LaunchError`."""
         output = self._ask(["sbatch", "--parsable", str(script)])
         if output.returncode:
+            last_line = (output.stderr.strip() or "nothing").splitlines()[-1].strip()
             raise LaunchError(
-                f"Expected Slurm to take the job of {script}, received: {_last(output.stderr)}. "
+                f"Expected Slurm to take the job of {script}, received: "
+                f"{last_line.removeprefix('sbatch: error: ').rstrip('.')}. "
                 f"Try other cluster.options, of which mode=plan shows the script."
             )
         # Of several clusters, ID;CLUSTER.
@@ -139,11 +139,9 @@ class Slurm:
                 stdin=subprocess.DEVNULL,
             )
         except FileNotFoundError as error:
-            raise LaunchError(
-                f"the command {command[0]}, as a login node of a Slurm cluster has it",
-                "none",
-                "this command there, mode=plan to see the script here, or cluster=local",
-            ) from error
+            expected = f"the command {command[0]}, as a login node of a Slurm cluster has it"
+            instead = "this command there, mode=plan to see the script here, or cluster=local"
+            raise LaunchError(expected, "none", instead) from error
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer for {ASK_SECONDS:g} s")
 
@@ -203,7 +201,6 @@ class Earlier:
             time.sleep(POLL_SECONDS)
 
     def _there(self, slurm: Slurm) -> str | None:
-        """Returns what must be cancelled of it; None if nothing."""
         if self.step:
             return slurm.step(self.job, self.name)
         state = slurm.look(self.job)
@@ -304,7 +301,6 @@ def counts_of(text: str) -> list[int]:
 
 
 def _numbers(inside: str, text: str) -> Sequence[str]:
-    """The numbers of a bracket, as wide as they were written."""
     numbers: list[str] = []
     for part in inside.split(","):
         read = RANGE.fullmatch(part.strip())
@@ -319,10 +315,3 @@ def _numbers(inside: str, text: str) -> Sequence[str]:
 
 def _unread(text: str) -> LaunchError:
     return LaunchError("a host list of Slurm's as n[1-4,7],m[01-03]", text[:200], "to start the job's command again")
-
-
-def _last(text: str) -> str:
-    """The last line that a command said, without its name before it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last_line = lines[-1] if lines else "nothing"
-    return last_line.removeprefix("sbatch: error: ").rstrip(".")

@@ -80,11 +80,8 @@ def check(options: SlurmOptions) -> None:
         raise LaunchError(f"tasks that divide evenly over {nodes} nodes", tasks, f"cluster.options.tasks={near}")
     for extra in options.extra:
         if extra.split("=")[0].split()[0] in OURS:
-            raise LaunchError(
-                f"cluster.options.extra to leave {', '.join(OURS)} to the other options",
-                extra,
-                "cluster.options.nodes, tasks, cpus_per_task, requeue or signal_seconds",
-            )
+            expected = f"cluster.options.extra to leave {', '.join(OURS)} to the other options"
+            raise LaunchError(expected, extra, "cluster.options.nodes, tasks, cpus_per_task, requeue or signal_seconds")
 
 
 def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name: str) -> str:
