@@ -168,8 +168,7 @@ class Parallel:
             while self._waiting and not self._session.preemption.asked:
                 for key in list(self._waiting):
                     request = self._waiting[key] = self._validated(self._waiting[key])
-                    part = self._room(request)
-                    if part is not None:
+                    if (part := self._room(request)) is not None:
                         del self._waiting[key]
                         self._free = self._free and self._free.without(part)
                         self._events.put(partial(self._begun, key, request))

@@ -251,8 +251,7 @@ def _left(run: Run, shown: Path) -> Handover:
             f"Expected a run that is under way, received {shown}, which has ended as {run.ended}.{again} "
             f"Try python -m pipeline compare {shown} and another one."
         )
-    left = Handover.read(run.folder)
-    if left is None:
+    if (left := Handover.read(run.folder)) is None:
         expected = "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)"
         instead = "the same command again: it goes on from the last checkpoint"
         raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
@@ -262,9 +261,7 @@ def _left(run: Run, shown: Path) -> Handover:
 def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
     from pipeline.driver.supervisor import Supervisor
 
-    composed, folder = OmegaConf.create(left.config), run.folder
-    assert isinstance(composed, DictConfig)
-    config = configs.typed(composed)
+    folder, config = run.folder, _config(left)
     logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
     cluster = session.cluster(config)
     session.serve(config)
@@ -283,3 +280,9 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     request = RunRequest(config, folder, left.overrides, None, planned=planned)
     replay = Replay(logged, left.attempt.began, live)
     return Supervisor(request, run, session, left.known, left, replay)
+
+
+def _config(left: Handover) -> Config:
+    composed = OmegaConf.create(left.config)
+    assert isinstance(composed, DictConfig)
+    return configs.typed(composed)

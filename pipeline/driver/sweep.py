@@ -100,8 +100,7 @@ class Sweep:
         `place`, in the command, is its number unless another entry has that; `name` is a part of its folder's name.
         Hydra's files are moved there from the folder where it `composed` the run.
         """
-        entry = self._entry_of.get((about, repeat))
-        if entry is None:
+        if (entry := self._entry_of.get((about, repeat))) is None:
             entry = Entry(self._number(place, about), repeat, about, "", tuple(overrides))
             entry.folder = f"{entry.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
             self.entries.append(entry)

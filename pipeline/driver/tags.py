@@ -79,11 +79,9 @@ def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
     'python -m pipeline measure.baseline=fresh strategy=mirrored'
     """
     typed = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
-    ready = typed.pop(EXPERIMENT, None)
-    if ready is None:
+    if (ready := typed.pop(EXPERIMENT, None)) is None:
         return shlex.join([*PROGRAM, *options, *typed.values()])
-    keys = _keys_of_ready(ready.partition("=")[2], options)
-    if keys is None:
+    if (keys := _keys_of_ready(ready.partition("=")[2], options)) is None:
         return shlex.join([*PROGRAM, *options, *typed.values(), ready, *AS_ONE_RUN])
     return shlex.join([*PROGRAM, *options, *({_key(override): override for override in keys} | typed).values()])
 

@@ -44,8 +44,7 @@ class ProcessLine(Line):
             if not select.select([stdout], [], [], max(0.0, until - time.monotonic()))[0]:
                 self._process.kill()
                 raise LaunchError(f"no answer within {timeout:g} s")
-            more = os.read(stdout.fileno(), 1 << 16)
-            if not more:
+            if not (more := os.read(stdout.fileno(), 1 << 16)):
                 raise LaunchError(self._last_words())
             self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")

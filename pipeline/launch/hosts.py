@@ -148,8 +148,7 @@ class HostsCluster(DiallingCluster):
         lines: dict[str, Line] = {}
         absent: dict[str, str] = {}
         for name in self._targets:
-            why = self._give_copy(name)
-            if why is not None:
+            if (why := self._give_copy(name)) is not None:
                 absent[name] = why
                 continue
             try:

@@ -47,7 +47,7 @@ class Variables:
     rank: str
     size: str
     local_rank: str
-    local_size: str | None = None
+    local_size: str = ""
 
 
 # https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"; those of a step, since a job has several.
@@ -249,12 +249,11 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
     if variables.rank not in environ or variables.size not in environ:
         return None
     names = (variables.rank, variables.size, variables.local_rank, variables.local_size)
-    numbers: dict[str | None, int] = {}
-    for name in names:
-        if name in environ:
-            if not environ[name].isdecimal():
-                raise LaunchError(f"{name} to be a number, as {variables.name} sets it", environ[name], "cluster=local")
-            numbers[name] = int(environ[name])
+    numbers: dict[str, int] = {}
+    for name in [name for name in names if name in environ]:
+        if not environ[name].isdecimal():
+            raise LaunchError(f"{name} to be a number, as {variables.name} sets it", environ[name], "cluster=local")
+        numbers[name] = int(environ[name])
     for below, limit in (names[:2], names[2:]):
         if limit in numbers and (number := numbers.get(below, 0)) >= numbers[limit]:
             raise LaunchError(f"{below} below {limit}", f"{number} and {numbers[limit]}", "cluster=local")

@@ -50,8 +50,7 @@ def seconds_of(age: str) -> int:
     >>> seconds_of("90s"), seconds_of("10m")
     (90, 600)
     """
-    match = AGE.fullmatch(age)
-    if match is None:
+    if (match := AGE.fullmatch(age)) is None:
         raise LaunchError("launch.keep to be a time, as 90s, 10m or 1h", age or "nothing", "launch.keep=10m")
     return int(match[1]) * SECONDS[match[2]]
 

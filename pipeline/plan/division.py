@@ -178,13 +178,11 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
     # By the group that ends what is laid out so far: the least sum, and where the last part begins.
     least, cuts = [(cost**2, 0) for cost in before], list[list[int]]()
     for part in range(2, parts + 1):
-        least = [
-            min(
-                ((least[cut][0] + (before[end] - before[cut]) ** 2, cut) for cut in range(part - 1, end)),
-                default=(math.inf, 0),
-            )
+        sums = [
+            [(least[cut][0] + (before[end] - before[cut]) ** 2, cut) for cut in range(part - 1, end)]
             for end in range(len(edges))
         ]
+        least = [min(of_end, default=(math.inf, 0)) for of_end in sums]
         cuts.append([cut for _, cut in least])
     ends = [len(edges) - 1]
     for earlier in reversed(cuts):
@@ -213,10 +211,9 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
     for name in names:
         last = layout[by[name]] if name in by else last
         parts_of.append(last)
-    held = [
-        sum(layer.bytes for layer, part in zip(layers, parts_of, strict=True) if part == number)
-        for number in range(parts)
-    ]
+    held = [0] * parts
+    for layer, part in zip(layers, parts_of, strict=True):
+        held[part] += layer.bytes
     if 0 in held:
         expected = f"{LAYOUT} to give weights to each of the {parts} devices"
         instead = f"a pattern for it, or strategy.devices_per_replica={parts - 1}"
@@ -234,8 +231,7 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
     """
     by: dict[str, str] = {}
     for pattern in patterns:
-        matching = [name for name in names if re.fullmatch(pattern, name)]
-        if not matching:
+        if not (matching := [name for name in names if re.fullmatch(pattern, name)]):
             received = f"{pattern}, which matches none of {first_of(names, NAMED, ', ', ' and')}"
             instead = f"{_near(pattern, names)}, or {LAYOUT}=null"
             raise UserError(f"each pattern of {LAYOUT} to match {whole}", received, instead)

@@ -99,14 +99,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
     sums = _Sums(plan, size)
-    alone = HostMemory(
-        f"each {plan.hardware.kind.upper()}" if kind else "one copy",
-        sums.variables,
-        sums.trained,
-        sums.slots,
-        sums.activations,
-        sums.batches,
-    )
+    place = f"each {plan.hardware.kind.upper()}" if kind else "one copy"
+    alone = HostMemory(place, sums.variables, sums.trained, sums.slots, sums.activations, sums.batches)
     memory: tuple[HostMemory, ...] = (alone,)
     exchanged: Exchanged | None = Exchanged("nothing")
     if kind is None:
@@ -115,10 +109,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
         exchanged = dataclasses.replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind == Exchange.central:
-        memory = (
-            dataclasses.replace(alone, slots=0),
-            dataclasses.replace(alone, place="the host", activations=0, batches=0),
-        )
+        on_host = dataclasses.replace(alone, place="the host", activations=0, batches=0)
+        memory = (dataclasses.replace(alone, slots=0), on_host)
         exchanged = _central(plan, sums)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
@@ -145,13 +137,9 @@ def _placed(plan: Plan, size: Size) -> tuple[MemoryPart, ...]:
         return ()
     parts, each = laid_out(plan, size.layers), plan.strategy.devices_per_replica
     devices = plan.processes[0].devices
-    return tuple(
-        MemoryPart(
-            devices[number::each],
-            tuple(layer for layer, part in zip(size.layers, parts, strict=True) if part == number and layer.bytes),
-        )
-        for number in range(each)
-    )
+    layers = [(layer, part) for layer, part in zip(size.layers, parts, strict=True) if layer.bytes]
+    own = [tuple(layer for layer, part in layers if part == number) for number in range(each)]
+    return tuple(MemoryPart(devices[number::each], own[number]) for number in range(each))
 
 
 def _of_part(part: MemoryPart, size: Size, parts: int, activations: int | None) -> HostMemory:
@@ -274,11 +262,8 @@ def _shared(plan: Plan, sums: _Sums) -> Exchanged:
     on_host = plan.workers // hosts
     per_process = on_host // processes
     # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
-    each = (
-        2 * (per_process - 1) * sums.dense
-        + 2 * (processes - 1) * sums.dense // processes
-        + (on_host - per_process) * sums.rows
-    )
+    each = 2 * (per_process - 1) * sums.dense + 2 * (processes - 1) * sums.dense // processes
+    each += (on_host - per_process) * sums.rows
     how = f"gradients added through memory that {processes} processes share"
     if hosts == 1:
         return Exchanged(how, (Traffic("each process", each, each, processes),), small=sums.small)
@@ -364,22 +349,12 @@ def _served(plan: Plan, sums: _Sums, servers: tuple[_ServerMemory, ...]) -> Exch
         sent[server.host] += server.sent
     all_workers, all_read, all_sent = plan.workers, sum(read.values()), sum(sent.values())
     # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
-    leaves = {
-        host: read[host] * (all_workers - workers[host]) + workers[host] * (all_sent - sent[host])
-        for host in range(plan.hardware.hosts)
-    }
-    comes = {
-        host: sent[host] * (all_workers - workers[host]) + workers[host] * (all_read - read[host])
-        for host in range(plan.hardware.hosts)
-    }
+    hosts = [(read[host], sent[host], workers[host]) for host in range(plan.hardware.hosts)]
+    leaves = [reads * (all_workers - count) + count * (all_sent - sends) for reads, sends, count in hosts]
+    comes = [sends * (all_workers - count) + count * (all_read - reads) for reads, sends, count in hosts]
     traffic = (
         Traffic("each worker", all_sent, all_read, all_workers),
         *(Traffic(f"server {server.rank}", all_workers * server.read, all_workers * server.sent) for server in servers),
     )
-    return Exchanged(
-        "variables read from the servers, gradients sent to them",
-        traffic,
-        sum(leaves.values()) // all_workers,
-        max(*leaves.values(), *comes.values()),
-        steps=all_workers,
-    )
+    how = "variables read from the servers, gradients sent to them"
+    return Exchanged(how, traffic, sum(leaves) // all_workers, max(*leaves, *comes), steps=all_workers)

@@ -109,17 +109,14 @@ def of_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> FullestHo
     graphs = len(training) if backend == JAX else replicas
     batch = plan.training.replica_batch * replicas * (size.example_bytes or 0)
     examples = (plan.data.train_examples or 0) * (size.example_bytes or 0)
-    checkpoint = plan.checkpoint
-    checkpoints = any(
-        every is not None for every in (checkpoint.every_steps, checkpoint.every_minutes, checkpoint.every_epochs)
-    )
+    every = (plan.checkpoint.every_steps, plan.checkpoint.every_minutes, plan.checkpoint.every_epochs)
     whole = sum(variable.bytes + variable.slot_bytes for variable in size.variables)
     return FullestHost(
         devices=held,
         imported=len(processes) * IMPORTED[backend],
         computing=len(processes) * fixed + graphs * each * size.operations,
         data=len(training) * examples + batch * (plan.data.prefetch + BATCHES),
-        copied=whole if checkpoints else 0,
+        copied=0 if every == (None, None, None) else whole,
         gib=plan.hardware.host_memory_gib,
     )
 

@@ -117,22 +117,18 @@ def _listed(names: Sequence[str]) -> str:
     """
     if len(names) == 1:
         return names[0]
-    shown = names[:3]
-    if len(names) > 4:
-        return f"{', '.join(shown)} and {len(names) - 3} more"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    *shown, last = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
+    return f"{', '.join(shown)} and {last}"
 
 
 def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
     """(kind that computes, devices per host, notes)."""
-    hardware = config.hardware
-    notes: list[str] = []
+    hardware, notes = config.hardware, list[str]()
     _check_on_tpu(config, machine)
     kind = hardware.kind
-    if kind is Kind.auto and config.strategy.on_tpu:
-        kind = Kind.tpu
-    elif kind is Kind.auto:
-        kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
+    if kind is Kind.auto:
+        by_itself = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
+        kind = Kind.tpu if config.strategy.on_tpu else by_itself
     count = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
     per_host = hardware.devices_per_host or max(1, count)
     if hardware.rehearse:

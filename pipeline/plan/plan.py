@@ -7,7 +7,6 @@ and what to type instead. Free ports and the machine's facts come in as argument
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -279,9 +278,8 @@ class Plan:
     @property
     def leaders(self) -> tuple[int, ...]:
         """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
-        return (
-            (0,) if self.strategy.asynchronous else tuple(process.rank for process in self.processes if process.devices)
-        )
+        training = tuple(process.rank for process in self.processes if process.devices)
+        return (0,) if self.strategy.asynchronous else training
 
     @property
     def hosts_that_train(self) -> int:
@@ -307,11 +305,8 @@ class Plan:
 
         With static batches the last, incomplete one is left out.
         """
-        return (
-            examples // self.training.global_batch
-            if self.strategy.static_batches
-            else math.ceil(examples / self.training.global_batch)
-        )
+        whole, left = divmod(examples, self.training.global_batch)
+        return whole + (left > 0 and not self.strategy.static_batches)
 
     def to_json(self) -> str:
         """The plan as JSON text, its parts' fields beside each other, and a version."""

@@ -7,37 +7,20 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
+from pipeline.plan import machine as machines
+from pipeline.plan import plan as plans
 from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums, notes_on_xla, xla_of
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.division import check_micro_batches, shared, split_batch
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
-from pipeline.plan.machine import (
-    Machine,
-    baseline_source,
-    devices_of,
-    differences,
-    is_explained,
-    notes_on_tpu,
-    precision_of,
-    with_address,
-)
-from pipeline.plan.plan import (
-    BUILDER,
-    Checkpoints,
-    DataPart,
-    HardwarePart,
-    LaunchPart,
-    MeasurementPart,
-    ModelPart,
-    Plan,
-    StrategyPart,
-    TrainingPart,
-)
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import BUILDER, Plan
 
-Part = TypeVar("Part", StrategyPart, HardwarePart, DataPart, TrainingPart, MeasurementPart, LaunchPart, Checkpoints)
+Part = TypeVar("Part")
 # Passes over the data of a training whose length nobody gave.
 DEFAULT_EPOCHS = 2
 # The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
@@ -57,7 +40,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     check_backend(config)
     machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
     config = replace(config, hardware=replace(config.hardware, hosts=hosts_of(config, machine)))
-    kind, devices_per_host, notes = devices_of(config, machine, present)
+    kind, devices_per_host, notes = machines.devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
     # Asynchronous workers make each step alone.
@@ -69,19 +52,19 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     processes = processes_of(layout, config.cluster.host, machine)
     check_ports(config.cluster.base_port, len(processes))
     hosts = max(process.host for process in processes) + 1
-    notes += notes_on_tpu(config, kind, layout.workers, global_batch)
-    notes += notes_on_xla(config)
+    orphan_seconds = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
+    notes += machines.notes_on_tpu(config, kind, layout.workers, global_batch) + notes_on_xla(config)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     plan = Plan(
         strategy=_taken(
-            StrategyPart,
+            plans.StrategyPart,
             config.strategy,
-            build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
+            build=machines.with_address(config, machine) if kind == "tpu" else config.strategy.build,
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
         ),
         hardware=_taken(
-            HardwarePart,
+            plans.HardwarePart,
             config.hardware,
             kind=kind,
             hosts=hosts,
@@ -94,14 +77,14 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             cache_bytes=machine.cache_bytes,
             host_names=tuple(host.hostname for host in machine.members),
         ),
-        model=ModelPart(config.model.name, config.model.build),
+        model=plans.ModelPart(config.model.name, config.model.build),
         data=_data(config, files, 1 if asynchronous else layout.training),
         training=_training(config, (scaling, replica_batch, global_batch), layout.workers),
         measurement=_measurement(config, kind),
-        launch=_launch(config),
+        launch=_taken(plans.LaunchPart, config.launch, orphan_timeout=config.launch.orphan_timeout or orphan_seconds),
         processes=processes,
         workers=layout.workers,
-        checkpoint=_checkpoints(config),
+        checkpoint=_checkpoints(config.checkpoint),
         output_dir=config.output_dir,
         backend=config.backend,
         notes=tuple(notes),
@@ -111,15 +94,16 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
 
 def _taken(part: type[Part], group: object, /, **own: Any) -> Part:
     """Returns a part of the plan: `own` values, and those that a group of the config has under the same names."""
-    taken = {field.name: getattr(group, field.name) for field in fields(part) if hasattr(group, field.name)}
+    names = [field.name for field in fields(part) if hasattr(group, field.name)]  # type: ignore[arg-type]
+    taken = {name: getattr(group, name) for name in names}
     plain = {name: value.value if isinstance(value, Enum) else value for name, value in taken.items()}
     return part(**plain | own)
 
 
-def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
+def _data(config: Config, files: Sequence[int], training: int) -> plans.DataPart:
     data = config.data
     return _taken(
-        DataPart,
+        plans.DataPart,
         data,
         input_shape=None if data.input_shape is None else tuple(data.input_shape),
         divided=shared(data.shard.value, files, training) if files else None,
@@ -128,20 +112,20 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
     )
 
 
-def _training(config: Config, batch: tuple[str, int, int], workers: int) -> TrainingPart:
+def _training(config: Config, batch: tuple[str, int, int], workers: int) -> plans.TrainingPart:
     train, (scaling, replica_batch, global_batch) = config.train, batch
     usual = train.epochs is None and train.steps is None
     return _taken(
-        TrainingPart,
+        plans.TrainingPart,
         train,
         replica_batch=replica_batch,
         global_batch=global_batch,
         scaling=scaling,
         epochs=DEFAULT_EPOCHS if usual else train.epochs,
         usual_length=usual,
-        checkpoint_share=_checkpoint_share(config),
+        checkpoint_share=CHECKPOINT_SHARE if _is_usual(config.checkpoint) else None,
         callbacks=tuple(train.callbacks),
-        precision=precision_of(config),
+        precision=machines.precision_of(config),
         check=check_of(train),
         xla=xla_of(config),
         class_weight=class_weights(train.class_weight),
@@ -149,25 +133,20 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
     )
 
 
-def _measurement(config: Config, kind: str) -> MeasurementPart:
+def _measurement(config: Config, kind: str) -> plans.MeasurementPart:
     return _taken(
-        MeasurementPart,
+        plans.MeasurementPart,
         config.measure,
-        baseline=baseline_source(config, kind),
+        baseline=machines.baseline_source(config, kind),
         system_metrics_seconds=config.tracking.system_metrics_seconds,
         profile=config.data.profile,
-        explain=is_explained(config, kind),
+        explain=machines.is_explained(config, kind),
     )
-
-
-def _launch(config: Config) -> LaunchPart:
-    usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
-    return _taken(LaunchPart, config.launch, orphan_timeout=config.launch.orphan_timeout or usual)
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
     devices, threads, cores = layout.here, layout.threads, len(machine.cores)
-    notes = [f"{unlike}: the slowest decides." for unlike in differences(machine.members)]
+    notes = [f"{unlike}: the slowest decides." for unlike in machines.differences(machine.members)]
     if oversubscribed:
         notes.append(
             f"{devices} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
@@ -177,7 +156,7 @@ def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: boo
         notes.append(f"This machine stands for {layout.hosts} hosts: a rehearsal.")
     if config.hardware.rehearse:
         notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
-    with_baseline = baseline_source(config, layout.kind) != "none" and config.measure.steps != 0
+    with_baseline = machines.baseline_source(config, layout.kind) != "none" and config.measure.steps != 0
     if config.data.service is not None and with_baseline:
         notes.append("The baseline makes its batches itself, without a tf.data service.")
     if config.strategy.asynchronous and layout.workers > 1:
@@ -198,7 +177,9 @@ def listening(plan: Plan, new_addresses: Sequence[str]) -> Plan:
     addresses = [process.address for process in processes if process.address]
     # Where others were given than was asked for, a cluster knows where its hosts are reached.
     hosts = {_host(process.address) for process in plan.processes if process.address}
-    notes = _notes_on_network(addresses, hosts >= set(map(_host, addresses)), _whose(plan))
+    whose = "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"
+    whose = "JAX" if plan.backend == JAX else whose
+    notes = _notes_on_network(addresses, hosts >= set(map(_host, addresses)), whose)
     return replace(plan, processes=processes, notes=(*plan.notes, *notes))
 
 
@@ -276,7 +257,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,
-        checkpoint=Checkpoints(),
+        checkpoint=plans.Checkpoints(),
         notes=(),
     )
 
@@ -301,24 +282,16 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
     )
 
 
-def _checkpoints(config: Config) -> Checkpoints:
-    checkpoint = config.checkpoint
-    best_is = "min" if checkpoint.keep_best and falls(checkpoint.keep_best) else "max"
-    return _taken(
-        Checkpoints,
-        checkpoint,
-        best=checkpoint.keep_best,
-        best_is=checkpoint.best_is.value if checkpoint.best_is else best_is,
-    )
+def _checkpoints(config: CheckpointConfig) -> plans.Checkpoints:
+    best_is = "min" if config.keep_best and falls(config.keep_best) else "max"
+    best_is = config.best_is.value if config.best_is else best_is
+    return _taken(plans.Checkpoints, config, best=config.keep_best, best_is=best_is)
 
 
-def _checkpoint_share(config: Config) -> float | None:
-    """Returns the share of the time that a checkpoint may take; None where the config says how often one is written."""
-    typed, usual = (
-        (checkpoint.every_steps, checkpoint.every_minutes, checkpoint.every_epochs)
-        for checkpoint in (config.checkpoint, CheckpointConfig())
-    )
-    return CHECKPOINT_SHARE if typed == usual else None
+def _is_usual(config: CheckpointConfig) -> bool:
+    """True where the config does not say how often a checkpoint is written."""
+    every, usual = attrgetter("every_steps", "every_minutes", "every_epochs"), CheckpointConfig()
+    return bool(every(config) == every(usual))
 
 
 def falls(metric: str) -> bool:
@@ -328,12 +301,6 @@ def falls(metric: str) -> bool:
     [True, True, True, True, True, False, False]
     """
     return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)(_|$)", metric) is not None
-
-
-def _whose(plan: Plan) -> str:
-    if plan.backend == JAX:
-        return "JAX"
-    return "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"
 
 
 def _host(address: str) -> str:

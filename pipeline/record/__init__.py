@@ -52,7 +52,10 @@ def _with_nan(kind: Any, value: Any) -> Any:
     """The value with NaN for each null where the type expects a number, and for all that is odd among named numbers."""
     inner = get_args(kind)
     if kind is float:
-        return math.nan if value is None else _as_float(value)
+        if type(value) is int and abs(value) > 1e308:
+            # No float holds it: JSON's 1e400 is infinity as well.
+            return math.inf if value > 0 else -math.inf
+        return math.nan if value is None else value
     if isinstance(kind, UnionType):
         return None if value is None else _with_nan(inner[0], value)
     if isinstance(value, list) and get_origin(kind) in (list, tuple):
@@ -65,13 +68,6 @@ def _with_nan(kind: Any, value: Any) -> Any:
     if isinstance(value, dict) and hasattr(kind, "__annotations__"):
         hints = get_type_hints(kind)
         return {name: _with_nan(hints[name], item) for name, item in value.items() if name in hints}
-    return value
-
-
-def _as_float(value: object) -> object:
-    """A whole number that no float holds as infinity, as JSON's 1e400 is read; anything else as it is."""
-    if type(value) is int and abs(value) > 1e308:
-        return math.inf if value > 0 else -math.inf
     return value
 
 

@@ -61,8 +61,10 @@ def from_plain(values: Mapping[str, object]) -> Event:
     """Returns the event whose line has these values; `Unknown` where no class has such ones."""
     name = values.get("event")
     if isinstance(name, str) and name in KINDS:
+        # Until version 2 the fields of a size stood beside those of the event.
+        old_size = {"size": values} if name == "sized" and "variables" in values else {}
         with suppress(MismatchError):
-            return record.from_plain(KINDS[name], _in_this_version(name, values))
+            return record.from_plain(KINDS[name], {**values, **old_size})
     stamp: dict[str, Any] = {}
     for field, kind in EventBase.__annotations__.items():
         with suppress(MismatchError):
@@ -80,8 +82,7 @@ class EventLog:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._unwritten = b""
         size = os.fstat(self._file).st_size
-        whole = _end_of_lines(self._file, size)
-        if whole < size:
+        if (whole := _end_of_lines(self._file, size)) < size:
             # The next line would be appended to it, and lost with it.
             os.ftruncate(self._file, whole)
 
@@ -219,11 +220,6 @@ def _values(event: EventBase) -> object:
         return event
     stamp = {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank}
     return stamp | event.values
-
-
-def _in_this_version(name: str, values: Mapping[str, object]) -> Mapping[str, object]:
-    """The values as this version writes them: until version 2 the fields of a size stood beside those of the event."""
-    return {**values, "size": values} if name == "sized" and "variables" in values else values
 
 
 def _end_of_lines(file: int, size: int) -> int:

@@ -175,7 +175,7 @@ def test_steps_that_no_command_hears_are_heard_by_the_next_however_the_agent_end
     job = second.start(one, "point", tmp_path)
     assert heard(job, 20_000) == [*range(101, 20_001)]
     # Those of processes that are given up, by the next ones.
-    second.agents.ending(job.number)
+    second.agents.ending.add(job.number)
     second.here.emits += steps(20_001, 20_100)
     until(lambda: not second.here.emits)
     job.stop(0.0)

@@ -137,8 +137,7 @@ class DiallingCluster(Cluster, ABC):
 
     def attach(self, folder: Path) -> bool:
         """Takes the place of the driver of the run in a folder; true if any of its agents has come."""
-        record = Kept.read(folder)
-        if record is None:
+        if (record := Kept.read(folder)) is None:
             return False
         self.agents.endpoint.close()
         self.agents = Agents(record.token.encode())
@@ -220,8 +219,7 @@ class DiallingCluster(Cluster, ABC):
         return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
 
     def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
-        job_before = self._take_over(group)
-        if job_before is None:
+        if (job_before := self._take_over(group)) is None:
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}

@@ -132,8 +132,7 @@ class Agents:
         numbers = {name: self._request(name, partial(messages.Find, ports=ports)) for name, ports in requests.items()}
         held: dict[str, list[int]] = {}
         for name, number in numbers.items():
-            response = self._response(name, number, LATE_SECONDS)
-            if response is None:
+            if (response := self._response(name, number, LATE_SECONDS)) is None:
                 expected = f"{name} to say which of its ports are free"
                 raise LaunchError(expected, f"nothing for {LATE_SECONDS:g} s", "again once it can be reached")
             if response.error is not None:

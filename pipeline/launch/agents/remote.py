@@ -101,8 +101,7 @@ class RemoteJob:
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""
-        name = self._where.get(rank)
-        if name is None:
+        if (name := self._where.get(rank)) is None:
             assert self._here is not None, "it was started"
             self._here.restart(rank)
         elif name in self._begun and self._agents.takes(name):
@@ -178,7 +177,7 @@ class RemoteJob:
         self._write(name, message)
         match message:
             case messages.Emitted(lines=lines):
-                for event in filter(None, map(from_line, lines.splitlines())):
+                for event in [event for line in lines.splitlines() if (event := from_line(line)) is not None]:
                     self._waiting.append(stamped(event, time.time(), self._group))
                     if isinstance(event, Exited):
                         self._running.discard(event.rank)

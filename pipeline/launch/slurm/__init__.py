@@ -103,8 +103,7 @@ class SlurmCluster(DiallingCluster):
 
     def found(self, folder: Path) -> None:
         """Follows the job that an earlier command has submitted."""
-        before = read_json(queue.Earlier, folder / queue.FILE)
-        if before is None:
+        if (before := read_json(queue.Earlier, folder / queue.FILE)) is None:
             return
         self._folder = Path(self._options.folder).resolve() / before.name
         self._log = self._folder / f"slurm-{before.job}.log"

@@ -103,8 +103,7 @@ class Slurm:
         )
         if output.returncode and "Invalid job id" not in output.stderr:
             return None
-        line = next(iter(output.stdout.splitlines()), "")
-        if not line:
+        if not (line := next(iter(output.stdout.splitlines()), "")):
             return JobState("GONE")
         more = self._ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=restartcnt"])
         return state_of(f"{line}{MARK}{more.stdout.strip()}")
@@ -293,8 +292,7 @@ def counts_of(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in filter(None, text.split(",")):
-        read = TIMES.fullmatch(part.strip())
-        if read is None:
+        if (read := TIMES.fullmatch(part.strip())) is None:
             raise LaunchError("counts of Slurm's as 4(x2),8", text, "to start the job's command again")
         counts += [int(read[1])] * min(int(read[2] or 1), MOST_HOSTS)
     return counts
@@ -303,8 +301,7 @@ def counts_of(text: str) -> list[int]:
 def _numbers(inside: str, text: str) -> Sequence[str]:
     numbers: list[str] = []
     for part in inside.split(","):
-        read = RANGE.fullmatch(part.strip())
-        if read is None:
+        if (read := RANGE.fullmatch(part.strip())) is None:
             raise _unread(text)
         first, last = int(read[1]), int(read[2] or read[1])
         if last < first or last - first >= MOST_HOSTS:
