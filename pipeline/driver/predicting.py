@@ -61,6 +61,7 @@ def _result(
 ) -> Result:
     seconds = outlook.seconds_to_finish(plan, prediction.examples_per_second, examples)
     watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
+    joules = None if watts is None or seconds is None else watts * plan.workers * seconds
     price = config.hardware.price_per_hour
     return Result(
         Ending("PREDICTED"),
@@ -69,12 +70,7 @@ def _result(
         Speed(
             prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
         ),
-        cost=Cost(
-            seconds_to_finish=seconds,
-            price_per_hour=price,
-            cost_to_finish=outlook.cost(price, plan.hardware.hosts, seconds),
-            energy_joules=None if watts is None or seconds is None else watts * plan.workers * seconds,
-        ),
+        cost=Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), joules),
         notes=(*plan.notes, *prediction.notes),
     )
 

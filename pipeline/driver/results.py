@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from pipeline.analyze import calibration, comparable, explain, measure, outlook, step_model
+from pipeline.config.parts import unflat
 from pipeline.config.schema import Config
 from pipeline.driver.run import Run
 from pipeline.driver.session import Preemption
@@ -248,14 +251,8 @@ def explained_otherwise(explained: Explanation | None, speed: results.Speed, wor
 def staleness_of(plan: Plan, finished: Finished) -> results.Staleness:
     """The figures that only an asynchronous training has."""
     names = [f"worker {rank}" for rank in plan.ranks("worker")]
-    return results.Staleness(
-        staleness_mean=finished.staleness_mean,
-        staleness_max=finished.staleness_max,
-        steps=finished.steps,
-        examples=finished.examples,
-        updates=finished.updates,
-        worker_steps=dict(zip(names, finished.worker_steps or [], strict=False)),
-    )
+    by_name = dict(zip(names, finished.worker_steps or [], strict=False))
+    return unflat(results.Staleness, asdict(finished) | {"worker_steps": by_name})
 
 
 def preempted(preemption: Preemption, saved_step: int | None) -> str:

@@ -254,11 +254,9 @@ class EnvCluster(Cluster):
             if plan.processes[rank].devices:
                 hosts[plan.processes[rank].host].add(task.host)
         if any(len(names) > 1 for names in hosts.values()):
-            raise LaunchError(
-                f"processes on the hosts of their tasks in {self._tasks.source}, {len(self._tasks.hosts)} of them",
-                "a plan with several of these as one",
-                f"hardware.hosts={len(self._tasks.hosts)}",
-            )
+            count = len(self._tasks.hosts)
+            expected = f"processes on the hosts of their tasks in {self._tasks.source}, {count} of them"
+            raise LaunchError(expected, "a plan with several of these as one", f"hardware.hosts={count}")
         return tasks
 
 

@@ -213,17 +213,13 @@ class HostsCluster(DiallingCluster):
 
     def _typed(self, name: str, command: str, data: bytes) -> str | None:
         """Runs a command on a host by ssh; returns what went wrong, in words, or None."""
-        pipe, seconds = subprocess.PIPE, self._options.timeout
+        pipe, seconds, typed = subprocess.PIPE, self._options.timeout, [*self._ssh(name), command]
         with self._lock:
             if self._over:
                 return "it was ended."
             try:
                 process = subprocess.Popen(
-                    [*self._ssh(name), command],
-                    stdin=pipe,
-                    stdout=pipe,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    typed, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
                 )
             except OSError as error:
                 return f"{error.strerror or error}."
@@ -341,10 +337,7 @@ def _own(folder: Path) -> Iterator[Path]:
     """A user's own Python files in a folder and below it, but for this package."""
     for where, names, files in os.walk(folder):
         current = Path(where)
-        names[:] = sorted(
-            name
-            for name in names
-            if not name.startswith(".") and name not in NOT_COPIED and (current / name).resolve() != PACKAGE
-        )
+        copied = [name for name in names if not name.startswith(".") and name not in NOT_COPIED]
+        names[:] = sorted(name for name in copied if (current / name).resolve() != PACKAGE)
         with contextlib.suppress(OSError):
             yield from (current / name for name in sorted(files) if name.endswith(".py"))

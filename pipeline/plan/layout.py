@@ -285,17 +285,7 @@ def _training(number: int, layout: Layout, address: str | None, machine: Machine
     devices = tuple(f"{layout.kind.upper()}:{index}" for index in range(per_process))
     if layout.kind == "gpu":
         devices = tuple(f"GPU:{first + index}" for index in range(per_process))
-    return Process(
-        rank=rank,
-        role="chief" if rank == 0 else "worker",
-        host=host,
-        address=address,
-        devices=devices,
-        replicas=replicas,
-        cores=cores,
-        intra_op_threads=intra,
-        inter_op_threads=inter,
-    )
+    return Process(rank, "worker" if rank else "chief", host, address, devices, replicas, cores, intra, inter)
 
 
 def _other(rank: int, role: str, host: int, address: str | None) -> Process:

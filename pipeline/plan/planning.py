@@ -230,7 +230,8 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         inter_op_threads=first.inter_op_threads,
     )
     training = plan.training
-    batch = training.replica_batch if training.scaling == "weak" else training.global_batch
+    size = training.replica_batch if training.scaling == "weak" else training.global_batch
+    training = replace(training, replica_batch=size, global_batch=size, callbacks=(), save=False)
     return replace(
         plan,
         strategy=replace(
@@ -245,15 +246,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         ),
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),
-        training=replace(
-            training,
-            replica_batch=batch,
-            global_batch=batch,
-            callbacks=(),
-            save=False,
-            check="off",
-            compare_weights_every=None,
-        ),
+        training=replace(training, check="off", compare_weights_every=None),
         measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,

@@ -73,14 +73,8 @@ class Choices:
     def of(cls, source: Config | Plan) -> "Choices":
         """The choices of a config or a plan."""
         collective = source.collective if isinstance(source, Plan) else source.strategy.collective
-        return cls(
-            source.strategy.name,
-            source.hardware.name,
-            source.model.name,
-            source.data.name,
-            other(source.backend),
-            None if collective == AUTO else other(collective),
-        )
+        names = (part.name for part in (source.strategy, source.hardware, source.model, source.data))
+        return cls(*names, other(source.backend), None if collective == AUTO else other(collective))
 
     @property
     def called(self) -> str | None:

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
@@ -223,18 +224,8 @@ class DiallingCluster(Cluster, ABC):
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
-        job = RemoteJob(
-            self.agents,
-            plan,
-            group,
-            folder,
-            where,
-            missing=self._missing,
-            timeout=timeout,
-            returns=returns,
-            local=self.local,
-            job_before=job_before,
-        )
+        begin = partial(RemoteJob, self.agents, plan, group, folder, where, missing=self._missing, timeout=timeout)
+        job = begin(returns=returns, local=self.local, job_before=job_before)
         if job_before is None and self.address is not None and self.local is None:
             record = Kept.read(folder) or Kept(self.address, self.token.decode())
             # Where nothing can be written, nobody takes this driver's place.

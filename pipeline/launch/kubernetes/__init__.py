@@ -254,11 +254,5 @@ class KubernetesCluster(DiallingCluster):
         if words != self._sentence and time.monotonic() > self._since + SAY_SECONDS:
             self._sentence = words
             self.agents.warn(f"Waiting for pods: {words}.")
-        timeout = self._options.timeout
-        return str(
-            LaunchError(
-                f"{len(names)} pods more to answer within {timeout:g} s",
-                words,
-                f"cluster.options.timeout={2 * timeout:g}",
-            )
-        )
+        expected = f"{len(names)} pods more to answer within {self._options.timeout:g} s"
+        return str(LaunchError(expected, words, f"cluster.options.timeout={2 * self._options.timeout:g}"))

@@ -200,12 +200,8 @@ class Pods:
 
     def addresses(self, ranks: dict[str, list[int]], port: int) -> list[str]:
         """HOST:PORT of each process by rank: its pod's name under the headless Service, and a port of its own."""
-        addresses = {
-            rank: f"{host}.{self.name}:{port + place}"
-            for host, of_host in ranks.items()
-            for place, rank in enumerate(of_host)
-        }
-        return [addresses[rank] for rank in sorted(addresses)]
+        places = [(rank, host, place) for host, of_host in ranks.items() for place, rank in enumerate(of_host)]
+        return [f"{host}.{self.name}:{port + place}" for _, host, place in sorted(places)]
 
 
 def owner_kind(options: KubernetesOptions) -> str:
@@ -242,11 +238,7 @@ def manifests(
         selector=selector,
         labels={**LABELS, **selector, **{key: str(value) for key, value in (options.labels or {}).items()}},
         annotations={key: str(value) for key, value in (options.annotations or {}).items()} or None,
-        environ={
-            **ENVIRON,
-            **({"MLFLOW_TRACKING_URI": options.mlflow} if options.mlflow else {}),
-            **(options.env or {}),
-        },
+        environ=ENVIRON | ({"MLFLOW_TRACKING_URI": options.mlflow} if options.mlflow else {}) | (options.env or {}),
         roles=list(_roles(pods)),
         secret=secret_of(pods.name),
         token_folder=TOKEN_FOLDER,

@@ -278,11 +278,9 @@ class SlurmCluster(DiallingCluster):
         assert self.address is not None
         command = self._srun(self.address, self._log.parent)
         if shutil.which(command[0], path=self.environ.get("PATH")) is None:
-            raise LaunchError(
-                f"the command {command[0]} in the allocation of Slurm's job {self._inside.job if self._inside else ''}",
-                "none",
-                "it outside of a container",
-            )
+            job = self._inside.job if self._inside else ""
+            expected = f"the command {command[0]} in the allocation of Slurm's job {job}"
+            raise LaunchError(expected, "none", "it outside of a container")
         with self._log.open("ab") as log:
             # A Ctrl-C at the terminal is this command's to handle.
             self._step = subprocess.Popen(
@@ -313,13 +311,8 @@ class SlurmCluster(DiallingCluster):
 
 def within(options: SlurmOptions, inside: queue.Allocation) -> SlurmOptions:
     """The options of what an allocation has, whatever is asked for besides."""
-    return replace(
-        options,
-        nodes=len(inside.nodes),
-        tasks=len(inside.nodes),
-        cpus_per_task=inside.cores,
-        gpus_per_task=inside.gpus,
-    )
+    nodes = len(inside.nodes)
+    return replace(options, nodes=nodes, tasks=nodes, cpus_per_task=inside.cores, gpus_per_task=inside.gpus)
 
 
 def _cancelled(job: str) -> Cancelled:

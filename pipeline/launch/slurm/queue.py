@@ -88,9 +88,9 @@ class Slurm:
         output = self._ask(["sbatch", "--parsable", str(script)])
         if output.returncode:
             last_line = (output.stderr.strip() or "nothing").splitlines()[-1].strip()
+            why = last_line.removeprefix("sbatch: error: ").rstrip(".")
             raise LaunchError(
-                f"Expected Slurm to take the job of {script}, received: "
-                f"{last_line.removeprefix('sbatch: error: ').rstrip('.')}. "
+                f"Expected Slurm to take the job of {script}, received: {why}. "
                 f"Try other cluster.options, of which mode=plan shows the script."
             )
         # Of several clusters, ID;CLUSTER.
@@ -250,16 +250,11 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
         return None
     counts = counts_of(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     gpus = environ.get("SLURM_GPUS_ON_NODE", "0").rpartition(":")[2]
+    gpus_each = int(gpus) if gpus.isdecimal() else 0
     # A script's shell is a task of a node, and is no step's.
     batch = "SLURMD_NODENAME" in environ and "SLURM_STEP_ID" not in environ
-    return Allocation(
-        job,
-        tuple(hosts_of(nodes)),
-        min(counts, default=1),
-        int(gpus) if gpus.isdecimal() else 0,
-        batch,
-        int(environ.get("SLURM_RESTART_COUNT") or 0),
-    )
+    restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    return Allocation(job, tuple(hosts_of(nodes)), min(counts, default=1), gpus_each, batch, restarts)
 
 
 def hosts_of(text: str) -> list[str]:
