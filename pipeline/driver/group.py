@@ -76,10 +76,7 @@ class Replay:
 
 
 class Group:
-    """The processes of one plan: a job, the watch over it, and the plan.
-
-    Their events go to `emit`. Where this driver has taken over, those of `replay` come before those of the job.
-    """
+    """The processes of one plan: a job, the watch over it, and the plan. Their events go to `emit`."""
 
     def __init__(
         self,
@@ -160,10 +157,7 @@ class Group:
         self.job.send(commands.Begin())
 
     def save_and_leave(self) -> dict[int, events.Finished] | None:
-        """Makes processes write a checkpoint and leave, within `preempt_timeout`, or seconds if a person waits.
-
-        Returns their last events if training turned out to be over.
-        """
+        """Makes processes save and leave, in time for a scheduler or person; their last events if training was over."""
         self.job.send(commands.Leave())
         until = time.monotonic() + self._preemption.patience(self.plan.launch.preempt_timeout)
         left, leaders = set[int](), set(self.plan.leaders)

@@ -78,10 +78,7 @@ def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = N
 
 
 def _expect_needed(config: Config, session: Session) -> None:
-    """Refuses a run without its data, or without a folder for its checkpoints, if this machine trains.
-
-    Other machines are checked by their own processes. Raises `UserError`.
-    """
+    """Refuses a run without its data, or a folder for its checkpoints, if this machine trains."""
     if not _trains_here(config):
         return
     data = repr(config.data.build)
@@ -183,10 +180,7 @@ def with_addresses(plan: Plan, cluster: Cluster) -> Plan:
 
 
 def _described(config: Config) -> tuple[Config, list[int]]:
-    """(The config with the facts that it lacks from its data's manifest, the examples of each file).
-
-    A manifest on another file system is left to the processes, which can read it there.
-    """
+    """(The config with the facts of its data's manifest, if this machine has that, the examples of each file)."""
     data = config.data
     if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
         return config, []
@@ -212,10 +206,7 @@ def _described(config: Config) -> tuple[Config, list[int]]:
 
 
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
-    """Refuses functions that no config may call, that do not exist or that do not take their arguments.
-
-    Nothing is imported yet, since that runs code.
-    """
+    """Refuses functions that no config may call, that do not exist or do not fit; imports none, as that runs code."""
     allowed = config.allowed_targets
     targets.check_allowed(allowed)
     for key, build, arguments in (

@@ -89,10 +89,7 @@ def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
 
 
 def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], source: str | None) -> results.Speed:
-    """Throughput, step times and speedup, with their intervals; None for those that were not measured.
-
-    `baseline` has examples per second of one device, which come from `source`.
-    """
+    """Throughput, step times and speedup, with intervals, as far as measured; `baseline` repeats come from `source`."""
     point, _ = measured.counted(plan)
     points = [repeat.examples_per_second for repeat in point]
     middle, low, high = measure.interval(points) if points else (None, None, None)

@@ -21,7 +21,6 @@ from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
 from pipeline.record.findings import Check, Pace
-from pipeline.record.log import EventLog, write_whole
 from pipeline.record.results import Result
 
 # How a run's last command ended, in words.
@@ -52,7 +51,7 @@ class Run:
         # Measurements by group, repeat and rank.
         self._repeats: dict[str, dict[int, dict[int, events.Measured]]] = {}
         self._lock: Lock | None = None
-        self._log: EventLog | None = None
+        self._log: log.EventLog | None = None
 
     @classmethod
     def from_log(cls, folder: Path) -> "Run":
@@ -150,13 +149,13 @@ class Run:
         self._lock = self._lock or Lock(self.folder)
         with suppress(OSError):
             (self.folder / results.FILE).unlink()
-        write_whole(self.folder / PLAN, plan.to_json())
+        log.write_whole(self.folder / PLAN, plan.to_json())
         run_folders.note(self.folder, plan, output)
         self.open()
 
     def open(self) -> None:
         """Opens its log, to append to it."""
-        self._log = EventLog(self.folder / EVENTS)
+        self._log = log.EventLog(self.folder / EVENTS)
 
     def append(self, event: events.Event) -> None:
         """Writes an event to the log, and takes it in."""

@@ -3,14 +3,13 @@
 No run waits until MLflow holds it: the tracker sends its log while the next one trains.
 """
 
-import dataclasses
 import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +46,7 @@ LEAVING = (signal.SIGINT, signal.SIGHUP)
 
 
 class RunPreempted(Exception):
-    """A scheduler, or a person by Ctrl-C, requested the machine; all processes have left, with a checkpoint if there
-    was time for one."""
+    """The machine was requested, by a scheduler or Ctrl-C; all processes have left, with a checkpoint if in time."""
 
 
 class Preemption:
@@ -169,9 +167,9 @@ class Session:
         """The cluster, or this machine in place of others, for models that are built or timed without a run."""
         if config.cluster.name in ELSEWHERE or config.launch.detach:
             other, host = config.cluster, ClusterConfig.host
-            local = dataclasses.replace(other, name="local", host=host, hosts=[], copy=False, options={})
-            ends = dataclasses.replace(config.launch, detach=False)
-            config = dataclasses.replace(config, cluster=local, launch=ends)
+            local = replace(other, name="local", host=host, hosts=[], copy=False, options={})
+            ends = replace(config.launch, detach=False)
+            config = replace(config, cluster=local, launch=ends)
         return self.cluster(config)
 
     def tracker(self, output: Path) -> Tracking:
@@ -363,7 +361,7 @@ def _note_tracked(folder: Path, run_id: str | None, note: str | None) -> None:
     result = results.read(folder)
     if result is not None and result.tracked != Tracked(run_id, note):
         with suppress(OSError):
-            results.write(folder, dataclasses.replace(result, tracked=Tracked(run_id, note)))
+            results.write(folder, replace(result, tracked=Tracked(run_id, note)))
 
 
 def _lacks(unsent: dict[Path, str | None]) -> str:

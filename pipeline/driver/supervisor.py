@@ -19,7 +19,6 @@ from pipeline.driver.group import Group, Replay
 from pipeline.driver.memory_check import keep_size, known_size, size_file, without_room
 from pipeline.driver.planner import batch_rule, fewer, relaid
 from pipeline.driver.results import preempted, refused_of, result_of
-from pipeline.driver.resume import Attempt, Handover
 from pipeline.driver.run import Run, unwritten
 from pipeline.driver.run_folders import EVENTS
 from pipeline.driver.session import RunPreempted, RunRequest, Session
@@ -33,7 +32,6 @@ from pipeline.plan import planning
 from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
-from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Signalled, Unheard
 from pipeline.record.results import Baseline, Ending, Result, Tracked
 
@@ -55,7 +53,7 @@ class Supervisor:
         run: Run,
         session: Session,
         reused: Baseline | None = None,
-        left: Handover | None = None,
+        left: resume.Handover | None = None,
         replay: Replay | None = None,
         began: float | None = None,
     ) -> None:
@@ -70,7 +68,7 @@ class Supervisor:
         self._began, self._seconds_processes = began, 0.0
         # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
         self._now, self._failed = self.plan, None if left is None else left.attempt.failed
-        self._resume: Resume | None = None if run.is_new else "last"
+        self._resume: commands.Resume | None = None if run.is_new else "last"
         self._restarts = 0
         # The group that trains, with its seconds and joules when it began.
         self._training: tuple[Group, float, float | None] | None = None
@@ -204,11 +202,11 @@ class Supervisor:
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
         resume.forget(self.run.folder)
-        attempt = Attempt(self._now.to_json(), time.time(), self._measured, self._resume, self._restarts, self._failed)
-        one = self._one_device
+        now, one = self._now.to_json(), self._one_device
+        attempt = resume.Attempt(now, time.time(), self._measured, self._resume, self._restarts, self._failed)
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
-            Handover(
+            resume.Handover(
                 OmegaConf.to_yaml(OmegaConf.structured(self._config)),
                 attempt,
                 (self.run.folder / EVENTS).stat().st_size,

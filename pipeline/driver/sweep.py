@@ -22,7 +22,6 @@ from pipeline.errors import UserError
 from pipeline.record import log, results
 from pipeline.record.events import Ended
 from pipeline.record.files import SWEEP, Entry, read_sweep, write_sweep
-from pipeline.record.results import Result
 
 
 def fingerprint(config: Config) -> str:
@@ -118,7 +117,7 @@ class Sweep:
         target.mkdir(exist_ok=True)
         return entry
 
-    def finished(self, entry: Entry) -> Result | None:
+    def finished(self, entry: Entry) -> results.Result | None:
         """The result of a run that has finished; None for one that is still to run."""
         folder = self.folder / entry.folder
         result = results.read(folder)

@@ -20,7 +20,6 @@ from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record import commands
-from pipeline.record.commands import Explain, Resume
 from pipeline.record.events import Built, Explaining, Finished, Lost, SwitchedOff
 from pipeline.record.findings import Check, Explanation, Pace
 
@@ -132,7 +131,7 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         group.stop()
 
 
-def build(group: Group, resume: Resume | None = None) -> tuple[Built, Losses]:
+def build(group: Group, resume: commands.Resume | None = None) -> tuple[Built, Losses]:
     """Makes processes load their data and build; returns what the first one built, and what all left out as broken."""
     loaded = group.request(commands.Load(str(group.folder)))
     broken = {str(rank): event.broken for rank, event in loaded.items() if any(event.broken.values())}
@@ -264,7 +263,7 @@ def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> lis
     return rounds
 
 
-def _explaining(group: Group, command: Explain) -> list[Explaining]:
+def _explaining(group: Group, command: commands.Explain) -> list[Explaining]:
     return list(group.request(command).values())
 
 
@@ -273,7 +272,7 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
 
     def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:
         """Seconds of the slowest process, for as many examples as a step of all workers trains."""
-        timed = _explaining(group, Explain(what, per_call, warmup_steps, steps))
+        timed = _explaining(group, commands.Explain(what, per_call, warmup_steps, steps))
         rate = measure.throughput(timed[0].examples or 0.0, max(event.seconds or 0.0 for event in timed))
         return plan.training.global_batch / rate
 
@@ -290,7 +289,7 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
     def calling(group: Group) -> float:
         """Seconds of the call of a step that does nothing."""
         # Of two the lower: one process that is slow does not decide.
-        timed = _explaining(group, Explain("no step", per_call))
+        timed = _explaining(group, commands.Explain("no step", per_call))
         return median_low([(event.seconds or 0.0) / per_call for event in timed])
 
     for group, prefix in ((one, "one_"), (point, "")):
@@ -311,7 +310,7 @@ def _of_replicas(point: Group, per_call: int) -> dict[str, Callable[[], dict[int
         return {}
 
     def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
-        command = Explain("no communication", per_call, replicas=replicas, seconds=least)
+        command = commands.Explain("no communication", per_call, replicas=replicas, seconds=least)
         stretches = [dict(event.replicas or ()) for event in _explaining(point, command)]
         if plan.hardware.kind == "cpu":
             # Those of one process share a pool of threads: which of them it serves first says nothing of any.

@@ -154,10 +154,7 @@ class Cluster(Protocol):
         return False
 
     def end_earlier(self, folder: Path) -> None:
-        """Ends what a command that was killed has left of the run in a folder: no two train one run.
-
-        Returns once it has ended. Raises `LaunchError`.
-        """
+        """Ends what a killed command has left of the run in a folder: no two train one. Raises `LaunchError`."""
         return
 
     def leave(self) -> None:
@@ -262,10 +259,7 @@ class _Offered:
 
 
 def option(expected: str, example: str, pattern: str | None = None, **limits: Any) -> Meta:
-    """The limits of an option's values, which `expected` says in words; `example` is a value to type.
-
-    `pattern` is one of the whole text; `limits` are those of `msgspec.Meta`.
-    """
+    """The limits of an option's values, as `msgspec.Meta` has them and in words; `example` is a value to type."""
     whole = None if pattern is None else rf"^(?:{pattern})\Z"
     return Meta(description=expected, examples=[example], pattern=whole, **limits)
 

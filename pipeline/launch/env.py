@@ -54,10 +54,7 @@ KINDS = {"parameter server": SERVER, "worker": WORKER}
 
 @dataclass(frozen=True)
 class Task:
-    """One of the processes that were started: its kind, its number among those of its kind, and HOST:PORT.
-
-    An evaluator that the cluster does not name has no address.
-    """
+    """One of the started processes: its kind, its number in that kind, and HOST:PORT, which an evaluator may lack."""
 
     kind: str
     index: int
@@ -118,10 +115,7 @@ class EnvCluster(Cluster):
         self._drives = False
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
-        """Serves the task that drives to the end of its command, and returns the exit code of that.
-
-        None if this one drives. `signalled` returns a scheduler's signal to this process.
-        """
+        """Serves the task that drives to the end of its command, and returns its exit code; None if this one drives."""
         own, driver = self._tasks.own, self._tasks.driver
         if own == driver:
             self._drives = True

@@ -23,7 +23,6 @@ from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
 from pipeline.launch.signals import DRIVER_PID, STACKS
 from pipeline.launch.standby import PRELOAD, Standby, seconds_of, state_of
-from pipeline.launch.this_machine import FREE_SECONDS, reserve
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -92,9 +91,9 @@ class LocalCluster(Cluster):
     def hold(self, host: str, ports: Sequence[int]) -> Sequence[int]:
         """The same for these ports, of which 0 is any, at an address of this machine."""
         self._release()
-        until = time.monotonic() + FREE_SECONDS
+        until = time.monotonic() + this_machine.FREE_SECONDS
         for port in ports:
-            self._kept.reserved.append(reserve(host, port, until))
+            self._kept.reserved.append(this_machine.reserve(host, port, until))
         return tuple(reserved.getsockname()[1] for reserved in self._kept.reserved)
 
     def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":

@@ -91,10 +91,7 @@ class MpiOptions:
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """A note of the driver for the others, in a file that nobody else can read.
-
-    An address and the token, or what its command has ended with.
-    """
+    """A note of the driver for the others, in a secret file: its address and token, or its command's exit code."""
 
     address: str = ""
     token: str = ""

@@ -24,10 +24,7 @@ VERBOSITY = "GRPC_VERBOSITY"
 
 
 def expect_tpu(address: str, key: str = "strategy.build.address") -> None:
-    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, and raises `UserError` elsewhere.
-
-    `key` is what a user sets to name another.
-    """
+    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, as `key` has it. Raises `UserError`."""
     answer = _ask(address, GET_STATUS, "a gRPC server that is no TensorFlow worker")
     # The answer lists the worker's devices, among them TPU_SYSTEM, without which TensorFlow finds no TPU.
     if isinstance(answer, str) or b"TPU" not in answer:

@@ -129,9 +129,7 @@ def check_collective(config: Config) -> None:
 
 
 def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, hosts: int) -> None:
-    """Refuses devices that a collective does not add over: so many of a kind in each process, of so many on each host.
-    Raises `UserError`.
-    """
+    """Refuses devices that a collective does not add over: so many of a kind in each process and on each host."""
     collective = config.strategy.collective
     in_memory = "have their gradients in a host's memory"
     refuse(
@@ -152,9 +150,7 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
 
 
 def xla_of(config: Config) -> str | None:
-    """Returns train.xla as the plan has it: "true", "auto", or None for false, and where there is nothing to choose.
-    Raises `UserError`.
-    """
+    """Returns train.xla as the plan has it: "true", "auto", or None for false and where there is nothing to choose."""
     train, strategy = config.train, config.strategy
     xla = "null" if train.xla is None else train.xla.strip().lower()
     if xla not in ("true", "false", "auto", "null"):

@@ -60,11 +60,7 @@ def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
 
 
 def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
-    """(scaling, replica batch, global batch) for `replicas` replicas.
-
-    Weak scaling holds the replica batch fixed, strong scaling the global one; which of the two `train` names
-    decides where `measure.scaling` is null.
-    """
+    """(scaling, replica batch, global batch) for `replicas` replicas; the batch that is named decides the scaling."""
     train, declared = config.train, config.measure.scaling
     scaling = declared or (Scaling.strong if train.global_batch else Scaling.weak)
     each, total = train.replica_batch or 0, train.global_batch or 0
@@ -92,10 +88,7 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
 
 
 def check_micro_batches(config: Config, replica_batch: int) -> None:
-    """Refuses micro-batches where there is nothing for them to go through, or nothing in some of them.
-
-    A strategy function of a package's own may call something else so.
-    """
+    """Refuses micro-batches where there is nothing for them to go through, or nothing in some of them."""
     if config.strategy.build.get("_target_") != MODEL_PARALLEL:
         return
     key, count = "strategy.build.micro_batches", config.strategy.build.get("micro_batches", 1)

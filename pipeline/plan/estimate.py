@@ -3,10 +3,9 @@
 Arithmetic only. Metrics, validation, ids and headers are not counted.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
@@ -107,10 +106,10 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         exchanged = None
     elif kind == Exchange.all_reduce:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
-        exchanged = dataclasses.replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
+        exchanged = replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind == Exchange.central:
-        on_host = dataclasses.replace(alone, place="the host", activations=0, batches=0)
-        memory = (dataclasses.replace(alone, slots=0), on_host)
+        on_host = replace(alone, place="the host", activations=0, batches=0)
+        memory = (replace(alone, slots=0), on_host)
         exchanged = _central(plan, sums)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
@@ -120,9 +119,9 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     placed = _placed(plan, size)
     if placed:
         first, *others = (_of_part(part, size, len(placed), sums.activations) for part in placed)
-        memory = (dataclasses.replace(first, batches=sums.batches), *others)
+        memory = (replace(first, batches=sums.batches), *others)
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
-        memory = (dataclasses.replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
+        memory = (replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
     is_known = kind is not None or plan.strategy.devices_per_replica > 1
     gib = plan.hardware.memory_gib if is_known else None
     of_devices = memory if placed else memory[:1]

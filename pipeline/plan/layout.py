@@ -246,10 +246,7 @@ def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
 
 
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
-    """All processes by rank: the coordinator, those that train, parameter servers, data servers.
-
-    Each that others reach is to listen at a port of `host` that is not known yet.
-    """
+    """All processes by rank; each that others reach is to listen at a port of `host` that is not known yet."""
     first, training = layout.coordinators, layout.training
     alone = first + training == 1
     address = None if alone else f"{host}:0"

@@ -4,11 +4,10 @@ Arithmetic only. It refuses a bad config before any device is touched, saying wh
 and what to type instead. Free ports and the machine's facts come in as arguments.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -141,10 +140,7 @@ class DataPart:
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """Length, batches and optimizer of training; batches in examples, `learning_rate` before `rate_scale`.
-
-    What is named as a key of the config is said there.
-    """
+    """Length, batches and optimizer of training; batches in examples, `learning_rate` before `rate_scale`."""
 
     replica_batch: int = part_of(IDENTITY, BASELINE, PREDICTION, PARAMETER)
     global_batch: int = part_of(IDENTITY, TRAINING, PREDICTION, PARAMETER)
@@ -264,9 +260,7 @@ class Plan:
 
     @property
     def bucket_bytes(self) -> int | None:
-        """Bytes of gradients that leave together for other hosts while backpropagation makes others; 0: all leave at
-        the end; None: as `division.bucket_of` has it.
-        """
+        """Bytes of gradients that leave for other hosts together; 0: all at the end; None: as `bucket_of` has it."""
         in_buckets = (
             self.hardware.kind == "cpu"
             and self.hosts_that_train > 1
@@ -301,16 +295,13 @@ class Plan:
         return tuple(process.rank for process in self.processes if process.role == role)
 
     def steps_per_epoch(self, examples: int) -> int:
-        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch.
-
-        With static batches the last, incomplete one is left out.
-        """
+        """Optimizer steps that see each of `examples` once: the last is smaller, or with static batches left out."""
         whole, left = divmod(examples, self.training.global_batch)
         return whole + (left > 0 and not self.strategy.static_batches)
 
     def to_json(self) -> str:
         """The plan as JSON text, its parts' fields beside each other, and a version."""
-        return json.dumps({"version": VERSION} | flat(self), indent=2, default=dataclasses.asdict)
+        return json.dumps({"version": VERSION} | flat(self), indent=2, default=asdict)
 
 
 def from_json(text: str) -> Plan:
@@ -331,7 +322,7 @@ def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:
     usual = then["usual_length"] if "usual_length" in then else length == (None, STEPS_THEN * concurrent)
     if not (plan.training.usual_length and usual):
         return plan
-    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, epochs=length[0], steps=length[1]))
+    return replace(plan, training=replace(plan.training, epochs=length[0], steps=length[1]))
 
 
 def as_long_as_before(plan: Plan) -> Plan:
@@ -342,7 +333,7 @@ def as_long_as_before(plan: Plan) -> Plan:
 
 def with_rate_scale(plan: Plan, scale: float) -> Plan:
     """The plan with its learning rate multiplied by `scale`."""
-    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, rate_scale=scale))
+    return replace(plan, training=replace(plan.training, rate_scale=scale))
 
 
 def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
@@ -355,9 +346,7 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
 
 def identity(plan: Mapping[str, Json]) -> dict[str, object]:
-    """Returns what a run was to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
-    where the other was ended. Where it ran, and how it was watched and saved, is not of it.
-    """
+    """Returns what a run was to do, from plan.json's values: a run goes on where another with the same was ended."""
     decides = facts(Plan, IDENTITY, plan)
     # Before there was a choice, what nobody had asked for was written as TensorFlow's own.
     return decides | {"collective": TENSORFLOW} if decides["collective"] == AUTO else decides

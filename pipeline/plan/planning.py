@@ -256,10 +256,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
 
 
 def builder_of(plan: Plan, machine: Machine) -> Plan:
-    """One process that builds the plan's model on this machine's CPU, whatever devices the plan has.
-
-    Its batches are of any size, so that what is kept of each example can be told.
-    """
+    """One process that builds the plan's model on this machine's CPU, and tells by batches of any size what is kept."""
     alone = baseline_of(plan, machine)
     # Under JAX a variable is cut over the devices of a replica, and so is what a step holds of it.
     each = plan.strategy.devices_per_replica if plan.backend == JAX else 1

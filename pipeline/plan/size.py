@@ -128,10 +128,7 @@ def facts(plan: Plan) -> dict[str, object]:
 
 
 def shipped(plan: Plan) -> Size | None:
-    """The size that the package has of the plan's model, which is one of its own on data of its own.
-
-    It has none of layers.
-    """
+    """The size that the package has of the plan's model, one of its own on data of its own, but none of layers."""
     if places_layers(plan):
         return None
     return next((msgspec.convert(known["size"], Size) for known in _shipped() if facts(plan) in known["of"]), None)

@@ -4,14 +4,12 @@ In a run's folder: `tracking.json`, the stores that it is sent to and how much o
 outlives its driver. In a sweep's: `sweep.json`, its points. In the output folder: `predictions.jsonl` and `links.json`.
 """
 
-import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pipeline.record as record
-from pipeline.record import MismatchError
 from pipeline.record.log import SECRET, objects, read_json, read_whole, write_json, written
 
 LOG, TRACKING, AGENTS, SWEEP = "events.jsonl", "tracking.json", "agents.json", "sweep.json"
@@ -69,8 +67,8 @@ class TrackingState:
     def with_copied(self, uri: str | None, copied: Copied) -> "TrackingState":
         """The same, where the store at `uri` holds so much."""
         if self._is_own(uri):
-            return dataclasses.replace(self, copied=copied)
-        return dataclasses.replace(self, copies={**self.copies, str(uri): copied})
+            return replace(self, copied=copied)
+        return replace(self, copies={**self.copies, str(uri): copied})
 
     def _is_own(self, uri: str | None) -> bool:
         return self.store is not None and self.store.uri == uri
@@ -79,10 +77,10 @@ class TrackingState:
 def read_tracking(folder: Path) -> TrackingState:
     """The state in `tracking.json`."""
     values = read_whole(folder / TRACKING)
-    with suppress(MismatchError):
+    with suppress(record.MismatchError):
         # Beside the store stands what is there.
         copied = record.from_plain(Copied, values)
-        return dataclasses.replace(record.from_plain(TrackingState, values), copied=copied)
+        return replace(record.from_plain(TrackingState, values), copied=copied)
     return TrackingState()
 
 
@@ -93,7 +91,7 @@ def run_id_of(folder: Path) -> str | None:
 
 def write_tracking(folder: Path, state: TrackingState) -> None:
     """Makes `state` what `read_tracking` returns: a reader sees the old values or these."""
-    copied = dataclasses.asdict(state.copied)
+    copied = asdict(state.copied)
     write_json(folder / TRACKING, {"store": state.store, **copied, "copies": state.copies})
 
 
@@ -118,7 +116,7 @@ class Kept:
     def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
         """The same, once another job of a group has begun."""
         jobs = self.jobs | {group: [*self.jobs.get(group, ()), number]}
-        return dataclasses.replace(self, jobs=jobs, agents=sorted({*self.agents, *agents}))
+        return replace(self, jobs=jobs, agents=sorted({*self.agents, *agents}))
 
     def write(self, folder: Path) -> None:
         """Writes it so that nobody else can read it. Raises `OSError`."""
@@ -142,9 +140,7 @@ def trains_on(folder: Path, now: float) -> bool:
 
 @dataclass
 class Entry:
-    """A point of a sweep: its number and which repeat of it this is, its folder as seen from the sweep's, and how it
-    ended, if it did. `seconds` is how long it took.
-    """
+    """A point of a sweep: its number, its repeat, its folder from the sweep's, how it ended, and its seconds."""
 
     place: int
     repeat: int
@@ -158,7 +154,7 @@ class Entry:
 
 def read_sweep(folder: Path) -> list[Entry]:
     """The points of the sweep in a folder; none where it does not list them, or a file that is broken."""
-    with suppress(MismatchError):
+    with suppress(record.MismatchError):
         return record.from_plain(list[Entry], read_whole(folder / SWEEP).get("points"))
     return []
 
@@ -240,7 +236,7 @@ def read_predictions(output: Path) -> list[PredictionLine]:
     """The predictions that were made, oldest first."""
     lines: list[PredictionLine] = []
     for values, _ in objects(output / PREDICTIONS):
-        with suppress(MismatchError):
+        with suppress(record.MismatchError):
             lines.append(record.from_plain(PredictionLine, values))
     return lines
 

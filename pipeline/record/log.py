@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 import pipeline.record as record
 from pipeline.errors import unwritten
-from pipeline.record import MismatchError
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 # Read at once, from its end, of a log that is opened again.
@@ -63,11 +62,11 @@ def from_plain(values: Mapping[str, object]) -> Event:
     if isinstance(name, str) and name in KINDS:
         # Until version 2 the fields of a size stood beside those of the event.
         old_size = {"size": values} if name == "sized" and "variables" in values else {}
-        with suppress(MismatchError):
+        with suppress(record.MismatchError):
             return record.from_plain(KINDS[name], {**values, **old_size})
     stamp: dict[str, Any] = {}
     for field, kind in EventBase.__annotations__.items():
-        with suppress(MismatchError):
+        with suppress(record.MismatchError):
             stamp |= {field: record.from_plain(kind, values[field])} if field in values else {}
     return Unknown(str(name or ""), dict(values), **stamp)
 
@@ -196,7 +195,7 @@ def read_whole(path: Path) -> dict[str, Any]:
 def read_json(kind: type[T], path: Path) -> T | None:
     """The typed value that is a whole file; None where there is no such file, or something else in it."""
     values = read_whole(path)
-    with suppress(MismatchError):
+    with suppress(record.MismatchError):
         return record.from_plain(kind, values) if values else None
     return None
 

@@ -16,7 +16,6 @@ from pipeline.config.parts import flat, leaves, part_of, unflat
 from pipeline.config.schema import Config
 from pipeline.plan.backends import other
 from pipeline.plan.plan import AUTO, Plan
-from pipeline.record import MismatchError
 from pipeline.record.files import Scored
 from pipeline.record.findings import Check, Explanation, Pace
 from pipeline.record.log import read_whole, write_whole
@@ -287,7 +286,7 @@ def from_values(values: Mapping[str, object]) -> Result:
     """
     fields: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
-        with suppress(MismatchError, KeyError):
+        with suppress(record.MismatchError, KeyError):
             fields[name] = record.from_plain(cast(Any, leaf.type), values[name])
     # A loss is NaN where training diverged; any other value that is no number is unknown.
     finite = {name for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}

@@ -22,13 +22,11 @@ from pipeline.launch import LaunchError, this_machine
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import alike, from_bytes
 from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
 from pipeline.launch.asking import ProcessLine, here
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
-from pipeline.record.commands import Command, Leave
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, EventBase, Exited, Left, Signalled, Started
 from pipeline.record.log import to_line
 
@@ -105,7 +103,7 @@ class Agent:
                     for received in self._channel.take():
                         # Before it is done: what this process does not live to do, nobody does.
                         self._channel.done(received)
-                        message = from_bytes(received.data)
+                        message = messages.from_bytes(received.data)
                         if isinstance(message, messages.Close):
                             return message.code
                         self._do(message, Path(folder))
@@ -142,7 +140,7 @@ class Agent:
             for number, job in self._jobs.items()
         ]
         host, network = self._cluster.inventory(), this_machine.network()
-        self._send(messages.Hello(self._order, self._address, host, alike(), held, self._life, network))
+        self._send(messages.Hello(self._order, self._address, host, messages.alike(), held, self._life, network))
 
     def _do(self, message: messages.Message, folder: Path) -> None:
         match message:
@@ -309,7 +307,7 @@ class Agent:
 
     def _save(self) -> None:
         for job in self._jobs.values():
-            job.running.send(Leave())
+            job.running.send(commands.Leave())
         until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in self._jobs.values()), default=0.0)
         while time.monotonic() < until and not all(map(_has_left, self._jobs.values())):
             wait([source for job in self._jobs.values() for source in job.running.sources()], POLL_SECONDS)
@@ -330,7 +328,7 @@ def _has_left(job: _Job) -> bool:
     return set(job.start.ranks) & set(job.plan.leaders) <= job.left | job.exited.keys()
 
 
-def in_folder(command: Command[EventBase], folder: Path) -> Command[EventBase]:
+def in_folder(command: commands.Command[EventBase], folder: Path) -> commands.Command[EventBase]:
     """The command with a folder of this host where the run's folder, which it names, is not here.
 
     >>> in_folder(commands.Load("/nowhere"), Path("/tmp/here"))

@@ -28,11 +28,7 @@ SAY_SECONDS = 3.0
 
 
 class DiallingCluster(Cluster, ABC):
-    """Hosts whose agents dial this command, which starts processes by them.
-
-    A kind says how many hosts there are (`count`), how agents are started there (`begin`), whether that has failed
-    (`check`), what is to be ended of it (`end`), what it would do in words or scripts (`describe`), and what the hosts
-    have while nobody asks them (`assumed`). An agent is
+    """Hosts whose agents dial this command, which starts processes by them. An agent is
 
         python -m pipeline.launch HOST:PORT --name NAME --order NUMBER [--address ADDRESS] [--token-file FILE]
 
@@ -74,10 +70,7 @@ class DiallingCluster(Cluster, ABC):
 
     @abstractmethod
     def listens_at(self) -> str:
-        """HOST:PORT at which agents reach this command; port 0 is any. On loopback unless others must reach it.
-
-        Empty where this command dials the agents.
-        """
+        """HOST:PORT at which agents reach this command, 0 for any port; empty where it dials them."""
 
     @abstractmethod
     def begin(self, address: str) -> None:
@@ -154,10 +147,7 @@ class DiallingCluster(Cluster, ABC):
         return bool(self._there())
 
     def end_earlier(self, folder: Path) -> None:
-        """Ends the agents that a command which was killed has left, and with them its processes.
-
-        They dial where that listened, and hear here that they are to end. Raises `LaunchError`.
-        """
+        """Ends the agents of a killed command, which dial where that listened, and their processes."""
         record = Kept.read(folder)
         if record is None or record.token.encode() == self.token:
             return

@@ -14,7 +14,6 @@ from pipeline.launch import LaunchError, Line
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel, Received
 from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER, alike, from_bytes, unlike
 from pipeline.launch.agents.unheard import unheard
 from pipeline.plan.machine import Host, Machine
 
@@ -57,7 +56,7 @@ class Agents:
         self._warnings: list[str] = []
         self.warn = self._warnings.append
         self._refused = 0
-        self.endpoint = Endpoint(DRIVER, token, self._refuse)
+        self.endpoint = Endpoint(messages.DRIVER, token, self._refuse)
         self.known: dict[str, Known] = {}
         # Lives of those whose hosts are taken away.
         self._leaving = set[str]()
@@ -180,7 +179,7 @@ class Agents:
 
     def _sort(self, channel: Channel, received: Received) -> None:
         try:
-            message = from_bytes(received.data)
+            message = messages.from_bytes(received.data)
         except msgspec.MsgspecError as error:
             expected, instead = f"{channel.name} to have the same version of the pipeline", SAME
             raise LaunchError(expected, f"a message of another one ({error})", instead) from error
@@ -190,7 +189,7 @@ class Agents:
                 pass
             case messages.Hello():
                 self.known[channel.name] = Known(channel, received.life, message)
-                if (different := unlike(alike(), message.alike)) and not self.tolerates:
+                if (different := messages.unlike(messages.alike(), message.alike)) and not self.tolerates:
                     raise LaunchError(
                         f"Expected {channel.name} to have what this machine has: {different}. Try {SAME}."
                     )

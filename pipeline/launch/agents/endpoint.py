@@ -85,10 +85,7 @@ class Endpoint:
         self._in_loop(self._close_ports())
 
     def dial(self, name: str, address: str | Callable[[], socket.socket]) -> Channel:
-        """Returns a channel to who listens at HOST:PORT, who is dialled whenever there is no connection.
-
-        In place of an address, a function that opens a connection there, or raises `OSError`.
-        """
+        """Returns a channel to HOST:PORT, or to whom a function connects; dialled whenever it has no connection."""
         channel = self.channel(name)
         self._in_loop(self._begin(self._keep_dialling(channel, address)))
         return channel

@@ -311,10 +311,7 @@ class Follower:
             return self._states.get(host)
 
     def check(self, absent: Sequence[str], never: Sequence[str]) -> None:
-        """Raises `LaunchError` if absent hosts will not come; for those that were `never` there, an end is one.
-
-        While it is called, the pods are looked at more often.
-        """
+        """Raises `LaunchError` if absent hosts will not come; an end is one for those that were `never` there."""
         self._soon_until = time.monotonic() + WAITED_SECONDS
         with self._lock:
             states, failure = dict(self._states), self._failure
@@ -332,10 +329,7 @@ class Follower:
             raise LaunchError(expected, f"that it will not ({failure.rstrip('.')})", instead)
 
     def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str] = MappingProxyType({})) -> str:
-        """The reasons for which hosts are not there yet, in words: hosts with one reason together.
-
-        `unreached` says by host why there is no way to its agent.
-        """
+        """The reasons, in words, for which hosts are not there yet, or by host, for which they are `unreached`."""
         hosts: dict[str, list[str]] = {}
         for host in absent:
             state = self.pod(host)

@@ -23,7 +23,7 @@ from pipeline.plan.plan import LaunchPart, Plan
 JOBSET, JOB = "jobset", "job"
 # A name in a cluster (RFC 1123), and one to which "-worker-0-12345-abcde" is added.
 NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-SHORT_NAME = r"[a-z]([-a-z0-9]{0,34}[a-z0-9])?"
+SHORT = r"[a-z]([-a-z0-9]{0,34}[a-z0-9])?"
 # References without spaces; the registry knows which images there are.
 IMAGE = r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
 PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]"
@@ -40,6 +40,10 @@ Values = dict[Annotated[str, Meta(min_length=1)], Value]
 Variables = dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*\Z")], Value]
 Names = Annotated[tuple[Annotated[str, Meta(pattern=rf"^{NAME}\Z")], ...], option("names of Secrets", "[mine]")]
 Labels = Annotated[Values, option("names with a value each", "{name: value}")]
+Pull = Literal["Always", "IfNotPresent", "Never"]
+Url = Annotated[
+    str, option("an MLflow server's address without a password", "http://mlflow:5000", r"https?://[^\s/@]+(/\S*)?")
+]
 Size = Annotated[str, option("a quantity as 4Gi or 500Mi", "4Gi", r"(?=.*[1-9])\d+(\.\d+)?(k|[MGTP]|[KMGTP]i)?")]
 CHIEF, WORKER, SERVER = "chief", "worker", "ps"
 TEMPLATE = "manifest.yaml.j2"
@@ -63,9 +67,7 @@ class KubernetesOptions:
 
     image: Annotated[str, option("an image's name", "registry.example/me/pipeline:1", IMAGE)] | None = None
     kind: Annotated[Literal["jobset", "job"], option(f"{JOBSET} or {JOB}", JOBSET)] = "jobset"
-    name: (
-        Annotated[str, option("up to 36 small letters, digits and '-', a letter first", "mine", SHORT_NAME)] | None
-    ) = None
+    name: Annotated[str, option("up to 36 small letters, digits and '-', a letter first", "mine", SHORT)] | None = None
     namespace: Annotated[str, option("a namespace's name", "training", NAME)] | None = None
     context: Annotated[str, option("a context's name", "null", r".*\S.*")] | None = None
     cpu: Annotated[int, option("whole cores of a pod, from 1", "2", ge=1, le=4096)] = 1
@@ -81,17 +83,8 @@ class KubernetesOptions:
     user: Annotated[int, option("a user's number that is not root's", "1000", ge=1, le=2**31 - 1)] = 1000
     secrets: Names = ()
     env: Annotated[Variables, option("variables with a value each", "{TF_CPP_MIN_LOG_LEVEL: '1'}")] | None = None
-    mlflow: (
-        Annotated[
-            str,
-            option("an MLflow server's address without a password", "http://mlflow:5000", r"https?://[^\s/@]+(/\S*)?"),
-        ]
-        | None
-    ) = None
-    image_pull_policy: (
-        Annotated[Literal["Always", "IfNotPresent", "Never"], option("Always or IfNotPresent or Never", "IfNotPresent")]
-        | None
-    ) = None
+    mlflow: Url | None = None
+    image_pull_policy: Annotated[Pull, option("Always or IfNotPresent or Never", "IfNotPresent")] | None = None
     image_pull_secrets: Names = ()
     node_selector: Labels | None = None
     tolerations: Annotated[tuple[Values, ...], option("a list of tolerations", "[{key: gpu, operator: Exists}]")] = ()
