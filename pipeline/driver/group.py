@@ -21,7 +21,6 @@ from pipeline.record.log import to_line
 POLL_SECONDS = 0.2
 # What ends the warning that a worker was started again.
 REPLACED = "the steps that it was making are made again, by any worker."
-# Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
 
 

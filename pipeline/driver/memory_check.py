@@ -27,7 +27,6 @@ from pipeline.record.results import Choices, Ending, Layout, Result
 
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
-# Of the plans that fit, so many are named.
 MOST_NAMED = 3
 # Plans a changed config, and raises `UserError` where it is refused.
 Replan = Callable[[Config], Plan]

@@ -22,7 +22,6 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 
-# The output of a run, in its folder.
 LOG = "driver.log"
 POLL_SECONDS = 0.2
 # For runs to end once the command does.
@@ -31,7 +30,6 @@ END_SECONDS = 60.0
 Open = Callable[[Path], AbstractContextManager[Screen]]
 Begun = Callable[[Key, RunRequest], None]
 Ended = Callable[[Key, RunResult, float], None]
-# By their key.
 Clusters = dict[str, Cluster]
 
 

@@ -26,7 +26,6 @@ from pipeline.worker.engine import check_engine
 # The function that reads what `python -m pipeline prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
 SYNTHETIC = "pipeline.data.synthetic"
-# How the address of a local store begins, before its file.
 SQLITE = "sqlite:///"
 
 

@@ -18,7 +18,6 @@ from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.record.files import Scored, read_predictions
 from pipeline.record.findings import Check, Explanation
 
-# Of the examples that were left out, so many are named.
 SKIPPED_NAMED = 3
 
 

@@ -23,7 +23,6 @@ from pipeline.record import events, log, results
 from pipeline.record.findings import Check, Pace
 from pipeline.record.results import Result
 
-# How a run's last command ended, in words.
 ENDED = {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}
 
 

@@ -141,7 +141,6 @@ class Session:
     # The folder of the run under way that a Ctrl-C leaves training, and of the one that was left.
     leaves: Path | None = None
     left: Path | None = None
-    # How far the sweep of the run under way is.
     ahead: Ahead | None = None
     # Runs whose logs the tracker still sends, with the seconds to wait for each; those that MLflow lacks something of,
     # and what was wrong.

@@ -32,7 +32,6 @@ EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
-# At most so many replicas of a host are timed alone.
 MOST_ALONE = 4
 # Examples that were broken and left out, by part of the data.
 Losses = dict[str, list[Lost]]

@@ -184,7 +184,6 @@ OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
 DETACHED = "pipeline.launch.hosts:DetachedCluster"
 # What a package's cluster must have; what it is without else is `Cluster`'s.
 NEEDED = ("serve", "inventory", "warm_up", "addresses", "start", "close")
-# What values of an option's type are, in words.
 WORDS = {
     float: "a number",
     int: "a whole number",

@@ -111,7 +111,6 @@ class EnvCluster(Cluster):
         others = [task for task in self._tasks.tasks if task != self._tasks.own and task.kind != EVALUATOR]
         self._addresses = {f"{task}": task.address for task in others}
         self._agents: Agents | None = None
-        # Does this command drive, so that the others must hear of its end?
         self._drives = False
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:

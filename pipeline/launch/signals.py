@@ -15,7 +15,6 @@ STACKS = signal.SIGRTMIN
 ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
 # linux/prctl.h
 PR_SET_PDEATHSIG = 1
-# What tells a process that imports slowly, in its environment, whose child it is.
 DRIVER_PID = "PIPELINE_DRIVER_PID"
 
 

@@ -48,7 +48,6 @@ OPTIMIZERS = (
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
 LOOPBACK = ("127.0.0.1", "localhost")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-# MLflow's stores.
 SERVER = re.compile(r"https?://[^/\s]\S*")
 DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.

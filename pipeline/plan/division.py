@@ -20,7 +20,6 @@ EVEN = 1.02
 # About so many bytes more take as long between hosts as another message does: 1 ms, most of it a processor's.
 MESSAGE_BYTES = 1 << 18
 LAYOUT = "strategy.build.layout"
-# How many names an error says.
 NAMED = 12
 
 

@@ -396,5 +396,4 @@ Event = (
 )  # fmt: skip
 
 KINDS: dict[str, type[Event]] = {str(one.__struct_config__.tag): one for one in get_args(Event) if one is not Unknown}
-# Kinds that only the driver needs.
 PASSING = (Beat, Stopped, Unreachable, Exited, Unheard)

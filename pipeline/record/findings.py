@@ -6,7 +6,6 @@ from typing import Literal
 from pipeline.errors import first_of
 
 What = Literal["loss", "metric", "gradient", "state", "output"]
-# So many differences are named in a sentence; all are in result.json.
 NAMED = 3
 
 

@@ -19,9 +19,7 @@ import pipeline.record as record
 from pipeline.errors import unwritten
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
-# Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536
-# What a full disk answers.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # The mode of a file that nobody but its owner can read.
 SECRET = 0o600

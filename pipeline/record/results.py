@@ -30,7 +30,6 @@ XLA = ("xla", "xla_speedup", "seconds_compiling")
 ENDED_EARLY = ("stopped_by", "stopped_at", "planned_epochs", "restored_epoch")
 # From here on an efficiency is none: something has slowed the baseline.
 MOST_EFFICIENCY = 1.1
-# The source of a baseline that was timed in turn with its run.
 IN_THIS_RUN = "measured in this run"
 
 
@@ -170,7 +169,6 @@ class Training:
     # The command's own: without processes of the run.
     seconds_driver: float | None = None
     saved: str | None = None
-    # The file that a language model wrote.
     sample: str | None = None
     # The callback that ended it before the epochs that were planned, at which step, and the epoch whose weights were
     # put back.

@@ -53,7 +53,6 @@ class _Job:
     left: set[int] = field(default_factory=set)
     # By rank, and whether training or validation tells how far it is.
     beats: dict[tuple[int, bool, bool], Beat] = field(default_factory=dict)
-    # How far each log was sent.
     sent: dict[str, int] = field(default_factory=dict)
 
 

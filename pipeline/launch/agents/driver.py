@@ -21,9 +21,7 @@ from pipeline.plan.machine import Host, Machine
 POLL_SECONDS, CLOSE_SECONDS, LATE_SECONDS = 0.2, 3.0, 10.0
 # Stands for the jobs that are over: their last lines are the next job's to hear.
 OVER = 0
-# Connections that were refused and are reported.
 MOST_REFUSED = 20
-# What to do about hosts that differ.
 SAME = "the same environment and code on all hosts"
 
 
@@ -52,13 +50,11 @@ class Agents:
     """All agents of a command, by name. What they send about jobs waits until the job asks for it."""
 
     def __init__(self, token: bytes) -> None:
-        # What a user should know of agents, or of where they are.
         self._warnings: list[str] = []
         self.warn = self._warnings.append
         self._refused = 0
         self.endpoint = Endpoint(messages.DRIVER, token, self._refuse)
         self.known: dict[str, Known] = {}
-        # Lives of those whose hosts are taken away.
         self._leaving = set[str]()
         # By job, what has come, and what the job has taken, with which it is done once it asks again.
         self._inbox: dict[int, list[tuple[str, messages.Message, Received]]] = defaultdict(list)

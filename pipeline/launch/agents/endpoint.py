@@ -31,7 +31,6 @@ HANG_UP_SECONDS = 0.5
 # Connections in their handshake, which takes an agent some hundredths of a second; how long one more than these leaves
 # the others alone; and between two that are hung up on.
 MOST_GREETING, GRACE_SECONDS, PACE_SECONDS = 64, 1.0, 0.002
-# Why an end is turned away.
 REPLACED, OCCUPIED = "another has taken its place", "another of its name is there"
 
 

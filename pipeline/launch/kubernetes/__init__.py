@@ -31,7 +31,6 @@ FILE = "kubernetes.json"
 # How long pods that are to end are waited for, and what was deleted, before others of their names are made.
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.3
-# Before a sentence says what pods wait for.
 SAY_SECONDS = 5.0
 # Where training may go on with fewer, a pod has so long to come back.
 RETURN_SECONDS = 60.0

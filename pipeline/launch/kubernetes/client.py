@@ -39,7 +39,6 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 SOON_SECONDS, LATER_SECONDS = 1.0, 3.0
 # Pods count as waited for until so long after the last `check`.
 WAITED_SECONDS = 10.0
-# Hosts that are named in a sentence.
 MOST_NAMED = 3
 # Reasons that no waiting mends, and what to type instead.
 NO_START = "another cluster.options.image or cluster.options.workdir"
@@ -299,7 +298,6 @@ class Follower:
         self._lock, self._over = threading.Lock(), threading.Event()
         self._states: dict[str, PodState] = {}
         self._failure: str | None = None
-        # Ids of pods whose end was reported.
         self._reported = set[str]()
         self._soon_until = time.monotonic() + WAITED_SECONDS
         self._thread = threading.Thread(target=self._look, name="pods", daemon=True)

@@ -41,7 +41,6 @@ BRACKET = re.compile(r"\[([^\[\]]*)\]")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 # What a plan may have; a list that is broken may name billions.
 MOST_HOSTS = 65_536
-# How often a count holds, as in 4(x3).
 TIMES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 

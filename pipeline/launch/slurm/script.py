@@ -15,7 +15,6 @@ from msgspec import Meta
 from pipeline.launch import LaunchError, option
 
 MOST = 65_536
-# The options of sbatch that this program sets.
 OURS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--signal", "--output", "--open-mode", "--requeue",
     "--no-requeue", "--parsable",
