@@ -162,14 +162,6 @@ class Run:
         self._log.append(event)
         self.apply(event)
 
-    def write(self, result: Result) -> Result:
-        """Writes its result; returns that of a run whose folder cannot be written to if so."""
-        try:
-            results.write(self.folder, result)
-        except OSError as problem:
-            return unwritten(result, problem)
-        return result
-
     def close(self) -> None:
         """Closes its log. Raises `OSError` if that cannot be written."""
         assert self._log is not None, "it is open"

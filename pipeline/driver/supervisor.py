@@ -354,7 +354,10 @@ class Supervisor:
             result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
             result = replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
-        result = self.run.write(result)
+        try:
+            results.write(folder, result)
+        except OSError as problem:
+            result = unwritten(result, problem)
         self.emit(events.Result(results.to_values(result), time=time.time()))
         self.emit(Ended(str(ending.status), ending.error, time=time.time()))
         resume.forget(folder)

@@ -20,7 +20,7 @@ from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record import commands
-from pipeline.record.events import Built, Explaining, Finished, Lost, SwitchedOff
+from pipeline.record.events import Built, Finished, Lost, SwitchedOff
 from pipeline.record.findings import Check, Explanation, Pace
 
 # A step that is timed for itself is timed in so many starts of its processes, or as many as begin in so long.
@@ -262,16 +262,12 @@ def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> lis
     return rounds
 
 
-def _explaining(group: Group, command: commands.Explain) -> list[Explaining]:
-    return list(group.request(command).values())
-
-
 def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], float]]:
     plan, turns = point.plan, dict[str, Callable[[], float]]()
 
     def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:
         """Seconds of the slowest process, for as many examples as a step of all workers trains."""
-        timed = _explaining(group, commands.Explain(what, per_call, warmup_steps, steps))
+        timed = [*group.request(commands.Explain(what, per_call, warmup_steps, steps)).values()]
         rate = measure.throughput(timed[0].examples or 0.0, max(event.seconds or 0.0 for event in timed))
         return plan.training.global_batch / rate
 
@@ -288,7 +284,7 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
     def calling(group: Group) -> float:
         """Seconds of the call of a step that does nothing."""
         # Of two the lower: one process that is slow does not decide.
-        timed = _explaining(group, commands.Explain("no step", per_call))
+        timed = group.request(commands.Explain("no step", per_call)).values()
         return median_low([(event.seconds or 0.0) / per_call for event in timed])
 
     for group, prefix in ((one, "one_"), (point, "")):
@@ -310,7 +306,7 @@ def _of_replicas(point: Group, per_call: int) -> dict[str, Callable[[], dict[int
 
     def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
         command = commands.Explain("no communication", per_call, replicas=replicas, seconds=least)
-        stretches = [dict(event.replicas or ()) for event in _explaining(point, command)]
+        stretches = [dict(event.replicas or ()) for event in point.request(command).values()]
         if plan.hardware.kind == "cpu":
             # Those of one process share a pool of threads: which of them it serves first says nothing of any.
             stretches = [dict.fromkeys(each, sum(each.values()) / len(each)) for each in stretches if each]

@@ -54,10 +54,12 @@ def main(
     try:
         threading.Thread(target=_beat, args=(line,), daemon=True).start()
         threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
-        inbox = Inbox(commands)
+        inbox: SimpleQueue[Command[EventBase]] = SimpleQueue()
+        leaves = threading.Event()
+        threading.Thread(target=_listen, args=(commands, inbox, leaves), daemon=True).start()
         from pipeline.worker.main import main as live
 
-        live(plan, rank, line.tell, inbox.commands.get, inbox.leave.is_set, _leave)
+        live(plan, rank, line.tell, inbox.get, leaves.is_set, _leave)
     except BaseException as error:
         # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()
@@ -110,22 +112,14 @@ def die_with(lifeline: Connection, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-class Inbox:
-    """Commands from the driver, in the order they were given."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.commands: SimpleQueue[Command[EventBase]] = SimpleQueue()
-        # Set as soon as `leave` has come, before it is taken.
-        self.leave = threading.Event()
-        threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
-
-    def _listen(self, connection: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                command = from_json(connection.recv_bytes())
-                if isinstance(command, Leave):
-                    self.leave.set()
-                self.commands.put(command)
+def _listen(connection: Connection, inbox: SimpleQueue[Command[EventBase]], leaves: threading.Event) -> None:
+    """Takes commands in, in order; `leaves` is set as soon as `leave` has come, before it is taken."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            command = from_json(connection.recv_bytes())
+            if isinstance(command, Leave):
+                leaves.set()
+            inbox.put(command)
 
 
 def _beat(line: EventWriter) -> None:

@@ -259,9 +259,7 @@ class DetachedCluster(HostsCluster):
         """This machine, looked at once."""
         return self._machine
 
-    def assumed(self) -> Machine:
-        """The same."""
-        return self._machine
+    assumed = inventory
 
     def warm_up(self) -> None:
         """Starts the agent, whose imports run beside what the driver does next."""

@@ -4,7 +4,6 @@ Arithmetic only. Metrics, validation, ids and headers are not counted.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.config.schema import Exchange
@@ -301,46 +300,29 @@ class _ServerMemory:
     sent: int
 
 
-def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> tuple[_ServerMemory, ...]:
+def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> list[_ServerMemory]:
     """The parameter servers, each variable or shard on that which held the fewest bytes when it was made."""
     ranks = plan.ranks("parameter server")
-    held: list[list[tuple[Variable, int]]] = [[] for _ in ranks]
-    filled = [0] * len(ranks)
+    held = [Counter[str]() for _ in ranks]
     for variable in size.variables:
         total = variable.shape[0] if variable.path in shards else 1
+        amounts = {"parameters": variable.bytes, "slots": variable.slot_bytes, "read": _read(plan, variable)}
+        if variable.trainable:
+            sent = _row_gradient(plan, variable) if variable.is_table else variable.bytes
+            amounts |= {"gradients": variable.bytes, "sent": sent}
         for rows in shards.get(variable.path, (1,)):
-            emptiest = min(range(len(ranks)), key=filled.__getitem__)
-            held[emptiest].append((variable, rows))
-            filled[emptiest] += variable.bytes * rows // total
-    return tuple(
-        _server(plan, rank, held[place], shards, size.optimizer_bytes if place == 0 else 0)
-        for place, rank in enumerate(ranks)
-    )
+            emptiest = min(held, key=lambda of_server: of_server["parameters"])
+            emptiest.update({name: amount * rows // total for name, amount in amounts.items()})
+    held[0]["slots"] += size.optimizer_bytes
+    servers = []
+    for rank, of_server in zip(ranks, held, strict=True):
+        kept = (of_server[name] for name in ("parameters", "gradients", "slots"))
+        memory, host = HostMemory(f"server {rank}", *kept, 0), plan.processes[rank].host
+        servers.append(_ServerMemory(rank, host, memory, of_server["read"], of_server["sent"]))
+    return servers
 
 
-def _server(
-    plan: Plan, rank: int, held: Sequence[tuple[Variable, int]], shards: dict[str, tuple[int, ...]], apart: int
-) -> _ServerMemory:
-    def part(amount: int, variable: Variable, rows: int) -> int:
-        return amount * rows // variable.shape[0] if variable.path in shards else amount
-
-    read = sum(part(_read(plan, variable), variable, rows) for variable, rows in held)
-    sent = sum(
-        part(_row_gradient(plan, variable) if variable.is_table else variable.bytes, variable, rows)
-        for variable, rows in held
-        if variable.trainable
-    )
-    memory = HostMemory(
-        f"server {rank}",
-        parameters=sum(part(variable.bytes, variable, rows) for variable, rows in held),
-        gradients=sum(part(variable.bytes, variable, rows) for variable, rows in held if variable.trainable),
-        slots=sum(part(variable.slot_bytes, variable, rows) for variable, rows in held) + apart,
-        activations=0,
-    )
-    return _ServerMemory(rank, plan.processes[rank].host, memory, read, sent)
-
-
-def _served(plan: Plan, sums: _Sums, servers: tuple[_ServerMemory, ...]) -> Exchanged:
+def _served(plan: Plan, sums: _Sums, servers: list[_ServerMemory]) -> Exchanged:
     workers = Counter(process.host for process in plan.processes if process.replicas)
     read, sent = Counter[int](), Counter[int]()
     for server in servers:
