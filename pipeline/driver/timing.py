@@ -250,7 +250,11 @@ def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> lis
     of_replicas = _of_replicas(point, per_call)
     rounds: list[explain.Round] = []
     began, names = point.clock(), [*of_step, *of_replicas]
-    while not _enough(len(rounds), point.clock() - began):
+    while True:
+        passed = point.clock() - began
+        least = LEAST_ROUNDS if passed > PATIENCE_SECONDS else ENOUGH_ROUNDS
+        if len(rounds) >= least and passed > EXPLAIN_SECONDS:
+            return rounds
         seconds: dict[str, float] = {}
         replicas: dict[str, dict[int, float]] = {}
         for name in names if len(rounds) % 2 == 0 else names[::-1]:
@@ -259,7 +263,6 @@ def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> lis
             else:
                 replicas[name] = of_replicas[name]()
         rounds.append(_round(seconds, replicas, point.plan, one.plan))
-    return rounds
 
 
 def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], float]]:
@@ -336,11 +339,6 @@ def _round(
         together=replicas.get("together", {}),
         alone={number: value for stretch in alone for number, value in stretch.items()},
     )
-
-
-def _enough(rounds: int, seconds: float) -> bool:
-    enough = rounds >= ENOUGH_ROUNDS and seconds > EXPLAIN_SECONDS
-    return enough or (rounds >= LEAST_ROUNDS and seconds > PATIENCE_SECONDS)
 
 
 def _one_of_each_host(plan: Plan) -> list[list[int]]:

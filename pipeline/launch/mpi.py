@@ -171,7 +171,12 @@ class MpiCluster(DiallingCluster):
         hosts = (Host(**facts | {"hostname": _name(0)}), *others)
         machines = {name: agent.hello.machine.hostname for name, agent in self.agents.known.items()}
         machines[_name(0)] = own.hostname
-        _check_cores(hosts, machines)
+        for one, other in combinations(hosts, 2):
+            both = set(one.cores) & set(other.cores)
+            if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
+                received = f"{one.hostname} and {other.hostname}, which were both bound to {len(both)} of them"
+                expected = "each process of the MPI job to have cores of its own"
+                raise LaunchError(expected, received, "mpirun --bind-to none")
         return inventory(hosts)
 
     def hold(self, requests: dict[str, list[int]]) -> dict[str, list[str]]:
@@ -285,15 +290,6 @@ def part(items: Sequence[int], number: int, parts: int) -> list[int]:
         return [items[number % len(items)]]
     each = len(items) // parts
     return list(items[number * each : (number + 1) * each])
-
-
-def _check_cores(places: Sequence[Host], machines: Mapping[str, str]) -> None:
-    """Refuses places of one host that are bound to the same cores, though there are enough. Raises `LaunchError`."""
-    for one, other in combinations(places, 2):
-        both = set(one.cores) & set(other.cores)
-        if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
-            received = f"{one.hostname} and {other.hostname}, which were both bound to {len(both)} of them"
-            raise LaunchError("each process of the MPI job to have cores of its own", received, "mpirun --bind-to none")
 
 
 def _name(rank: int) -> str:

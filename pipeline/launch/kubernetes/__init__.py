@@ -205,18 +205,14 @@ class KubernetesCluster(DiallingCluster):
 
     def _laid_over(self, plan: Plan) -> tuple[jobset.Pods, dict[str, list[int]]]:
         """The pods of a plan and the ranks by host; of existing pods that are enough, those that answer come first."""
-        needed = self._pods_for(plan)
-        if self._pods is None or not self._pods.shape.holds(needed.shape):
+        needed, pods = self._pods_for(plan), self._pods
+        if pods is None or not pods.shape.holds(needed.shape):
             return needed, needed.ranks(plan)
-        slots = self._pods.shape.training
+        slots = pods.shape.training
         if len(slots) > len(needed.shape.training):
-            slots = sorted(slots, key=self._is_gone)
-        return self._pods, self._pods.ranks(plan, slots)
-
-    def _is_gone(self, slot: jobset.Slot) -> bool:
-        assert self._pods is not None
-        host = self._pods.host(slot)
-        return host in self.agents.known and self.agents.endpoint.channel(host).away > self.gone_seconds
+            away = {name: agent.channel.away for name, agent in self.agents.known.items()}
+            slots = sorted(slots, key=lambda slot: away.get(pods.host(slot), 0.0) > self.gone_seconds)
+        return pods, pods.ranks(plan, slots)
 
     def _where(self, plan: Plan) -> dict[int, str]:
         hosts = {rank: host for host, ranks in self._laid_over(plan)[1].items() for rank in ranks}
