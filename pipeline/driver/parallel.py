@@ -214,7 +214,6 @@ class Parallel:
             self._give_back(part, clusters)
 
     def _on_devices(self, request: RunRequest, part: CoreShare, clusters: Clusters) -> RunRequest:
-        """The run on a part of this machine, which is its cluster."""
         share = clusters[cluster_key(request.config)] = Share(self._session.cluster(request.config), part)
         planned = request.planned
         if planned is None:
@@ -256,7 +255,6 @@ class Parallel:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _end_jobs(self) -> None:
-        """Ends all jobs, those of runs too that have not ended in time."""
         with self._changed:
             self._over, idle, self._idle = True, self._idle, []
         ends = [(dict([job]), 0) for job in idle] + [(clusters, 1) for clusters in self._in_use]

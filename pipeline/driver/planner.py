@@ -77,7 +77,6 @@ def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = N
 
 
 def _expect_needed(config: Config, session: Session) -> None:
-    """Refuses a run without its data, or a folder for its checkpoints, if this machine trains."""
     if not _trains_here(config):
         return
     data = repr(config.data.build)

@@ -107,7 +107,6 @@ class Requests:
         return None
 
     def _accept(self, place: int, request: RunRequest) -> None:
-        """Validates a run, on the one device of its strategy if that has one, and refuses a second such run."""
         config = request.config
         one, name = planning.on_one_device(config), config.strategy.name
         if one is not config:

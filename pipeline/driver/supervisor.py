@@ -337,7 +337,6 @@ class Supervisor:
         return finished
 
     def _count_training(self) -> None:
-        """Adds the seconds and joules of training to those measured, once."""
         if self._training is None:
             return
         measured, (point, seconds, joules), self._training = self._measured, self._training, None
@@ -376,7 +375,6 @@ class Supervisor:
         return result
 
     def _keep_for_others(self) -> None:
-        """Keeps the model's size and the baseline for other commands, which can do without them."""
         measured = self._measured
         with suppress(OSError):
             if measured.size:

@@ -302,7 +302,6 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
 
 
 def _of_replicas(point: Group, per_call: int) -> dict[str, Callable[[], dict[int, float]]]:
-    """By name, what times a step of each of some replicas without communication, compiled by now."""
     plan = point.plan
     if plan.workers == 1:
         return {}

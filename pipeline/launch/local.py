@@ -1,8 +1,7 @@
 """Processes on this machine, forked from a server that holds TensorFlow, talking over pipes.
 
 The server imports TensorFlow and Keras once and uses neither, so that a process forked from it starts in a tenth of
-a second. It lives as long as the cluster: a multirun keeps it for all its points. With `launch.keep` the next command
-gets it too.
+a second. It lives as long as the cluster, for all points of a multirun; see `standby` for `launch.keep`.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Processes of an MPI job, all started with the same command: the first drives, the others are its agents.
 
-MPI itself is not used: of it there are the places, and the numbers, in variables of the environment whose names alone
-differ between launchers. Each place trains on its part of its host's cores
-and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
+MPI itself is not used, only its numbers, in variables whose names alone differ between launchers. Each place trains on
+its part of its host's cores and GPUs, which `mpirun --bind-to none` leaves it to choose.
 """
 
 import hashlib

@@ -130,7 +130,6 @@ def estimate(plan: Plan, size: Size) -> Estimate:
 
 
 def _placed(plan: Plan, size: Size) -> tuple[MemoryPart, ...]:
-    """The parts of the model, where whole layers are laid over devices and a process has told them."""
     if not (places_layers(plan) and size.layers):
         return ()
     parts, each = laid_out(plan, size.layers), plan.strategy.devices_per_replica
@@ -291,8 +290,6 @@ def _central(plan: Plan, sums: _Sums) -> Exchanged:
 
 @dataclass(frozen=True)
 class _ServerMemory:
-    """A parameter server: its rank, its host, what it keeps, and what one worker reads of it and sends to it."""
-
     rank: int
     host: int
     memory: HostMemory

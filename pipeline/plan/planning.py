@@ -298,7 +298,6 @@ def _host(address: str) -> str:
 
 
 def _notes_on_network(addresses: Collection[str], by_config: bool, whose: str) -> list[str]:
-    """Returns what is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
     ports = sorted(int(address.rpartition(":")[2]) for address in addresses)

@@ -61,8 +61,6 @@ class DiallingCluster(Cluster, ABC):
         """What agents prove by that they are this command's."""
         return self.agents.endpoint.token
 
-    # What a kind says.
-
     @property
     @abstractmethod
     def count(self) -> int:
@@ -104,8 +102,6 @@ class DiallingCluster(Cluster, ABC):
         own = this_machine.detect(self.environ)
         return inventory([Host(f"host {number}", own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus)
                           for number in range(self.count)])  # fmt: skip
-
-    # The rest is a `pipeline.launch.Cluster`.
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
         """Returns None: nobody else drives."""
@@ -170,7 +166,6 @@ class DiallingCluster(Cluster, ABC):
             self.say(f"{' and '.join(absent)} did not answer: what is left there ends once it does, or by itself.")
 
     def _end_all(self, earlier: Agents, record: Kept) -> list[str]:
-        """Tells an earlier driver's agents to end, waits until they have, and gives the names of who did not."""
         self._listen(record.address, earlier)
         for name in record.agents:
             earlier.send(name, Close(0))

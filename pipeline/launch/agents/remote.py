@@ -212,7 +212,6 @@ class RemoteJob:
             path.rename(self._folder / name)
 
     def _find_unreachable(self) -> None:
-        """Tells of processes on hosts that were not heard of for so long that they count as gone."""
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
             agent, absent, begun = self._agents.known.get(name), name in self._absent, name in self._begun

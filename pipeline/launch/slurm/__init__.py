@@ -229,7 +229,6 @@ class SlurmCluster(DiallingCluster):
         return inventory([Host(name, cores, own.memory_gib, "any processor", gpus) for name in names])
 
     def _mine(self) -> queue.Earlier:
-        """The part of this command that another one must end."""
         assert self._folder is not None
         job = self._job.job if self._job else self._inside.job if self._inside else ""
         return queue.Earlier(job, self._folder.name, step=self._job is None)

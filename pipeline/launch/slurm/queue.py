@@ -1,7 +1,6 @@
 """Asks Slurm's commands: submits a job, says what has become of it, puts it back into the queue, ends it.
 
-It reads `squeue -o` and `-O`, whose columns are the same in all versions, and no accounting. Which
-allocation a command is in stands in its environment.
+It reads `squeue -o` and `-O`, whose columns are the same in all versions. The environment says which job this is in.
 """
 
 import re
