@@ -313,8 +313,8 @@ def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> list
     held[0]["slots"] += size.optimizer_bytes
     servers = []
     for rank, of_server in zip(ranks, held, strict=True):
-        kept = (of_server[name] for name in ("parameters", "gradients", "slots"))
-        memory, host = HostMemory(f"server {rank}", *kept, 0), plan.processes[rank].host
+        parameters, gradients, slots = (of_server[name] for name in ("parameters", "gradients", "slots"))
+        memory, host = HostMemory(f"server {rank}", parameters, gradients, slots, 0), plan.processes[rank].host
         servers.append(_ServerMemory(rank, host, memory, of_server["read"], of_server["sent"]))
     return servers
 

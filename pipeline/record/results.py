@@ -71,8 +71,14 @@ class Choices:
     def of(cls, source: Config | Plan) -> "Choices":
         """The choices of a config or a plan."""
         collective = source.collective if isinstance(source, Plan) else source.strategy.collective
-        names = (part.name for part in (source.strategy, source.hardware, source.model, source.data))
-        return cls(*names, other(source.backend), None if collective == AUTO else other(collective))
+        other_collective = None if collective == AUTO else other(collective)
+        strategy, hardware, model, data = (
+            source.strategy.name,
+            source.hardware.name,
+            source.model.name,
+            source.data.name,
+        )
+        return cls(strategy, hardware, model, data, other(source.backend), other_collective)
 
     @property
     def called(self) -> str | None:
