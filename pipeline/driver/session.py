@@ -41,8 +41,6 @@ HURRIED_SECONDS, AT_ONCE_SECONDS = 3.0, 0.2
 # Before the terminal says why it waits.
 SAY_SECONDS = 1.0
 WAITING = "Uploading to MLflow (Ctrl-C to skip; `python -m pipeline sync` uploads later)."
-# Signals by which a person, or a terminal, leaves a run whose processes outlive the command.
-LEAVING = (signal.SIGINT, signal.SIGHUP)
 
 
 class RunPreempted(Exception):
@@ -253,7 +251,7 @@ class Session:
 
         A run whose processes outlive this command is left training by Ctrl-C, and by a terminal that is closed.
         """
-        if number in LEAVING and self.leaves is not None:
+        if number in (signal.SIGINT, signal.SIGHUP) and self.leaves is not None:
             self.left = self.leaves
             for cluster in self._clusters.values():
                 cluster.leave()

@@ -181,7 +181,6 @@ CLUSTERS = {
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # Where processes outlive their driver, for another to take its place; under `local` with launch.detach=true alone.
 OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
-DETACHED = "pipeline.launch.hosts:DetachedCluster"
 # What a package's cluster must have; what it is without else is `Cluster`'s.
 NEEDED = ("serve", "inventory", "warm_up", "addresses", "start", "close")
 WORDS = {
@@ -207,7 +206,7 @@ def cluster_of(
 
     `detach`: its processes are to outlive this command. `keep`: its fork server is, for so long.
     """
-    ours = CLUSTERS | ({"local": DETACHED} if detach else {})
+    ours = CLUSTERS | ({"local": "pipeline.launch.hosts:DetachedCluster"} if detach else {})
     factory = load_offer("clusters", config.name, "cluster", ours, "cluster=local")
     keeps = config.name == "local" and config.start_method is StartMethod.forkserver and not detach
     asks_nobody = config.name in {*CLUSTERS} - {"hosts"} and (config.hosts or config.copy)

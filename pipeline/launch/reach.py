@@ -15,8 +15,6 @@ from pipeline.errors import UserError
 CONNECT_SECONDS = 3.0
 # From connecting to the whole answer; what no timeout bounds, such as looking up a name, ends a second later.
 ANSWER_SECONDS = 4.0
-# For which gRPC may go on watching a channel that nobody asks about any more.
-WATCHED_SECONDS = 0.3
 GET_STATUS = "/tensorflow.WorkerService/GetStatus"
 GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 # What gRPC's library says by itself, in the terminal of the command, is left out.
@@ -91,7 +89,7 @@ def _called(target: str, call: str, timeout: float) -> bytes | str:
         finally:
             # gRPC watches a channel in a thread of its own, which fails where it finds the channel closed.
             channel.unsubscribe(states.append)
-            time.sleep(WATCHED_SECONDS)
+            time.sleep(0.3)
 
 
 def _quiet_grpc() -> Any:

@@ -27,11 +27,6 @@ GOOGLE, PCI = "0x1ae0", Path("/sys/bus/pci/devices")
 TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
 # For which a port is waited for whose process, as that of a command that was just killed, is about to end.
 FREE_SECONDS, LOOK_SECONDS = 3.0, 0.1
-# Set on TPU VMs and in pods that have a TPU.
-TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
-POWERCAP = Path("/sys/class/powercap")
-# Parts of a package that are beside its cores; other parts are in its own count.
-BESIDE = ("dram",)
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -147,7 +142,8 @@ def installed_tpus(environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Pa
     """
     chips = sorted(dev.glob("accel[0-9]*"))
     on_bus = any(vendor == GOOGLE and chip in TPU_CHIPS for vendor, chip in pci_devices("device", pci))
-    if not chips and (on_bus or any(name in environ for name in TPU_VARIABLES)):
+    # Set on TPU VMs and in pods that have a TPU.
+    if not chips and (on_bus or not {"TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"}.isdisjoint(environ)):
         chips = sorted(dev.glob("vfio/[0-9]*"))
     return tuple(map(str, chips))
 
@@ -194,14 +190,15 @@ def holder(port: int) -> str | None:
     return None
 
 
-def energy_counters(powercap: Path = POWERCAP) -> dict[str, Callable[[], tuple[int, int]]]:
+def energy_counters(powercap: Path = Path("/sys/class/powercap")) -> dict[str, Callable[[], tuple[int, int]]]:
     """By name, what reads (count, count at which it begins anew), in millionths of a joule."""
     readers: dict[str, Callable[[], tuple[int, int]]] = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         with suppress(OSError, ValueError):
             named = (zone / "name").read_text().strip()
             _zone(zone)
-            if named.startswith("package") or named in BESIDE:
+            # Memory is beside a package; other parts are in its own count.
+            if named.startswith("package") or named == "dram":
                 readers[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
     return readers | _gpu_counters()
 

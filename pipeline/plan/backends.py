@@ -45,8 +45,6 @@ OVER_PROCESSES = {
     HOROVOD: "adds up over processes with a device each",
     SHARED_MEMORY: "adds up over the processes of a host",
 }
-# Steps between two comparisons of weights that another collective than ours adds up for.
-COMPARED_EVERY = 100
 
 
 def check_backend(config: Config) -> None:
@@ -205,7 +203,7 @@ def compared_every(config: Config, workers: int) -> int | None:
     if workers == 1:
         return None
     ours = config.strategy.collective in OURS
-    return config.train.compare_weights_every or (None if ours else COMPARED_EVERY)
+    return config.train.compare_weights_every or (None if ours else 100)
 
 
 def shares_memory_under_jax(plan: Plan) -> bool:

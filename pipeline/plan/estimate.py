@@ -13,9 +13,6 @@ from pipeline.plan.host import FullestHost, HostMemory, ahead, beside_gradients,
 from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
-# Beside the rows of a table that a gradient is of travel their numbers, int32.
-ROW_NUMBER_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -230,8 +227,8 @@ def _read(plan: Plan, variable: Variable) -> int:
 
 
 def _row_gradient(plan: Plan, table: Variable) -> int:
-    """Bytes of a table's gradient for a replica's step: the rows that it looked up, and their numbers."""
-    return _rows(plan, table) * (table.row_bytes + ROW_NUMBER_BYTES)
+    """Bytes of a table's gradient for a replica's step: the rows that it looked up, and their numbers, int32."""
+    return _rows(plan, table) * (table.row_bytes + 4)
 
 
 def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:

@@ -12,7 +12,6 @@ from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
 
 MOST_SERVERS = 1_024
-WORKERS_PER_SERVER = 4
 
 
 def tasks_that_train(config: Config, machine: Machine) -> int | None:
@@ -148,8 +147,8 @@ def servers_of(config: Config, workers: int, started: int) -> int:
     if config.train.deterministic and workers > 1:
         expected = f"train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously"
         raise UserError(expected, "true", "workers=1, or strategy=mirrored")
-    # What a server passes on grows with the workers, and one keeps up with a few of them.
-    servers = strategy.parameter_servers or started or math.ceil(workers / WORKERS_PER_SERVER)
+    # What a server passes on grows with the workers, and one keeps up with about four.
+    servers = strategy.parameter_servers or started or math.ceil(workers / 4)
     if servers > MOST_WORKERS:
         raise UserError(f"no more than {MOST_WORKERS} parameter servers", servers, "strategy.parameter_servers=null")
     return servers

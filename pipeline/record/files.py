@@ -14,7 +14,6 @@ from pipeline.record.log import SECRET, objects, read_json, read_whole, write_js
 
 LOG, TRACKING, AGENTS, SWEEP = "events.jsonl", "tracking.json", "agents.json", "sweep.json"
 PREDICTIONS, LINKS = "predictions.jsonl", "links.json"
-LINKS_VERSION = 1
 # Of a run's id, at the end of its name in MLflow.
 ID_LETTERS = 5
 # What a run is closed with that someone deleted in the store: it stays so.
@@ -265,7 +264,7 @@ def write_links(output: Path, links: Sequence[LinkSpeed], now: float) -> Path:
     others = [link for link in read_links(output) if frozenset(link.hosts) not in anew]
     output.mkdir(parents=True, exist_ok=True)
     file = output / LINKS
-    write_json(file, Links(LINKS_VERSION, now, (*others, *links)))
+    write_json(file, Links(1, now, (*others, *links)))
     return file
 
 

@@ -24,8 +24,6 @@ HANDSHAKE_SECONDS = 5.0
 REDIAL_SECONDS, TICK_SECONDS = 1.0, 0.25
 # A connection that is silent for so long is given up; one that has nothing to send gives a sign of life so often.
 SILENT_SECONDS, WORD_SECONDS = 10.0, 2.0
-# Bytes that a connection reads at once, which asyncio keeps room for as long as it lasts: 256 KiB if not told.
-READ_BYTES = 1 << 16
 # Seconds for the other end to hang up as well.
 HANG_UP_SECONDS = 0.5
 # Connections in their handshake, which takes an agent some hundredths of a second; how long one more than these leaves
@@ -160,7 +158,8 @@ class Endpoint:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        sslproto.SSLProtocol.max_size = READ_BYTES
+        # Room that asyncio keeps for as long as a connection lasts: 256 KiB if not told.
+        sslproto.SSLProtocol.max_size = 1 << 16
         # A connection that breaks is no error of this program.
         self._loop.set_exception_handler(lambda loop, context: None)
         self._loop.run_forever()

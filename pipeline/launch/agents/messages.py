@@ -20,8 +20,6 @@ PACKAGES = ("tensorflow", "keras", "numpy")
 OTHERS = ("jax", "jaxlib")
 PACKAGE = Path(__file__).resolve().parents[2]
 LOCK = PACKAGE.parent / "requirements.lock"
-# What is compared only where both have it: a wheel has no lock file beside it.
-IF_THERE = (*OTHERS, "requirements.lock")
 FILES = "the pipeline's files"
 
 
@@ -201,7 +199,9 @@ def unlike(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     'keras 3.1 and numpy 2, received keras 3.2 and numpy none'
     >>> unlike({"keras": "3.1", "jax": "0.10.2"}, {"keras": "3.1"})
     """
-    names = [name for name in own if other.get(name) != own[name] and (name not in IF_THERE or name in other)]
+    # What is compared only where both have it: a wheel has no lock file beside it.
+    lacking = {*OTHERS, "requirements.lock"} - other.keys()
+    names = [name for name in own if other.get(name) != own[name] and name not in lacking]
     if not names:
         return None
     expected, received = (" and ".join(f"{name} {has.get(name, 'none')}" for name in names) for has in (own, other))

@@ -32,8 +32,6 @@ GROUPS = {
 TIMEOUT = {"_request_timeout": (5, 30)}
 LOG_LINES = 5
 GONE = "it was deleted"
-# How the client says that the API server did not open a stream for this user.
-FORBIDDEN = re.compile(r"\b40[13]\b")
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # Between two looks: while pods are waited for, and once all are there.
 SOON_SECONDS, LATER_SECONDS = 1.0, 3.0
@@ -52,7 +50,6 @@ REMEDIES = {
     "StartError": NO_START,
     "CrashLoopBackOff": "another cluster.options.image",
 }
-MAKING = ("ContainerCreating", "PodInitializing")
 
 
 class Client:
@@ -149,7 +146,7 @@ class Client:
             # Over an answer without a body the client stumbles; what it was about to raise is behind that.
             hidden = isinstance(error, AttributeError) and isinstance(error.__context__, self._refused)
             reason = _line(error.__context__ if hidden else error)
-            if FORBIDDEN.search(reason):
+            if re.search(r"\b40[13]\b", reason):
                 role = f"a role that may get and create pods/portforward in namespace {self.namespace}"
                 remedy = "one that may, or cluster.options.conductor=HOST, an address of this machine that pods reach"
                 raise PermissionError(str(LaunchError(role, reason, remedy))) from error
@@ -263,7 +260,7 @@ def _waiting(status: Any) -> tuple[str, str | None]:
         if waiting is None:
             continue
         reason, message = waiting.reason or "", _short(waiting.message)
-        if reason in MAKING:
+        if reason in ("ContainerCreating", "PodInitializing"):
             return "its container is being made", None
         why = f"{reason}: {message}" if message else reason
         if "Pull" in reason or reason == "InvalidImageName":

@@ -34,13 +34,8 @@ MARK = "|"
 FILE = "slurm.json"
 END_SECONDS, POLL_SECONDS = 120.0, 0.5
 # Slurm's host lists, as n[1-4,7],m[01-03]; see "Node Ranges" in its documentation. Containers have no `scontrol`.
-# A comma outside of brackets.
-BETWEEN = re.compile(r",(?![^\[]*\])")
-BRACKET = re.compile(r"\[([^\[\]]*)\]")
-RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 # What a plan may have; a list that is broken may name billions.
 MOST_HOSTS = 65_536
-TIMES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True)
@@ -264,9 +259,9 @@ def hosts_of(text: str) -> list[str]:
     []
     """
     hosts: list[str] = []
-    for part in filter(None, BETWEEN.split(text.strip())):
+    for part in filter(None, re.split(r",(?![^\[]*\])", text.strip())):
         # At odd places what stood in brackets.
-        pieces = BRACKET.split(part)
+        pieces = re.split(r"\[([^\[\]]*)\]", part)
         if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
             raise _unread(text)
         choices = [[piece] if place % 2 == 0 else _numbers(piece, text) for place, piece in enumerate(pieces)]
@@ -285,7 +280,7 @@ def counts_of(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in filter(None, text.split(",")):
-        if (read := TIMES.fullmatch(part.strip())) is None:
+        if (read := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())) is None:
             raise LaunchError("counts of Slurm's as 4(x2),8", text, "to start the job's command again")
         counts += [int(read[1])] * min(int(read[2] or 1), MOST_HOSTS)
     return counts
@@ -294,7 +289,7 @@ def counts_of(text: str) -> list[int]:
 def _numbers(inside: str, text: str) -> Sequence[str]:
     numbers: list[str] = []
     for part in inside.split(","):
-        if (read := RANGE.fullmatch(part.strip())) is None:
+        if (read := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())) is None:
             raise _unread(text)
         first, last = int(read[1]), int(read[2] or read[1])
         if last < first or last - first >= MOST_HOSTS:

@@ -37,9 +37,6 @@ STALE = (
     "SLURM_MEM_BIND_LIST", "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT", "SLURM_MEM_BIND_TYPE",
     "SLURM_MEM_BIND_VERBOSE", "SLURM_DISTRIBUTION", "SLURM_GPU_BIND", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_WHOLE",
 )  # fmt: skip
-# Starts of the agents, where one of them was killed and Slurm has ended the others with it.
-ATTEMPTS = 4
-APPTAINER = ".sif"
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,8 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
         *modules,
         *options.setup,
         "",
-        f"for attempt in $(seq {ATTEMPTS}); do",
+        # Where one agent was killed, Slurm has ended the others with it.
+        "for attempt in $(seq 4); do",
         f"  {launch}",
         "  code=$?",
         "  # What was killed is started again; what has ended was told to.",
@@ -137,7 +135,7 @@ def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
 def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]:
     """The command that starts an agent on each node; the first to die takes the others with it."""
     inside: list[str] = []
-    if options.container and options.container.endswith(APPTAINER):
+    if options.container and options.container.endswith(".sif"):
         nvidia = ["--nv"] if options.gpus_per_task else []
         inside = ["apptainer", "exec", *nvidia, f"--bind={folder}", options.container]
     elif options.container:
