@@ -16,7 +16,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record import results
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.record.files import Scored, read_predictions
-from pipeline.record.findings import Check, Explanation
+from pipeline.record.findings import Check
 
 SKIPPED_NAMED = 3
 
@@ -71,9 +71,7 @@ def result_of(
             *(measured.built.notes or ()),
             *ended_early(training),
             *check_notes(run.check, plan.workers),
-            *timed_with(plan, measured, speed),
-            *bound_by_input(waited),
-            *explained_otherwise(measured.explained, speed, timed_workers),
+            *notes_on_speed(plan, measured, speed, waited),
             *skipped_notes(measured),
         ),
     )
@@ -117,10 +115,11 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     )
 
 
-def timed_with(plan: Plan, measured: Measurements, speed: results.Speed) -> list[str]:
-    """Notes on a throughput that is not that of all workers, or of a busy machine."""
-    timed, others = measured.timed_workers, speed.other_work
-    notes = [] if timed in (None, plan.workers) else [f"The throughput is that of {timed} workers."]
+def notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, waited: results.Input) -> list[str]:
+    """Notes on a throughput that is not that of all workers, or disturbed, bound by input, or explained otherwise."""
+    timed, others, notes = measured.timed_workers or plan.workers, speed.other_work, list[str]()
+    if timed != plan.workers:
+        notes.append(f"The throughput is that of {timed} workers.")
     if others is not None and others >= comparable.BUSY:
         notes.append(
             f"{comparable.TOOK} {others:.0%} of the time of the cores while steps were timed: the throughput is that "
@@ -128,6 +127,17 @@ def timed_with(plan: Plan, measured: Measurements, speed: results.Speed) -> list
         )
     if speed.speedup is not None and speed.efficiency is None:
         notes.append("The baseline was disturbed: the speedup over it is more than there are devices. Try again.")
+    if waited.bound:
+        slowest, share = max(waited.wait_by_worker.items(), key=lambda of_worker: of_worker[1])
+        notes.append(
+            f"{comparable.WAITED} {slowest} waited for its batches for {share:.0%} of the step time. data.profile=true "
+            f"says which stage of the input costs most. Try data.cache=memory, data.service=2, or to prepare the data "
+            f"once with python -m pipeline prepare."
+        )
+    speedup = [value for value in (speed.speedup, speed.speedup_low, speed.speedup_high) if value is not None]
+    if measured.explained is not None and len(speedup) == 3:
+        middle, low, high = (value / timed for value in speedup)
+        notes += explain.disagreement(measured.explained, (middle, low, high))
     return notes
 
 
@@ -222,26 +232,6 @@ def input_of(plan: Plan, measured: Measurements) -> results.Input:
         train_examples_skipped=lost_of(measured, "train"),
         validation_examples_skipped=lost_of(measured, "validation"),
     )
-
-
-def bound_by_input(waited: results.Input) -> list[str]:
-    """Notes on a training that waits for its input."""
-    if not waited.bound:
-        return []
-    slowest, share = max(waited.wait_by_worker.items(), key=lambda of_worker: of_worker[1])
-    return [
-        f"{comparable.WAITED} {slowest} waited for its batches for {share:.0%} of the step time. data.profile=true "
-        f"says which stage of the input costs most. Try data.cache=memory, data.service=2, or to prepare the data once "
-        f"with python -m pipeline prepare."
-    ]
-
-
-def explained_otherwise(explained: Explanation | None, speed: results.Speed, workers: int) -> list[str]:
-    """Notes on an explanation whose efficiency is not the one that training was timed with."""
-    value, low, high = speed.speedup, speed.speedup_low, speed.speedup_high
-    if explained is None or value is None or low is None or high is None:
-        return []
-    return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
 def staleness_of(plan: Plan, finished: Finished) -> results.Staleness:
