@@ -278,8 +278,7 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     baseline = None if left.baseline is None else from_json(left.baseline)
     planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
     request = RunRequest(config, folder, left.overrides, None, planned=planned)
-    replay = Replay(logged, left.attempt.began, live)
-    return Supervisor(request, run, session, left.known, left, replay)
+    return Supervisor(request, run, session, left.known, left, Replay(logged, left.attempt.began, live))
 
 
 def _config(left: Handover) -> Config:

@@ -165,8 +165,7 @@ class Session:
         if config.cluster.name in ELSEWHERE or config.launch.detach:
             other, host = config.cluster, ClusterConfig.host
             local = replace(other, name="local", host=host, hosts=[], copy=False, options={})
-            ends = replace(config.launch, detach=False)
-            config = replace(config, cluster=local, launch=ends)
+            config = replace(config, cluster=local, launch=replace(config.launch, detach=False))
         return self.cluster(config)
 
     def tracker(self, output: Path) -> Tracking:

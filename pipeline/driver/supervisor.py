@@ -94,8 +94,7 @@ class Supervisor:
             else:
                 params = parameters(self.plan, self._config)
                 tags = dict[str, object](tags_of(self.plan, self.request, self._session.options))
-                experiment = self._config.tracking.experiment
-                self.emit(self.run.first_event(name_of(self.plan), experiment, params, tags))
+                self.emit(self.run.first_event(name_of(self.plan), self._config.tracking.experiment, params, tags))
             if self.plan.backend != JAX:
                 self._cluster.warm_up()
             return self._train()
@@ -241,8 +240,7 @@ class Supervisor:
             return f"All processes are started again, {often}, and go on from the last checkpoint."
         if plan.measurement.explain:
             measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
-        unexplained = replace(smaller.measurement, explain=False)
-        self._now, self._failed = replace(smaller, measurement=unexplained), None
+        self._now, self._failed = replace(smaller, measurement=replace(smaller.measurement, explain=False)), None
         measured.workers = smaller.workers
         if not measured.is_whole(smaller, self._baseline):
             # Timings of more workers do not hold for fewer.

@@ -38,8 +38,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     for number in PREEMPTING:
         signal.signal(number, lambda number, frame: signals.append(number))
     reached = _detached() if arguments.detach else lambda: None
-    config = ClusterConfig(name="local", start_method=StartMethod[arguments.start_method])
-    cluster = LocalCluster(config, environ)
+    cluster = LocalCluster(ClusterConfig(name="local", start_method=StartMethod[arguments.start_method]), environ)
     endpoint = Endpoint(arguments.name, token)
     if arguments.listen is None:
         channel = endpoint.dial(DRIVER, arguments.conductor)

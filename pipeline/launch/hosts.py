@@ -187,8 +187,7 @@ class HostsCluster(DiallingCluster):
         }
         settings = [f"{key}={shlex.quote(value)}" for key, value in variables.items() if value]
         python = [options.python or sys.executable]
-        directory = shlex.quote(options.directory or os.getcwd())
-        change = f"cd {directory}"
+        change = f"cd {shlex.quote(options.directory or os.getcwd())}"
         if self.config.copy:
             copied = f'"$HOME/{self._home()}"'
             settings = [*(part for part in settings if not part.startswith("PYTHONPATH=")), f"PYTHONPATH={copied}"]

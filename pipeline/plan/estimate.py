@@ -104,8 +104,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
         exchanged = replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind == Exchange.central:
-        on_host = replace(alone, place="the host", activations=0, batches=0)
-        memory = (replace(alone, slots=0), on_host)
+        memory = (replace(alone, slots=0), replace(alone, place="the host", activations=0, batches=0))
         exchanged = _central(plan, sums)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
@@ -199,8 +198,7 @@ class _Sums:
         if moments is not None:
             fullest = max(fixed + plan.training.replica_batch * growing for fixed, growing in moments)
             self.activations = beside_gradients(plan.backend, fullest, self.trained)
-        of_example = size.batch_bytes or size.example_bytes or 0
-        of_replica = plan.training.replica_batch * of_example
+        of_replica = plan.training.replica_batch * (size.batch_bytes or size.example_bytes or 0)
         self.batches = of_replica * ahead(plan, plan.workers * of_replica)
         # Only gradients of 32 bits are narrowed.
         narrow = plan.training.gradient_bits == 16

@@ -247,8 +247,7 @@ def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
     """All processes by rank; each that others reach is to listen at a port of `host` that is not known yet."""
     first, training = layout.coordinators, layout.training
-    alone = first + training == 1
-    address = None if alone else f"{host}:0"
+    address = None if first + training == 1 else f"{host}:0"
     processes = [_other(rank, "coordinator", 0, address) for rank in range(first)]
     processes += [_training(number, layout, address, machine) for number in range(training)]
     for role, count, at in (

@@ -78,8 +78,7 @@ def read_tracking(folder: Path) -> TrackingState:
     values = read_whole(folder / TRACKING)
     with suppress(record.MismatchError):
         # Beside the store stands what is there.
-        copied = record.from_plain(Copied, values)
-        return replace(record.from_plain(TrackingState, values), copied=copied)
+        return replace(record.from_plain(TrackingState, values), copied=record.from_plain(Copied, values))
     return TrackingState()
 
 
@@ -90,8 +89,7 @@ def run_id_of(folder: Path) -> str | None:
 
 def write_tracking(folder: Path, state: TrackingState) -> None:
     """Makes `state` what `read_tracking` returns: a reader sees the old values or these."""
-    copied = asdict(state.copied)
-    write_json(folder / TRACKING, {"store": state.store, **copied, "copies": state.copies})
+    write_json(folder / TRACKING, {"store": state.store, **asdict(state.copied), "copies": state.copies})
 
 
 @dataclass(frozen=True)

@@ -215,8 +215,7 @@ def _values(event: EventBase) -> object:
     """The values of an event's line: for an unknown event all that was read."""
     if not isinstance(event, Unknown):
         return event
-    stamp = {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank}
-    return stamp | event.values
+    return {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank} | event.values
 
 
 def _end_of_lines(file: int, size: int) -> int:

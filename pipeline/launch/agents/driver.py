@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -50,8 +50,8 @@ class Agents:
     """All agents of a command, by name. What they send about jobs waits until the job asks for it."""
 
     def __init__(self, token: bytes) -> None:
-        self._warnings: list[str] = []
-        self.warn = self._warnings.append
+        # For the user, each to be shown once.
+        self.warnings: list[str] = []
         self._refused = 0
         self.endpoint = Endpoint(messages.DRIVER, token, self._refuse)
         self.known: dict[str, Known] = {}
@@ -151,11 +151,6 @@ class Agents:
             self.send(agent.channel.name, messages.Close(code))
         self.endpoint.close(0.0 if self.left else seconds)
 
-    def warnings(self) -> Iterator[str]:
-        """Yields warnings for the user, such as connections that were refused, each once."""
-        while self._warnings:
-            yield self._warnings.pop(0)
-
     def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
         with self._listening:
             self._requests += 1
@@ -205,9 +200,9 @@ class Agents:
     def _refuse(self, text: str) -> None:
         """Called by the thread of the endpoint."""
         self._refused += 1
-        if self._refused <= MOST_REFUSED and text not in self._warnings:
+        if self._refused <= MOST_REFUSED and text not in self.warnings:
             more = " More of them are not reported." if self._refused == MOST_REFUSED else ""
-            self._warnings.append(f"{text}{more}")
+            self.warnings.append(f"{text}{more}")
 
 
 class AgentLine(Line):

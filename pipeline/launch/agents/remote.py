@@ -82,8 +82,8 @@ class RemoteJob:
         self._start_pending()
         sources = [] if self._here is None else self._here.sources()
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
-        for text in self._agents.warnings():
-            self._add(0, Warned(text))
+        while self._agents.warnings:
+            self._add(0, Warned(self._agents.warnings.pop(0)))
         for name, message in [*self._agents.about(OVER), *self._agents.about(self.number)]:
             self._take(name, message)
         self._find_unreachable()

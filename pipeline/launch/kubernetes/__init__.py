@@ -121,7 +121,7 @@ class KubernetesCluster(DiallingCluster):
         if self._connect().failure(pods.kind, pods.name) != GONE:
             self._connect().delete(pods.kind, pods.name)
             self._wait_until_gone(pods)
-            self.agents.warn(f"The pods of {pods.name}, which an earlier command had left, were deleted.")
+            self.agents.warnings.append(f"The pods of {pods.name}, which an earlier command had left, were deleted.")
         forget_agents(folder)
 
     def attach(self, folder: Path) -> bool:
@@ -150,7 +150,7 @@ class KubernetesCluster(DiallingCluster):
     def _follow(self) -> None:
         assert self._pods is not None
         self._exists = True
-        self._follower = Follower(self._connect(), self._pods, self.agents.warn)
+        self._follower = Follower(self._connect(), self._pods, self.agents.warnings.append)
         if self._options.conductor is None:
             for host in {*self._pods.hosts} - self._dialled_hosts:
                 self.agents.endpoint.dial(host, partial(self._forward, host))
@@ -248,6 +248,6 @@ class KubernetesCluster(DiallingCluster):
         words = self._follower.waits_for(names, unreached)
         if words != self._sentence and time.monotonic() > self._since + SAY_SECONDS:
             self._sentence = words
-            self.agents.warn(f"Waiting for pods: {words}.")
+            self.agents.warnings.append(f"Waiting for pods: {words}.")
         expected = f"{len(names)} pods more to answer within {self._options.timeout:g} s"
         return str(LaunchError(expected, words, f"cluster.options.timeout={2 * self._options.timeout:g}"))
