@@ -5,7 +5,9 @@ The package has the size, an earlier command kept it, or the model is built once
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -102,7 +104,9 @@ def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     digest = hashlib.sha256()
     # A person's own functions may import the files beside them.
     for path in sorted({beside for source in sources for beside in source.parent.glob("*.py")}):
-        digest.update(str(path).encode() + path.read_bytes())
+        # An editor's lock is a link to nowhere.
+        with suppress(OSError):
+            digest.update(os.fsencode(path) + path.read_bytes())
     return output / "sizes" / f"{sizes.fingerprint(plan, digest.hexdigest(), versions)}.json"
 
 

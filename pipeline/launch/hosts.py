@@ -23,7 +23,7 @@ from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import Helpers, LaunchError, Line, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
-from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike, modules
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.asking import MODULE, ProcessLine
 from pipeline.plan.checks import HOST, stays_here
@@ -319,7 +319,7 @@ def _packed(folder: Path) -> bytes:
     """This package, and the Python files of the folder that the command was typed in, as a compressed archive."""
     buffer, size = io.BytesIO(), 0
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path in [*sorted(PACKAGE.rglob("*.py")), *([LOCK] if LOCK.is_file() else [])]:
+        for path in [*modules(), *([LOCK] if LOCK.is_file() else [])]:
             archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
         for path in _own(folder):
             size += path.stat().st_size
@@ -337,4 +337,5 @@ def _own(folder: Path) -> Iterator[Path]:
         copied = [name for name in names if not name.startswith(".") and name not in NOT_COPIED]
         names[:] = sorted(name for name in copied if (current / name).resolve() != PACKAGE)
         with contextlib.suppress(OSError):
-            yield from (current / name for name in sorted(files) if name.endswith(".py"))
+            # An editor's lock is a link to nowhere.
+            yield from (current / name for name in sorted(files) if name.endswith(".py") and (current / name).is_file())

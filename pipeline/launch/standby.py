@@ -206,7 +206,7 @@ def _environment() -> str:
         (sys.executable, sys.version, sys.path, util._args_from_interpreter_flags()),  # type: ignore[attr-defined]
         # An installation that changes packages changes their folder.
         [(str(path), path.stat().st_mtime_ns) for path in places if path.is_dir()],
-        sorted((str(path), path.stat().st_mtime_ns) for path in package.rglob("*.py")),
+        sorted((str(path), path.lstat().st_mtime_ns) for path in package.rglob("*.py")),
         sorted((name, value) for name, value in os.environ.items() if not INDIFFERENT.fullmatch(name)),
         (os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))),
         [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],

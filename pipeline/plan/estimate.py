@@ -93,6 +93,9 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
+    if kind == Exchange.parameter_server and not plan.ranks("parameter server"):
+        # A strategy's own file may say anything: no process is planned that could hold the variables.
+        kind = None
     sums = _Sums(plan, size)
     place = f"each {plan.hardware.kind.upper()}" if kind else "one copy"
     alone = HostMemory(place, sums.variables, sums.trained, sums.slots, sums.activations, sums.batches)

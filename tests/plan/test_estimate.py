@@ -1,6 +1,7 @@
 """What a plan says it needs: bytes by place, bytes that travel, and sizes that are those of the built models."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import keras
@@ -229,8 +230,9 @@ def test_a_device_with_too_little_memory_is_told_in_words():
     assert needs("strategy=mirrored", "hardware=2gpu", "hardware.memory_gib=80", gpus=2)[1].too_small == ()
 
 
-def test_what_is_not_known_is_said_and_no_number_is_made_up():
-    plan, made = needs("strategy=mirrored", "workers=2", "strategy.exchange=null")
+@pytest.mark.parametrize("exchange", ["null", "parameter_server"])
+def test_what_is_not_known_is_said_and_no_number_is_made_up(exchange):
+    plan, made = needs("strategy=mirrored", "workers=2", f"strategy.exchange={exchange}")
     assert made.exchanged is None
     assert made.memory[0].place == "one copy"
     assert "unknown for this strategy" in text_of(plan, made)
@@ -429,6 +431,9 @@ def test_a_changed_source_file_is_another_model(tmp_path):
     plan = with_(planned(), "model", build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")
     (tmp_path / "parts.py").write_text("width = 1\n")
+    # What is no file of Python's: an editor's lock, which leads nowhere, and a name that is no text.
+    (tmp_path / ".#mine.py").symlink_to("ann@host.4711")
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff.py")).touch()
     before = memory_check.size_file(plan, tmp_path, [str(tmp_path)])
     assert before == memory_check.size_file(plan, tmp_path, [str(tmp_path)])
     (tmp_path / "parts.py").write_text("width = 2\n")

@@ -186,7 +186,7 @@ def alike() -> Mapping[str, str]:
         except metadata.PackageNotFoundError:
             if name in PACKAGES:
                 versions[name] = "none"
-    versions[FILES] = _digest(sorted(PACKAGE.rglob("*.py")))
+    versions[FILES] = _digest(modules())
     if LOCK.is_file():
         versions["requirements.lock"] = _digest([LOCK])
     return versions
@@ -206,6 +206,11 @@ def unlike(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
         return None
     expected, received = (" and ".join(f"{name} {has.get(name, 'none')}" for name in names) for has in (own, other))
     return f"{expected}, received {received}"
+
+
+def modules() -> list[Path]:
+    """Returns this package's files, without links to nowhere, which editors use as locks."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.is_file())
 
 
 def _digest(paths: list[Path]) -> str:
