@@ -262,6 +262,13 @@ def option(expected: str, example: str, pattern: str | None = None, **limits: An
     return Meta(description=expected, examples=[example], pattern=whole, **limits)
 
 
+PORT = r"\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]"
+ADDRESS = rf"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:({PORT}))?"
+# Where others dial, and how long they are waited for.
+Address = Annotated[str, option("HOST or HOST:PORT", "null", ADDRESS)]
+Seconds = Annotated[float, option("seconds above 0", "600", gt=0, lt=1e9)]
+
+
 def options_of(config: ClusterConfig, kind: type[Kind]) -> Kind:
     """The options of a config, the others with their defaults. Raises `LaunchError` for the first that is wrong.
 

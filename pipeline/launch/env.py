@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Json
 from pipeline.errors import refuse
-from pipeline.launch import Cluster, Helpers, LaunchError, asking, option, options_of
+from pipeline.launch import Cluster, Helpers, LaunchError, Seconds, asking, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.driver import AgentLine, Agents
@@ -96,7 +95,7 @@ class Tasks:
 class EnvOptions:
     """`cluster.options` of cluster=env: the seconds for which tasks wait for each other."""
 
-    timeout: Annotated[float, option("seconds above 0", "600", gt=0, lt=1e9)] = 600.0
+    timeout: Seconds = 600.0
 
 
 class EnvCluster(Cluster):

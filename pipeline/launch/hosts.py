@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Object
-from pipeline.launch import Helpers, LaunchError, Line, options_of, this_machine
+from pipeline.launch import Address, Helpers, LaunchError, Line, Seconds, option, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike, modules
@@ -39,20 +40,22 @@ MOST_COPIED = 64 << 20
 NOT_COPIED = {"outputs", "multirun", "node_modules", "site-packages", "__pycache__", "mlruns", "mlartifacts"}
 # Where it goes, in the home of the hosts' user.
 COPIES = ".cache/pipeline"
-# Lines of what ssh said that a user is shown.
-LINES = 3
+# Lines of what ssh said that a user is shown, and what is said of one that says nothing.
+LINES, NO_END = 3, "no end of it"
 
 
 @dataclass(frozen=True)
 class HostsOptions:
     """`cluster.options` of cluster=hosts; conf/cluster/hosts.yaml says what each means."""
 
-    conductor: str | None = None
+    conductor: Address | None = None
     python: str | None = None
     directory: str | None = None
     environment: Object = field(default_factory=dict)
-    ssh: list[str] = field(default_factory=lambda: ["ssh"])
-    timeout: float = 60.0
+    ssh: Annotated[list[str], option("the program and its options", "[ssh]", min_length=1)] = field(
+        default_factory=lambda: ["ssh"]
+    )
+    timeout: Seconds = 60.0
 
 
 class HostsCluster(DiallingCluster):
@@ -102,9 +105,12 @@ class HostsCluster(DiallingCluster):
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where ssh could not start an agent."""
         for name, why in self._failed.items():
+            # An agent that was started ends ssh once it has reached this command.
+            barred = f" If that ends, {self.address} is not reached: try cluster.options.conductor=HOST:PORT."
             raise LaunchError(
                 f"Expected `{shlex.join(self._ssh(name))}` to start an agent on {name}, received: {why} "
                 f"Try `{shlex.join([*self._options.ssh, self._targets[name], 'true'])}` in a terminal first."
+                f"{barred if why.startswith(NO_END) else ''}"
             )
 
     def gather(self) -> None:
@@ -226,7 +232,7 @@ class HostsCluster(DiallingCluster):
         try:
             out, _ = process.communicate(data, seconds)
         except subprocess.TimeoutExpired:
-            return f"no end of it within {seconds:g} s."
+            return f"{NO_END} within {seconds:g} s."
         finally:
             with self._lock:
                 self._running.remove(process)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, options_of, this_machine
+from pipeline.launch import Address, LaunchError, Seconds, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.endpoint import Endpoint
@@ -84,9 +84,9 @@ class Place:
 class MpiOptions:
     """`cluster.options` of cluster=mpi; conf/cluster/mpi.yaml says what each means."""
 
-    conductor: str | None = None
+    conductor: Address | None = None
     folder: str = "outputs/mpi"
-    timeout: float = 120.0
+    timeout: Seconds = 120.0
 
 
 class Meeting(msgspec.Struct, frozen=True):

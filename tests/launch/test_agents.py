@@ -297,12 +297,21 @@ def silent_hosts(folder: Path, count: int, timeout: float) -> HostsCluster:
     return HostsCluster(config(cluster__hosts=names, cluster__options=options).cluster, os.environ)
 
 
+@pytest.mark.parametrize("option", [{"conductor": "here:port"}, {"conductor": ":1"}, {"timeout": 0}, {"ssh": []}])
+def test_options_that_no_hosts_can_have_are_refused_in_words(option):
+    (key,) = option
+    with pytest.raises(LaunchError, match=rf"Expected cluster\.options\.{key} to be .* Try cluster\.options\.{key}="):
+        HostsCluster(config(cluster__hosts=["host0"], cluster__options=option).cluster, os.environ)
+
+
 def test_a_host_that_ssh_gets_no_answer_of_is_given_up_and_nothing_of_it_stays(tmp_path):
     made = silent_hosts(tmp_path, 1, 1.0)
     # That it does not dial is said of one that ssh has started.
     made.dial_seconds = 10.0
     began = time.monotonic()
-    with pytest.raises(LaunchError, match=r"an agent on host0, received: no end of it within 1 s\. Try"):
+    with pytest.raises(
+        LaunchError, match=r"an agent on host0, received: no end of it within 1 s\. Try .*, 127.* try .*=HOST:PORT"
+    ):
         made.inventory()
     assert time.monotonic() - began < 30
     made.close(2)

@@ -251,6 +251,7 @@ def _config(**options: object) -> ClusterConfig:
         ({"extra": ["--nodes=3"]}, "received --nodes=3. Try cluster.options.nodes"),
         ({"extra": ["high"]}, "Expected cluster.options.extra to be options of sbatch, received \\['high'\\]."),
         ({"partition": "a\nb"}, "Expected cluster.options.partition to be one line"),
+        ({"conductor": "login1:99999"}, "Expected cluster.options.conductor to be HOST or HOST:PORT, received login1"),
         ({"modules": "cuda"}, "Expected cluster.options.modules to be a list, received cuda."),
     ],
 )

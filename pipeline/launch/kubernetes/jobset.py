@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Meta
 
 from pipeline.config.schema import Object
-from pipeline.launch import option
+from pipeline.launch import ADDRESS, Seconds, option
 from pipeline.launch.agents.agent import ABANDONED, UNREACHED
 from pipeline.plan.plan import LaunchPart, Plan
 
@@ -26,8 +26,6 @@ NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 SHORT = r"[a-z]([-a-z0-9]{0,34}[a-z0-9])?"
 # References without spaces; the registry knows which images there are.
 IMAGE = r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
-PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]"
-ADDRESS = rf"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:({PORT}))?"
 FOLDER = r"(?!.*\.\.)/[\w./-]*\w"
 UNITS = {
     prefix + suffix: float(base**power)
@@ -96,7 +94,7 @@ class KubernetesOptions:
         None
     )
     port: Annotated[int, option("a port from 1024 to 64000", "2222", ge=1024, le=64000)] = 2222
-    timeout: Annotated[float, option("seconds above 0", "600", gt=0, lt=1e9)] = 600.0
+    timeout: Seconds = 600.0
     ttl: Annotated[int, option("seconds from 0", "3600", ge=0, le=10**8)] = 3600
 
     @property

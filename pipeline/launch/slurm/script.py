@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.launch import LaunchError, option
+from pipeline.launch import Address, LaunchError, option
 
 MOST = 65_536
 OURS = (
@@ -59,7 +59,7 @@ class SlurmOptions:
     requeue: bool = True
     signal_seconds: Amount = 60
     timeout: Annotated[float, option(f"seconds from 1 to {MOST}", "600", ge=1, le=MOST)] = 600.0
-    conductor: str | None = None
+    conductor: Address | None = None
     folder: str = "outputs/slurm"
 
     @property
