@@ -20,7 +20,7 @@ from under_way import UnderWay, losses, until
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
 from pipeline.launch.mpi import OPEN_MPI, SLURM, Place, place_of
-from pipeline.launch.slurm import within
+from pipeline.launch.slurm import queue, within
 from pipeline.launch.slurm.queue import Allocation, allocation_of, counts_of, hosts_of
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
@@ -258,6 +258,19 @@ def _config(**options: object) -> ClusterConfig:
 def test_options_that_no_job_can_have_are_refused_in_words(options, words):
     with pytest.raises(LaunchError, match=words):
         check(options_of(_config(**options), SlurmOptions))
+
+
+@pytest.mark.parametrize("said", ["42", "42;first", "wait ...\\nSubmitted batch job 42 on cluster first", "", "thanks"])
+def test_a_submitted_jobs_number_is_read_or_what_was_said_is_told(tmp_path, said):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    sbatch.chmod(0o755)
+    commands = queue.Slurm({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    if "42" in said:
+        assert commands.submit(tmp_path) == "42"
+    else:
+        with pytest.raises(LaunchError, match=rf"Expected .* a job's number, received {said or 'nothing'}\."):
+            commands.submit(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["n[1-3", "n]", "n[1-a]", "n[3-1]", "n[]", "n[0-99999999999]", "[[1]]", "4(y2)"])

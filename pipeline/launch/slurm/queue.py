@@ -30,6 +30,8 @@ AGAIN = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 # What is left of a job's time once it is up.
 UP = ("0:00", "INVALID")
 MARK = "|"
+# What sbatch says of a job: with several clusters, ID;CLUSTER. A site's own sbatch may not take --parsable.
+NUMBER = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;.*| on cluster .*)?$", re.M)
 # Where a run's folder notes its job; for that to end.
 FILE = "slurm.json"
 END_SECONDS, POLL_SECONDS = 120.0, 0.5
@@ -86,8 +88,14 @@ class Slurm:
                 f"Expected Slurm to take the job of {script}, received: {why}. "
                 f"Try other cluster.options, of which mode=plan shows the script."
             )
-        # Of several clusters, ID;CLUSTER.
-        return output.stdout.strip().splitlines()[-1].split(";")[0]
+        numbers = NUMBER.findall(output.stdout)
+        if not numbers:
+            raise LaunchError(
+                "sbatch --parsable to print a job's number",
+                output.stdout.strip() or "nothing",
+                "squeue --me, and scancel if the job is there: this machine's sbatch says something else",
+            )
+        return str(numbers[-1])
 
     def look(self, job: str) -> JobState | None:
         """Returns a job's state; None if Slurm does not answer."""
@@ -130,10 +138,11 @@ class Slurm:
                 timeout=ASK_SECONDS,
                 stdin=subprocess.DEVNULL,
             )
-        except FileNotFoundError as error:
+        except OSError as error:
             expected = f"the command {command[0]}, as a login node of a Slurm cluster has it"
+            received = "none" if isinstance(error, FileNotFoundError) else error.strerror
             instead = "this command there, mode=plan to see the script here, or cluster=local"
-            raise LaunchError(expected, "none", instead) from error
+            raise LaunchError(expected, received, instead) from error
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer for {ASK_SECONDS:g} s")
 
