@@ -74,7 +74,7 @@ def test_every_verb_of_a_page_takes_what_is_typed_there(page, typed):
 def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, page, typed):
     words = [word for word in shlex.split(typed) if word not in ("...", "-m", "predict", "explain")]
     prepares = words[0] == "prepare"
-    overrides = [first_value(word) for word in words[prepares:] if "=" in word and word != "+experiment=theirs"]
+    overrides = [first_value(word) for word in words[prepares:] if "=" in word and word != "experiment=theirs"]
     if "--config-dir" in words:
         write_configs_of(page, tmp_path)
     own = str(tmp_path) if "--config-dir" in words else None

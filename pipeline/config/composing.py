@@ -7,9 +7,7 @@ import argparse
 import copy
 import dataclasses
 import itertools
-import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import cast
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -34,13 +32,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from pipeline.config import offered
 from pipeline.config.config import Typed, parsed, register, typed_as
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
-from pipeline.config.refusals import ALONE, check_not_swept, check_override, missing_value, not_alone, refusal
+from pipeline.config.refusals import check_hydra, check_not_swept, check_override, missing_value, refusal
 from pipeline.config.schema import NAMED, Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
 from pipeline.errors import UserError
-
-# What Hydra's own part of a config may name, and where it names something, as JSON.
-OF_HYDRA = re.compile(r"hydra\.|hydra_plugins\.|logging\.(Stream|File|Null)Handler$|colorlog\.ColoredFormatter$")
-NAMES = re.compile(r'"(?:_target_|class|\(\))": "([^"]*)"')
 
 Schema = type[Config] | type[PrepareConfig]
 Check = Callable[[Config], None]
@@ -61,11 +55,13 @@ class OwnChoices(SearchPathPlugin):
     """Adds the folder of --config-dir to where Hydra looks for choices."""
 
     folder: Path | None = None
+    counts_first = True
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Adds it behind this program's own."""
+        """Adds it before this program's own, or behind."""
         if self.folder is not None:
-            search_path.append("command-line", f"file://{self.folder}")
+            add = search_path.prepend if self.counts_first else search_path.append
+            add("command-line", f"file://{self.folder}", SearchPathQuery("main"))
 
 
 class Composer:
@@ -84,6 +80,7 @@ class Composer:
         # Where files of choices are, a person's own first.
         self._places = [Path(os.path.abspath(place)) for place in (own, ours or offered.folder()) if place is not None]
         OwnChoices.folder = self._places[0] if own is not None else None
+        OwnChoices.counts_first = own is None or _counts_first(Path(own), self._places[-1], f"{name}.yaml")
         Plugins.instance().register(OwnChoices)
         GlobalHydra.instance().clear()
         initialize_config_dir(str(self._places[-1]), job_name="pipeline", version_base="1.3")
@@ -167,7 +164,8 @@ class Composer:
             hosts, devices, kind = layout.groups()
             where = f"on each of {hosts} hosts" if hosts else "on one host"
             return f"# {devices} {kind.upper()} device{'s' * (devices != '1')} {where}.\n"
-        return "" if file is None else file.read_text(encoding="utf-8")
+        with _refused(self._schema):
+            return "" if file is None else file.read_text(encoding="utf-8")
 
     def points(self, overrides: Sequence[str], many: bool, check: Check = lambda config: None) -> Iterator[Composed]:
         """Yields the config of a run, held to `check`, or those of a sweep's runs; each is written into its folder.
@@ -273,7 +271,7 @@ class Composer:
                     self._lay_out(str(override.value()))
             composed = (self._shared(typed, overrides) if of_sweep else None) or self._by_hydra(overrides, mode)
             self._name_by_choice(composed)
-        _check_hydra(composed.hydra)
+        check_hydra(composed.hydra)
         with suppress(OmegaConfBaseException):
             check_password(OmegaConf.select(composed, "tracking.uri"))
         for key in ("sweep.name", "strategy.name"):
@@ -342,6 +340,20 @@ class Composer:
         return self._keys_of[file]
 
 
+def _counts_first(own: Path, ours: Path, file: str) -> bool:
+    """True if a person's own files count before ours of the same name, as their own config.yaml must not."""
+    theirs, usual = own / file, ours / file
+    if not (theirs.is_file() and usual.is_file()) or theirs.read_bytes() == usual.read_bytes():
+        return True
+    if taken := sorted(path for path in ours.glob("*/*.yaml") if (own / path.relative_to(ours)).is_file()):
+        raise UserError(
+            f"--config-dir to have no {file}, or no choice by a name of this program's",
+            f"{theirs} and {own / taken[0].relative_to(ours)}",
+            f"{in_shell(f'--config-path={own}')} in place of all choices, or another name",
+        )
+    return False
+
+
 def config_of(schema: type[Typed], overrides: Sequence[str], own: str | None = None) -> Typed:
     """Returns the config that overrides ask for, of our choices and those in a folder. Raises `UserError`."""
     register(schema=schema)
@@ -363,22 +375,6 @@ def _put(override: Override, composed: DictConfig) -> bool:
     return True
 
 
-def _check_hydra(hydra: DictConfig) -> None:
-    """Refuses what Hydra would do in a job of its own: other classes, environment variables, launchers, sweepers."""
-    for name in re.findall(NAMES, json.dumps(OmegaConf.to_container(hydra, resolve=False), default=str)):
-        if not OF_HYDRA.match(name):
-            raise UserError("nothing but Hydra's own classes in hydra", name, "without it")
-    if hydra.job.env_set:
-        received = f"hydra.job.env_set with {', '.join(map(str, hydra.job.env_set))}"
-        raise UserError("environment variables to be set in the shell", received, "NAME=value before the command")
-    for name in ALONE:
-        node = hydra.get(name)
-        target = node.get("_target_") if isinstance(node, DictConfig) else node
-        if target != f"hydra._internal.core_plugins.basic_{name}.Basic{name.capitalize()}":
-            choice = hydra.runtime.choices.get(f"hydra/{name}")
-            raise not_alone(name, target if choice in (None, "basic") else choice)
-
-
 def _lines(overrides: ListConfig) -> list[str]:
     """Returns overrides as they were typed: what they refer to may not exist."""
     return [str(line) for line in OmegaConf.to_container(overrides, resolve=False) or ()]
@@ -398,3 +394,6 @@ def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise refusal(error, schema, typed) from error
+    except RecursionError:
+        expected, received = "files of choices whose defaults name others", "one that leads back to itself"
+        raise UserError(expected, received, "another name for a file that adds to one of its own name") from None

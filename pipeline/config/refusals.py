@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import json
 import re
 import sys
 import types
@@ -54,6 +55,10 @@ ALONE = {
     "sweeper": "all points are known before the first one runs",
 }
 
+# What Hydra's own part of a config may name, and where it names something, as JSON.
+OF_HYDRA = re.compile(r"hydra\.|hydra_plugins\.|logging\.(Stream|File|Null)Handler$|colorlog\.ColoredFormatter$")
+NAMES = re.compile(r'"(?:_target_|class|\(\))": "([^"]*)"')
+
 
 def help_of(schema: type, place: str = "") -> str:
     """Returns the command whose page says more of a schema, or of a group of it."""
@@ -72,6 +77,9 @@ def refusal(error: Exception, schema: type = Config, typed: Sequence[Override] =
     # Hydra says of a file where it is, of an override what it is for.
     first, _, rest = str(error).partition(" ")
     place = rest.partition("'")[2].partition("'")[0] if first == "In" else None
+    group = "" if place is None else place.partition("/")[0]
+    if f"@{group}." in str(error) or (group and cause is not None and find(str(cause.full_key), schema)[3] == [group]):
+        return UserError(f"{place}.yaml to begin with the line `# @package _global_`", "another first line", "it there")
     refused = None if cause is None else _of_value(cause, schema, typed, place)
     if refused is None and place is None:
         # Of two whose names Hydra's words hold, the longer one is meant.
@@ -226,6 +234,22 @@ def _wrong_type(key: str, received: object, schema: type) -> UserError:
     expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, shown))
     instead = ", or ".join(in_shell(f"{key}={value}") for value in values)
     return UserError(f"{key} to be {expected}", "nothing" if shown == "" else shown, instead or help_of(schema))
+
+
+def check_hydra(hydra: DictConfig) -> None:
+    """Refuses what Hydra would do in a job of its own: other classes, environment variables, launchers, sweepers."""
+    for name in re.findall(NAMES, json.dumps(OmegaConf.to_container(hydra, resolve=False), default=str)):
+        if not OF_HYDRA.match(name):
+            raise UserError("nothing but Hydra's own classes in hydra", name, "without it")
+    if hydra.job.env_set:
+        received = f"hydra.job.env_set with {', '.join(map(str, hydra.job.env_set))}"
+        raise UserError("environment variables to be set in the shell", received, "NAME=value before the command")
+    for name in ALONE:
+        node = hydra.get(name)
+        target = node.get("_target_") if isinstance(node, DictConfig) else node
+        if target != f"hydra._internal.core_plugins.basic_{name}.Basic{name.capitalize()}":
+            choice = hydra.runtime.choices.get(f"hydra/{name}")
+            raise not_alone(name, target if choice in (None, "basic") else choice)
 
 
 def missing_value(key: str) -> UserError:

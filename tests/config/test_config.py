@@ -280,6 +280,9 @@ def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(pipeline, tmp_pat
     (tmp_path / "mine/model").mkdir(parents=True)
     (tmp_path / "mine/model/model.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert words in refusal(pipeline("--config-dir=mine", "model=model"))
+    shown: Ran = pipeline("--config-dir=mine", "--help", "model=model")
+    assert "Traceback" not in shown.err
+    assert shown.code in (0, 2)
 
 
 def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(pipeline, tmp_path):
@@ -303,6 +306,25 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
     experiment.write_text(good.replace("steps", "step"))
     assert "received train.step. Try train.steps." in refusal(pipeline("--config-dir=mine", "experiment=short"))
     assert "Try experiment=... without the +." in refusal(pipeline("--config-dir=mine", "+experiment=short"))
+    for headless in (good.partition("\n")[2], "workers: 3\n"):
+        experiment.write_text(headless)
+        assert "begin with the line `# @package _global_`" in refusal(pipeline("--config-dir=mine", "experiment=short"))
+
+
+def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(pipeline, tmp_path):
+    (tmp_path / "mine/model").mkdir(parents=True)
+    mlp, root = tmp_path / "mine/model/mlp.yaml", tmp_path / "mine/config.yaml"
+    mlp.write_text("build: {_target_: pipeline.models.mlp, hidden: [4]}\n")
+    asked = ("--config-dir=mine", "--cfg", "job", "--package", "model.build.hidden", "model=mlp")
+    assert pipeline(*asked).ok().out.endswith("\n- 4\n")
+    # That of another program, whose place a folder of choices may be in.
+    root.write_text("database: here\n")
+    assert "Try --config-path=mine in place of all choices" in refusal(pipeline(*asked))
+    mlp.rename(tmp_path / "mine/model/small.yaml")
+    assert pipeline(*asked[:-1], "model=small").ok().out.endswith("\n- 4\n")
+    root.unlink()
+    mlp.write_text("defaults: [mlp]\nbuild: {hidden: [4]}\n")
+    assert "received one that leads back to itself" in refusal(pipeline(*asked))
 
 
 @pytest.mark.parametrize(
