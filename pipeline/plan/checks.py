@@ -83,6 +83,13 @@ def check_ranges(config: Config) -> None:
         name = attrgetter(key)(config)
         if name is not None and not name.strip():
             raise UserError(f"{key} to be a name", "nothing", f"{key}={usual}")
+    strategy, made = config.strategy, str(config.strategy.build.get("_target_", ""))
+    by_itself = made.endswith(".parameter_server")
+    refuse(
+        (made.startswith("pipeline.strategies.") and by_itself != strategy.asynchronous,
+         f"strategy.asynchronous={str(by_itself).lower()} with {made}", str(strategy.asynchronous).lower(),
+         f"strategy.asynchronous={str(by_itself).lower()}"),
+    )  # fmt: skip
     if config.strategy.asynchronous:
         under = f"strategy={config.strategy.name}, whose workers"
         expect_only(config, ASYNCHRONOUS, under, "strategy=multi_worker", TENSORFLOW)

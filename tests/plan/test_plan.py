@@ -217,6 +217,7 @@ def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_proce
     (("multi_worker", "2x4gpu", 7), "Expected workers that divide evenly over 2 hosts, received workers=7."),
     (("multi_worker", "2x4gpu", 3), "divide evenly over 2 hosts, received workers=3. Try workers=2."),
     (("mirrored", {"strategy__parameter_servers": 2}), "Try strategy.parameter_servers=null"),
+    (("mirrored", {"strategy__asynchronous": True}), "received true. Try strategy.asynchronous=false."),
     (("mirrored", {"strategy__min_shard_bytes": 2}), "Try strategy.min_shard_bytes=null"),
     (("mirrored", {"strategy__devices_per_process": 4}), "Expected strategy.devices_per_process=2, since mirrored"),
     (("parameter_server", {"strategy__parameter_servers": 0}), "strategy.parameter_servers to be 1 or more"),

@@ -82,6 +82,14 @@ def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipe
     assert "Traceback" not in ran.err + ran.out
 
 
+@pytest.mark.parametrize(("strategies", "wrong"), [("default,one_device", "devices"), ("mirrored", "processes")])
+def test_a_strategy_that_spans_less_than_its_file_says_is_refused(pipeline, strategies, wrong):
+    said = (f"strategy={strategies}", f"strategy.spans_{wrong}=true", "model=mlp", "data=digits", "train.check=off")
+    ran = pipeline("-m", *said, *SMALL, "measure.baseline=none").failed()
+    refused = "Expected strategy.build to make a strategy of 2 replicas, received one of 1. Try strategy.spans_devices"
+    assert ran.err.count(refused) == len(strategies.split(","))
+
+
 def test_a_name_that_no_package_has_is_refused_with_those_that_are_there(asked, environ):
     ran = asked("strategy=horovod", "mode=plan", **environ).failed(2)
     assert "theirs, tpu, received horovod." in ran.err

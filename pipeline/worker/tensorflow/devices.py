@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.config import targets
+from pipeline.errors import UserError
 from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.private import context, coordination_config_pb2
@@ -87,10 +88,10 @@ def set_policy(plan: Plan) -> None:
 
 
 def make_strategy(plan: Plan, process: Process, emit: Emit) -> tf.distribute.Strategy:
-    """The plan's strategy over this process's devices; returns once every process has joined."""
+    """The plan's strategy over this process's devices; returns once every process has joined. Raises `UserError`."""
     _stay_on_loopback(plan, process, emit)
     _outlast_stalls(plan)
-    return targets.call(
+    strategy: tf.distribute.Strategy = targets.call(
         plan.strategy.build,
         "strategy.build",
         devices=tuple(names[0] for names in devices_by_replica(plan, process)),
@@ -98,6 +99,10 @@ def make_strategy(plan: Plan, process: Process, emit: Emit) -> tf.distribute.Str
         rank=process.rank,
         **addresses_by_role(plan),
     )
+    if not plan.strategy.asynchronous and (replicas := strategy.num_replicas_in_sync) != plan.workers:
+        expected, received = f"strategy.build to make a strategy of {plan.workers} replicas", f"one of {replicas}"
+        raise UserError(expected, received, "strategy.spans_devices and strategy.spans_processes as it spans them")
+    return strategy
 
 
 def devices_by_replica(plan: Plan, process: Process) -> list[tuple[str, ...]]:
