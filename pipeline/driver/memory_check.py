@@ -188,12 +188,8 @@ def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str,
     for parts in PARTS:
         if parts <= plan.strategy.devices_per_replica:
             continue
-        strategy = StrategyConfig(
-            name="model_parallel",
-            spans_devices=True,
-            devices_per_replica=parts,
-            build={"_target_": MODEL_PARALLEL, "layout": None},
-        )
+        build: Object = {"_target_": MODEL_PARALLEL, "layout": None}
+        strategy = StrategyConfig("model_parallel", spans_devices=True, devices_per_replica=parts, build=build)
         typed = f"strategy=model_parallel workers=1 strategy.devices_per_replica={parts}"
         yield typed, dataclasses.replace(config, workers=1, strategy=strategy)
 

@@ -67,11 +67,8 @@ def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
     """
     if how is Order.typed:
         return [(point, repeat) for point in range(points) for repeat in range(repeats)]
-    return [
-        (point, repeat)
-        for repeat in range(repeats)
-        for point in (range(points) if repeat % 2 == 0 else reversed(range(points)))
-    ]
+    rounds = [range(points)[:: 1 if repeat % 2 == 0 else -1] for repeat in range(repeats)]
+    return [(point, repeat) for repeat, order in enumerate(rounds) for point in order]
 
 
 class Sweep:

@@ -208,29 +208,18 @@ class Watch:
         return RunFailed(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
 
     def _silence(self, now: float) -> RunFailed | None:
-        late = {
-            rank: process
-            for rank, process in self.processes.items()
-            if not process.joined
-            and process.exited is None
-            and now - process.started > self.plan.launch.startup_timeout
-        }
-        if late:
+        alive, limit = self._alive(), self.plan.launch.startup_timeout
+        if late := {rank: each for rank, each in alive.items() if not each.joined and now - each.started > limit}:
             # Those that wait for others inside TensorFlow are silent too; blame one that never gave a sign.
             rank = min(late, key=lambda rank: (not late[rank].stopped, late[rank].beat or 0.0))
             return RunFailed(
-                f"{self._name(rank)} did not join within {self.plan.launch.startup_timeout:g} s"
-                f"{': it is stopped' if late[rank].stopped else ''}. "
-                f"If it needs longer, try launch.startup_timeout={2 * self.plan.launch.startup_timeout:g}.",
+                f"{self._name(rank)} did not join within {limit:g} s{': it is stopped' if late[rank].stopped else ''}. "
+                f"If it needs longer, try launch.startup_timeout={2 * limit:g}.",
                 rank,
                 stuck=True,
             )
         limit = self.plan.launch.heartbeat_timeout
-        quiet = {
-            rank: self._quiet(rank, now)
-            for rank, process in self.processes.items()
-            if process.exited is None and process.joined
-        }
+        quiet = {rank: self._quiet(rank, now) for rank, process in alive.items() if process.joined}
         if max(quiet.values(), default=0.0) <= limit:
             return None
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
@@ -253,17 +242,9 @@ class Watch:
 
     def _stuck(self, now: float) -> RunFailed | None:
         limit = self.plan.launch.progress_timeout
-        patience = BUSY_PATIENCE if self.stepping else TRACING_PATIENCE
-        waiting = {
-            rank: process
-            for rank, process in self.processes.items()
-            if process.joined and not process.responded and process.exited is None
-        }
-        stuck = [
-            rank
-            for rank, process in waiting.items()
-            if now - process.worked > limit or now - process.moved > patience * limit
-        ]
+        patience = limit * (BUSY_PATIENCE if self.stepping else TRACING_PATIENCE)
+        waiting = {rank: each for rank, each in self._alive().items() if each.joined and not each.responded}
+        stuck = [rank for rank, each in waiting.items() if now - each.worked > limit or now - each.moved > patience]
         if not stuck or len(stuck) < len(waiting) or {*stuck}.isdisjoint(self.plan.leaders):
             # Those that serve owe nothing once those that lead have responded.
             return None
@@ -281,6 +262,9 @@ class Watch:
             rank if rank in named else named[0],
             stuck=True,
         )
+
+    def _alive(self) -> dict[int, _Process]:
+        return {rank: process for rank, process in self.processes.items() if process.exited is None}
 
     def _replaceable(self, rank: int) -> bool:
         process = self.plan.processes[rank]

@@ -159,13 +159,10 @@ class EnvCluster(Cluster):
         while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
             agents.listen_to((), POLL_SECONDS)
         lines = {host: AgentLine(agents, name) for host, name in others.items() if name not in absent}
-        why = "nobody answers: the same command is to be typed there"
-        return Helpers(
-            {own.host: asking.here(self._environ), **lines},
-            {host: host for host in self._tasks.hosts},
-            {host: why for host, name in others.items() if name in absent},
-            own.host,
-        )
+        why, hosts = "nobody answers: the same command is to be typed there", self._tasks.hosts
+        silent = {host: why for host, name in others.items() if name in absent}
+        own_line = asking.here(self._environ)
+        return Helpers({own.host: own_line, **lines}, dict(zip(hosts, hosts, strict=True)), silent, own.host)
 
     def warm_up(self) -> None:
         """Begins the imports of this host's processes."""

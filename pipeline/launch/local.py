@@ -149,17 +149,16 @@ class LocalJob:
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one."""
         if not self._waiting:
-            sentinels = {self._processes[rank].sentinel: rank for rank in self._processes if rank not in self._exited}
             readers = {connection: rank for rank, connection in self._events.items()}
-            for ready in wait([*readers, *sentinels], timeout):
+            for ready in wait(self.sources(), timeout):
                 if isinstance(ready, Connection):
                     self._read(readers[ready])
-            for rank in sentinels.values():
-                if not self._processes[rank].is_alive():
+            for rank, process in self._processes.items():
+                if rank not in self._exited and not process.is_alive():
                     while rank in self._events and self._read(rank):
                         pass
                     self._exited.add(rank)
-                    self._add(rank, Exited(self._processes[rank].exitcode))
+                    self._add(rank, Exited(process.exitcode))
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             for rank, process in self._processes.items():
@@ -233,11 +232,8 @@ class LocalJob:
         self._partial[rank] = b""
         lifeline, self._lifelines[rank] = context.Pipe(duplex=False)
         log = self._folder / f"{self._group}-{rank}.log"
-        started = context.Process(
-            target=child.main,
-            args=(self._text, rank, self._group, event_writer, command_reader, lifeline, str(log)),
-            name=f"{self._group}-{rank}",
-        )
+        arguments = (self._text, rank, self._group, event_writer, command_reader, lifeline, str(log))
+        started = context.Process(target=child.main, args=arguments, name=f"{self._group}-{rank}")
         try:
             # A process that is started and not yet known here ends when `stop` closes its pipe. It may take the server
             # to start anew, for one that is started again too.

@@ -226,12 +226,8 @@ class DiallingCluster(Cluster, ABC):
             self.gather()
         except LaunchError as error:
             absent[f"{self.config.name}"] = str(error)
-        agents = self.agents.ordered()
-        return Helpers(
-            {agent.channel.name: AgentLine(self.agents, agent.channel.name) for agent in agents},
-            {agent.channel.name: agent.hello.address for agent in agents},
-            absent,
-        )
+        addresses = {agent.channel.name: agent.hello.address for agent in self.agents.ordered()}
+        return Helpers({name: AgentLine(self.agents, name) for name in addresses}, addresses, absent)
 
     def close(self, code: int) -> None:
         """Tells the agents to end, and ends what was begun."""

@@ -255,11 +255,8 @@ def _waiting(status: Any) -> tuple[str, str | None]:
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"no node takes it ({condition.reason}: {_short(condition.message)})", None
-    for container in status.container_statuses or ():
-        waiting = container.state.waiting if container.state else None
-        if waiting is None:
-            continue
-        reason, message = waiting.reason or "", _short(waiting.message)
+    for container in (each for each in status.container_statuses or () if each.state and each.state.waiting):
+        reason, message = container.state.waiting.reason or "", _short(container.state.waiting.message)
         if reason in ("ContainerCreating", "PodInitializing"):
             return "its container is being made", None
         why = f"{reason}: {message}" if message else reason
@@ -275,8 +272,7 @@ def _ending(status: Any) -> tuple[str, str | None]:
     for condition in status.conditions or ():
         if condition.type == "DisruptionTarget" and condition.status == "True":
             return f"was taken away ({condition.reason}: {_short(condition.message)})", None
-    for container in status.container_statuses or ():
-        end = container.state.terminated if container.state else None
+    for end in (each.state.terminated for each in status.container_statuses or () if each.state):
         if end is None:
             continue
         if end.reason == "OOMKilled":

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cancelled, LaunchError, options_of, this_machine
@@ -283,12 +284,7 @@ class SlurmCluster(DiallingCluster):
         with self._log.open("ab") as log:
             # A Ctrl-C at the terminal is this command's to handle.
             self._step = subprocess.Popen(
-                command,
-                env=clean(self.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                command, env=clean(self.environ), stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def _end_inside(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from subprocess import DEVNULL
 
 from pipeline.launch import LaunchError
 from pipeline.launch.slurm.script import clean
@@ -131,12 +132,7 @@ class Slurm:
     def _ask(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         try:
             return subprocess.run(
-                command,
-                env=self._environ,
-                capture_output=True,
-                text=True,
-                timeout=ASK_SECONDS,
-                stdin=subprocess.DEVNULL,
+                command, env=self._environ, capture_output=True, text=True, timeout=ASK_SECONDS, stdin=DEVNULL
             )
         except OSError as error:
             expected = f"the command {command[0]}, as a login node of a Slurm cluster has it"
