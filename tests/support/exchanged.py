@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import on_jax
+
 BACKENDS, NAMES = ("tensorflow", "jax"), ("mlp", "cnn", "transformer")
 BATCH, STEPS, MORE = 16, 50, 20
 
@@ -107,6 +109,7 @@ def main(backend, what, folder):
     """Does one of the two, and prints what came."""
     os.environ["KERAS_BACKEND"] = backend
     if backend == "jax":
+        os.environ["XLA_FLAGS"] = on_jax.QUICK
         import jax
 
         jax.config.update("jax_platforms", "cpu")

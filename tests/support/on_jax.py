@@ -9,6 +9,8 @@ import os
 import sys
 from unittest import mock
 
+# To make code faster takes longer than to run it so few times.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # An epoch of mlp and more, seven of the others.
 BATCH, CALLS = 16, (32, 18)
 MESHES = {
@@ -218,8 +220,7 @@ def main(*meshes):
     """Trains all of them, and prints what came."""
     os.environ["KERAS_BACKEND"] = "jax"
     if not meshes:
-        # To make code faster takes longer than to run it so few times.
-        os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        os.environ["XLA_FLAGS"] = QUICK
     import jax
 
     jax.config.update("jax_platforms", "cpu")

@@ -8,16 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, SUPPORT
+from conftest import ROOT, SUPPORT, warm
+from warm.starting import Command
 
 
 def begun(
-    script: str, *arguments: object, python: Path | str = sys.executable, before: Sequence[str] = (), **environ: str
-) -> subprocess.Popen[str]:
-    """Starts a script with arguments; `before` is what starts its Python, if anything else does."""
+    script: str, *arguments: object, python: Path | str = sys.executable, before: Sequence[str] = (),
+    imported: bool | None = None, **environ: str,
+) -> subprocess.Popen[str]:  # fmt: skip
+    """Starts a script with arguments; `before` is what starts its Python, if anything else does.
+
+    With TensorFlow `imported` before (`warm/`), which takes longer than most scripts, where one imports it at its top.
+    """
+    if imported is None:
+        imported = "\nimport tensorflow" in (SUPPORT / f"{script}.py").read_text() and not before
     command = [*before, str(python), str(SUPPORT / f"{script}.py"), *map(str, arguments)]
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (str(SUPPORT), str(ROOT), os.environ.get("PYTHONPATH"))))
     given = os.environ | {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"} | environ
+    if imported and sys.platform == "linux":
+        return Command(warm(), command, ROOT, given)
     return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

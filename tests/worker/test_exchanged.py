@@ -18,7 +18,9 @@ def came(tmp_path_factory):
     """What each backend came to, by what it did: see `exchanged.py`. Both at once, then both with both's files."""
     folder, came = tmp_path_factory.mktemp("exchanged"), {}
     for what in ("train", "go_on"):
-        running = [scripts.begun("exchanged", name, what, folder) for name in exchanged.BACKENDS]
+        running = [
+            scripts.begun("exchanged", name, what, folder, imported=name == "tensorflow") for name in exchanged.BACKENDS
+        ]
         came |= zip([(name, what) for name in exchanged.BACKENDS], scripts.answers(*running), strict=True)
     return came
 

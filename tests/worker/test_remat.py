@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 from loops import loop_over
+from on_jax import QUICK
 from scripts import came
 
 from pipeline.models import cnn, transformer
@@ -57,10 +58,9 @@ def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not():
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     found = {}
     for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, ["one", "dropped", "mirrored", "model"])):
-        found[flags] = came("on_jax", *meshes, XLA_FLAGS=f"{quick} {flags}")
+        found[flags] = came("on_jax", *meshes, XLA_FLAGS=f"{QUICK} {flags}")
     # What happens without: as much memory, and not a word.
     silent = found[""]
     assert silent["one True"]["temporary"] > 0.95 * silent["one False"]["temporary"]

@@ -46,6 +46,7 @@ def serve(descriptor: int) -> None:
 
 def compose_once() -> None:
     """What the first command of a process pays for: imports, the grammar of overrides, Hydra's search for plugins."""
+    gc.disable()
     from hydra.core.plugins import Plugins
     from hydra.core.singleton import Singleton
 
@@ -65,6 +66,7 @@ def compose_once() -> None:
     del Singleton._instances[Plugins]
     # Memory that a fork looks through for garbage is copied for it.
     gc.freeze()
+    gc.enable()
 
 
 def _run(

@@ -81,12 +81,12 @@ def take_streams(streams: Sequence[int], first: int) -> None:
         os.close(stream)
 
 
-def run(module: str, arguments: Sequence[str], environ: Mapping[str, str], path: Sequence[str]) -> NoReturn:
-    """Runs the module in the folder that this process is in, and ends with its exit code."""
+def run(program: str, arguments: Sequence[str], environ: Mapping[str, str], path: Sequence[str]) -> NoReturn:
+    """Runs the module or file in the folder that this process is in, and ends with its exit code."""
     os.environ.clear()
     os.environ.update(environ)
     sys.path[:] = [os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
-    sys.argv[:] = [module, *arguments]
+    sys.argv[:] = [program, *arguments]
     # Those that Python made when it started know of other files.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
@@ -94,7 +94,10 @@ def run(module: str, arguments: Sequence[str], environ: Mapping[str, str], path:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if program.endswith(".py"):
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = _code(ended)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Starts commands that have imported all, beside a fork server that has TensorFlow: most of what a short run takes.
+"""Starts commands that have imported all, beside a fork server that has TensorFlow, and scripts that have TensorFlow.
 
 One process imports what a command does, then what a fork server does. For each command it forks one that becomes the
 command, without what the fork server has (`running.py`), and that forks another, which waits. Once the command would
@@ -112,13 +112,16 @@ class Imported:
         finally:
             atexit.register = register
 
+    def forget_end(self) -> None:
+        """Makes this process one that ends otherwise than the fork server."""
+        for function in self._at_exit:
+            atexit.unregister(function)
+
     def forget_others(self) -> None:
         """Makes this process one that has imported neither TensorFlow nor what is ours and not a command's."""
         for name in set(sys.modules) - self._modules:
             if name.partition(".")[0] in ("tensorflow", "keras", "pipeline"):
                 self._forgotten.append(sys.modules.pop(name))
-        for function in self._at_exit:
-            atexit.unregister(function)
         logging.root.handlers[:], warnings.filters[:] = self._handlers, self._filters
 
 
@@ -138,23 +141,33 @@ def _become(
     arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int], path: Sequence[str],
     theirs: Imported,
 ) -> NoReturn:  # fmt: skip
-    """Makes this process the command, and a child of it what its fork server will be."""
+    """Makes this process the script, or the command, and a child of that what its fork server will be."""
     take_streams(streams, 0)
     os.chdir(folder)
     os.closerange(3, BEYOND)
+    _, program, *rest = arguments
+    if program != "-m":
+        _take_signals()
+        theirs.forget_end()
+        run(program, rest, environ, path)
     offered, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
         offered.close()
         _wait(waiting)
     waiting.close()
-    # What a fork server ignores, a command that a person starts does not.
+    _take_signals()
+    _offer(offered, pid)
+    theirs.forget_end()
+    theirs.forget_others()
+    module, *rest = rest
+    run(module, rest, environ, path)
+
+
+def _take_signals() -> None:
+    """Ignores none of those that a fork server ignores."""
     for number in PREEMPTING:
         signal.signal(number, signal.SIG_DFL)
-    _offer(offered, pid)
-    theirs.forget_others()
-    _, _, module, *rest = arguments
-    run(module, rest, environ, path)
 
 
 def _offer(waiting: socket.socket, pid: int) -> None:
