@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What the other has, and Horovod.
 HOROVOD := .venv-horovod
-# Three tests at a time: more than a third of its time, a test waits for processes and for time to pass.
+# Three tests at a time: more than a third of its time, a test waits for processes and for time to pass. One more of the
+# slow ones, since one process has those that hardly compute.
 THREE := --numprocesses 3 --dist worksteal
+FOUR := --numprocesses 4 --dist worksteal
 # Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -24,8 +26,10 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "Expected Python's venv module to work. On Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
 	@echo "Installing the locked dependencies into $(VENV); TensorFlow is large, this takes a minute or two."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@# On every core, which pip does on one; some packages have files for other Pythons.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(READY)
 
 run: setup ## train the default model on real digits, on every core of this machine
@@ -38,9 +42,9 @@ test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(THREE) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: whole runs, kills, sweeps
-	@$(BIN)/python -m pytest -q $(THREE) -m "slow and not timed" --durations=20 $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest -q $(FOUR) -m "slow and not timed" --durations=20 $(or $(ARGS),tests) || test $$? -eq 5
 	@# Alone: what they measure must be right. ARGS may leave none of either.
-	@$(BIN)/python -m pytest -q -m "slow and timed" $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest -q -m "slow and timed" $(or $(ARGS),$$(grep -rl --include=*.py mark.timed tests)) || test $$? -eq 5
 
 test-horovod: $(HOROVOD)/.ready ## the tests of what `make horovod` builds, which it builds where it is missing
 	@$(BIN)/python -m pytest -q -m horovod --durations=10 $(ARGS)
