@@ -65,13 +65,10 @@ def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_p
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before)
 
 
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("mode=plan strategy=multi_worker hardware=2cpu model=resnet20", "resnet20 on mnist5k, multi_worker by shared"),
-        ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "words"), [
+    ("mode=plan strategy=multi_worker hardware=2cpu model=resnet20", "resnet20 on mnist5k, multi_worker by shared"),
+    ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
+])  # fmt: skip
 def test_it_plans_and_prepares_with_its_own_functions_and_choices(installed, tmp_path, typed, words):
     shown = run(installed, tmp_path, *typed.split())
     assert words in shown.stdout

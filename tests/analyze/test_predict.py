@@ -396,18 +396,14 @@ def test_runs_that_leave_a_step_open_are_refused_and_a_large_model_of_one_worker
         predict.predict(on_ring(4, 64, 1000), [seen(RINGS[0][0], 1, 64, 1000)])
 
 
-@pytest.mark.parametrize(
-    ("logged", "why"),
-    [
-        (("strategy=mirrored",), r"that differ: the nearest in strategy \(.*mirrored; here .*multi_worker"),
-        (("hardware=8cpu",), r"kind of device \(cpu; here gpu\)"),
-        (("train.precision=mixed_bfloat16",), r"precision \(mixed_bfloat16; here float32\)"),
-        (("model=cnn",), r"model \(pipeline.models.cnn; here pipeline.models.mlp\)"),
-        (("train.optimizer=sgd",), "optimizer"),
-        (("hardware.rehearse=true",), "rehearsals or oversubscribed"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("logged", "why"), [
+    (("strategy=mirrored",), r"that differ: the nearest in strategy \(.*mirrored; here .*multi_worker"),
+    (("hardware=8cpu",), r"kind of device \(cpu; here gpu\)"),
+    (("train.precision=mixed_bfloat16",), r"precision \(mixed_bfloat16; here float32\)"),
+    (("model=cnn",), r"model \(pipeline.models.cnn; here pipeline.models.mlp\)"),
+    (("train.optimizer=sgd",), "optimizer"),
+    (("hardware.rehearse=true",), "rehearsals or oversubscribed"),
+], ids=str)  # fmt: skip
 def test_runs_that_say_nothing_of_a_plan_are_refused_with_the_reason(tmp_path, logged, why):
     ran(tmp_path, planned(*ASKED, "hardware=8gpu", "workers=2", *logged), [1e-3] * 3)
     with pytest.raises(UserError, match=f"^Expected .*{why}.* Try "):

@@ -47,21 +47,17 @@ def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_
     assert "  launch.stop_timeout=4.0  (a number)\n      seconds between asking a process to stop" in told.out
 
 
-@pytest.mark.parametrize(
-    ("topics", "words"),
-    [
-        (["strategy"], ["strategy=multi_worker ", "Several processes", "strategy.devices_per_process=null"]),
-        (["model=mlp"], ["Its keys, under model=mlp:", "model.build.hidden=[128]", "units of each hidden layer"]),
-        (["train"], ["train: length", "train.epochs=null  (a whole number or null)", "train.divergence_factor="]),
-        (["checkpoint.keep"], ["checkpoint.keep=2  (a whole number)\n      number of last checkpoints"]),
-        (["steps"], ["train.steps=null", "measure.steps=null"]),
-        (["experiment"], ["experiment=scaling", "How far does it scale here?"]),
-        (["report"], ["python -m pipeline report NAME"]),
-        (["hardware=3x8gpu"], ["8 GPU devices on each of 3 hosts.", "hardware=4cpu ", "hardware.hosts=3 "]),
-        (["model"], ["model.build.filters=[32,64]\n      filters of each 3x3 convolution"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("topics", "words"), [
+    (["strategy"], ["strategy=multi_worker ", "Several processes", "strategy.devices_per_process=null"]),
+    (["model=mlp"], ["Its keys, under model=mlp:", "model.build.hidden=[128]", "units of each hidden layer"]),
+    (["train"], ["train: length", "train.epochs=null  (a whole number or null)", "train.divergence_factor="]),
+    (["checkpoint.keep"], ["checkpoint.keep=2  (a whole number)\n      number of last checkpoints"]),
+    (["steps"], ["train.steps=null", "measure.steps=null"]),
+    (["experiment"], ["experiment=scaling", "How far does it scale here?"]),
+    (["report"], ["python -m pipeline report NAME"]),
+    (["hardware=3x8gpu"], ["8 GPU devices on each of 3 hosts.", "hardware=4cpu ", "hardware.hosts=3 "]),
+    (["model"], ["model.build.filters=[32,64]\n      filters of each 3x3 convolution"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_a_group_a_choice_a_key_and_a_verb_have_a_page_each(asked, topics, words):
     told = asked("--help", *topics, COLUMNS="100").ok()
     assert [word for word in words if word not in told.out] == []
@@ -76,19 +72,16 @@ def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
     assert told.err.endswith(f"received {topic}. Try --help {instead}.\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "some", "none"),
-    [
-        ("pipeline rep", ["report"], ["compare"]),
-        ("pipeline strat", ["strategy=mirrored", "strategy=multi_worker", "strategy.name="], ["model=cnn"]),
-        ("pipeline strategy=mu", ["multi_worker"], ["mirrored"]),
-        ("pipeline -m strategy=mirrored,mu", ["mirrored,multi_worker"], []),
-        ("pipeline train.determ", ["train.deterministic=", "train.deterministic=true"], ["train.epochs="]),
-        ("pipeline data.cache=", ["none", "memory", "file"], ["true"]),
-        ("pipeline cluster=", ["env", "local"], []),
-        ("pipeline hardware=", ["auto", "4cpu", "2x4gpu"], []),
-    ],
-)
+@pytest.mark.parametrize(("typed", "some", "none"), [
+    ("pipeline rep", ["report"], ["compare"]),
+    ("pipeline strat", ["strategy=mirrored", "strategy=multi_worker", "strategy.name="], ["model=cnn"]),
+    ("pipeline strategy=mu", ["multi_worker"], ["mirrored"]),
+    ("pipeline -m strategy=mirrored,mu", ["mirrored,multi_worker"], []),
+    ("pipeline train.determ", ["train.deterministic=", "train.deterministic=true"], ["train.epochs="]),
+    ("pipeline data.cache=", ["none", "memory", "file"], ["true"]),
+    ("pipeline cluster=", ["env", "local"], []),
+    ("pipeline hardware=", ["auto", "4cpu", "2x4gpu"], []),
+])  # fmt: skip
 def test_bash_offers_verbs_choices_keys_and_values(asked, tmp_path, typed, some, none):
     script = tmp_path / "completion.bash"
     script.write_text(asked("--completion", "bash").ok().out)

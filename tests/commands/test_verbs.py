@@ -66,22 +66,19 @@ def test_a_folder_that_is_gone_and_a_narrow_terminal_are_answered_in_words(tmp_p
     assert subprocess.run(command, cwd=tmp_path, env=narrow, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "instead"),
-    [
-        ("reprot", "Try python -m pipeline report mine."),
-        ("predcit", "Try python -m pipeline predict mine."),
-        ("zzz", "Try `python -m pipeline --help`."),
-        ("list", "Try `python -m pipeline --help`."),
-        ("train", "Try python -m pipeline."),
-        ("resume", "Try python -m pipeline resume=mine."),
-        ("plan", "Try python -m pipeline mode=plan."),
-        ("model", "Try python -m pipeline model=cnn."),
-        ("strategy mirored workers=2", "Try python -m pipeline strategy=mirrored workers=2."),
-        ("workers = 2", "Try python -m pipeline workers=2."),
-        ("python -m pipeline train workers=2 --fast", "Try python -m pipeline workers=2."),
-    ],
-)
+@pytest.mark.parametrize(("word", "instead"), [
+    ("reprot", "Try python -m pipeline report mine."),
+    ("predcit", "Try python -m pipeline predict mine."),
+    ("zzz", "Try `python -m pipeline --help`."),
+    ("list", "Try `python -m pipeline --help`."),
+    ("train", "Try python -m pipeline."),
+    ("resume", "Try python -m pipeline resume=mine."),
+    ("plan", "Try python -m pipeline mode=plan."),
+    ("model", "Try python -m pipeline model=cnn."),
+    ("strategy mirored workers=2", "Try python -m pipeline strategy=mirrored workers=2."),
+    ("workers = 2", "Try python -m pipeline workers=2."),
+    ("python -m pipeline train workers=2 --fast", "Try python -m pipeline workers=2."),
+])  # fmt: skip
 def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp_path, word, instead):
     told = asked(*word.split(), "mine")
     assert not untypeable(told.err)

@@ -218,20 +218,16 @@ def test_a_command_that_is_started_is_refused_within_seconds(tmp_path):
     assert "received mirored. Try strategy=mirrored." in refusal(ran)
 
 
-@pytest.mark.parametrize(
-    "arguments",
+@pytest.mark.parametrize("arguments", [
+    ["allowed_targets=[imports]", "model.build._target_=imports.shell", "+model.build.command=touch imported"],
     [
-        ["allowed_targets=[imports]", "model.build._target_=imports.shell", "+model.build.command=touch imported"],
-        [
-            "allowed_targets=[imports]",
-            "train.metrics=[{_target_: keras.metrics.Mean, name: {_target_: imports.os.system, command: ls}}]",
-        ],
-        ["allowed_targets=[own]", "model.build._target_=imports.model"],
-        ["+hydra.callbacks.mine._target_=imports.model"],
-        ["hydra/job_logging=default", "+hydra.job_logging.handlers.mine={class: imports.model}"],
+        "allowed_targets=[imports]",
+        "train.metrics=[{_target_: keras.metrics.Mean, name: {_target_: imports.os.system, command: ls}}]",
     ],
-    ids=" ".join,
-)
+    ["allowed_targets=[own]", "model.build._target_=imports.model"],
+    ["+hydra.callbacks.mine._target_=imports.model"],
+    ["hydra/job_logging=default", "+hydra.job_logging.handlers.mine={class: imports.model}"],
+], ids=" ".join)  # fmt: skip
 def test_a_function_that_no_config_may_call_is_refused_before_its_module_is_imported(pipeline, tmp_path, arguments):
     (tmp_path / "imports.py").write_text(
         "from pathlib import Path\nimport os\nfrom os import system as shell\nPath('imported').touch()\n"
@@ -392,14 +388,11 @@ def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_fact
     assert (config.data.name, config.data.num_classes, config.data.input_shape) == ("numbered", 4, None)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.build._target_=own.normalised", "+model.build.bias=true", "model.name=mine"],
-        ["+model={build: {_target_: own.normalised, bias: true}, name: mine}"],
-        ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    ["model.build._target_=own.normalised", "+model.build.bias=true", "model.name=mine"],
+    ["+model={build: {_target_: own.normalised, bias: true}, name: mine}"],
+    ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
+])  # fmt: skip
 def test_what_was_typed_with_the_function_stays(overrides):
     config = composed(*overrides)
     assert config.model.build == {"_target_": "own.normalised", "bias": True}
@@ -465,43 +458,35 @@ print(code, count, file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "times"),
-    [
-        (["mode=plan"], 1),
-        (["hydra.mode=RUN", "mode=plan"], 1),
-        (["--cfg", "job"], 1),
-        (["--help"], 1),
-        # A sweep as a whole, and each choice that its runs have.
-        (["-m", "mode=plan", "workers=1,2"], 2),
-        (["experiment=batch", "mode=plan"], 2),
-        (["-m", "mode=plan", "model=mlp,cnn", "train.seed=1,2"], 3),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("arguments", "times"), [
+    (["mode=plan"], 1),
+    (["hydra.mode=RUN", "mode=plan"], 1),
+    (["--cfg", "job"], 1),
+    (["--help"], 1),
+    # A sweep as a whole, and each choice that its runs have.
+    (["-m", "mode=plan", "workers=1,2"], 2),
+    (["experiment=batch", "mode=plan"], 2),
+    (["-m", "mode=plan", "model=mlp,cnn", "train.seed=1,2"], 3),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_hydra_composes_a_config_once(asked, tmp_path, arguments, times):
     (tmp_path / "counting.py").write_text(COUNTING)
     ran: Ran = asked(*arguments, module="counting")
     assert ran.err.splitlines()[-1] == f"0 {times}"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["workers=2", "train.seed=7", "hydra.job.name=mine"],
-        ["strategy=multi_worker", "hardware=2x8gpu", "model=mlp", "model.build.hidden=[64]", "train.loss=null"],
-        ["experiment=batch", "workers=4", "strategy=mirrored"],
-        ["model.build._target_=my.model", "+model.build.depth=3", "++model.build.depth=4", "model.name=deep"],
-        ["model={name: mine, build: {_target_: my.model}}", "train.metrics=[accuracy]", "data=digits"],
-        ["train.callbacks=[]", "output_dir=${now:%Y}", "sweep.name=${model.name}"],
-        ["+train.tags={a: 1}", "workers=2"],
-        ["workers=many", "model=mlp"],
-        ["+workers=3", "model=mlp"],
-        ["model=mlpp", "workers=3"],
-        ["hydra={verbose: true}"],
-    ],
-    ids=lambda overrides: overrides[0],
-)
+@pytest.mark.parametrize("overrides", [
+    ["workers=2", "train.seed=7", "hydra.job.name=mine"],
+    ["strategy=multi_worker", "hardware=2x8gpu", "model=mlp", "model.build.hidden=[64]", "train.loss=null"],
+    ["experiment=batch", "workers=4", "strategy=mirrored"],
+    ["model.build._target_=my.model", "+model.build.depth=3", "++model.build.depth=4", "model.name=deep"],
+    ["model={name: mine, build: {_target_: my.model}}", "train.metrics=[accuracy]", "data=digits"],
+    ["train.callbacks=[]", "output_dir=${now:%Y}", "sweep.name=${model.name}"],
+    ["+train.tags={a: 1}", "workers=2"],
+    ["workers=many", "model=mlp"],
+    ["+workers=3", "model=mlp"],
+    ["model=mlpp", "workers=3"],
+    ["hydra={verbose: true}"],
+], ids=lambda overrides: overrides[0])  # fmt: skip
 def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path, monkeypatch, overrides):
     monkeypatch.chdir(tmp_path)
     configs.register(lambda: 2)
@@ -532,27 +517,23 @@ def test_version_is_ours(pipeline):
     assert ran.out.startswith("pipeline ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
-        (
-            ("strategy=one_device", "workers=2", "hardware=2cpu"),
-            ["one_device trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker"],
-        ),
-        (("strategy=one_device", "hardware=8cpu"), ["one_device on 8cpu: 1 CPU worker", "CPU:0"]),
-        (
-            ("strategy=multi_worker", "hardware=2x4gpu"),
-            ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"],
-        ),
-        (
-            ("strategy=multi_worker", "hardware=4gpu", "hardware.rehearse=true", "train.global_batch=96"),
-            ["a rehearsal", "4 (1 chief, 3 workers)", "24 x 4 replicas = 96", "strong scaling"],
-        ),
-        (("model=recommender", "data=clicks", "strategy=parameter_server"), ["recommender on clicks", "server "]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
+    (
+        ("strategy=one_device", "workers=2", "hardware=2cpu"),
+        ["one_device trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker"],
+    ),
+    (("strategy=one_device", "hardware=8cpu"), ["one_device on 8cpu: 1 CPU worker", "CPU:0"]),
+    (
+        ("strategy=multi_worker", "hardware=2x4gpu"),
+        ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"],
+    ),
+    (
+        ("strategy=multi_worker", "hardware=4gpu", "hardware.rehearse=true", "train.global_batch=96"),
+        ["a rehearsal", "4 (1 chief, 3 workers)", "24 x 4 replicas = 96", "strong scaling"],
+    ),
+    (("model=recommender", "data=clicks", "strategy=parameter_server"), ["recommender on clicks", "server "]),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
 def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, words):
     ran: Ran = pipeline("mode=plan", *arguments).ok()
     assert ran.err == ""

@@ -195,14 +195,11 @@ def test_nested_functions_are_called_before_those_that_take_them():
     assert targets.call({"_target_": "fractions.Fraction.from_float", "f": 0.25}, "x") == 0.25
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
-        ("faulty.nothing", "received faulty.nothing: no nothing there."),
-        ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
-    ],
-)
+@pytest.mark.parametrize(("target", "words"), [
+    ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
+    ("faulty.nothing", "received faulty.nothing: no nothing there."),
+    ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
+])  # fmt: skip
 def test_what_only_the_call_can_tell_is_told_in_words(target, words):
     with pytest.raises(UserError) as refused:
         targets.call({"_target_": target}, "x")

@@ -21,14 +21,11 @@ def test_a_packed_table_may_be_named_in_capitals(tmp_path: Path) -> None:
     assert (train.num_classes, train.raw[0].shape[1]) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected", "classes"),
-    [
-        (["0.25", "1.25"], {0.25, 1.25}, None),
-        (["0", "2"], {0, 2}, 3),
-        (["0", "1" * 25], {0, np.float32("1" * 25)}, None),
-    ],
-)
+@pytest.mark.parametrize(("labels", "expected", "classes"), [
+    (["0.25", "1.25"], {0.25, 1.25}, None),
+    (["0", "2"], {0, 2}, 3),
+    (["0", "1" * 25], {0, np.float32("1" * 25)}, None),
+])  # fmt: skip
 def test_decimals_of_parquet_are_numbers(
     tmp_path: Path, labels: list[str], expected: set[float], classes: int | None
 ) -> None:

@@ -59,15 +59,12 @@ def test_help_says_what_the_exit_codes_mean(asked):
     assert "  3  FAULT:" in told.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--only", "disc"], "received disc. Try --only python,"),
-        (["--jsn"], "Expected options that exist, received --jsn. Try --help."),
-        (["workrs=2"], "workrs"),
-        (["cluster=slurn"], "slurn"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--only", "disc"], "received disc. Try --only python,"),
+    (["--jsn"], "Expected options that exist, received --jsn. Try --help."),
+    (["workrs=2"], "workrs"),
+    (["cluster=slurn"], "slurn"),
+])  # fmt: skip
 def test_a_command_that_makes_no_sense_is_refused_with_2_and_nothing_is_looked_at(asked, tmp_path, arguments, words):
     told = asked("doctor", *arguments)
     assert (told.code, told.out) == (2, "")

@@ -41,17 +41,14 @@ def named(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize(
-    ("gib", "gpus", "overrides", "first"),
-    [
-        # Two copies of 4 GiB and of activations in one memory.
-        (14, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "train.remat=true"),
-        (8, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "strategy="),
-        # A device of its own memory for each.
-        (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=6"), "train.remat=true"),
-        (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=3.5"), "strategy=model_parallel"),
-    ],
-)
+@pytest.mark.parametrize(("gib", "gpus", "overrides", "first"), [
+    # Two copies of 4 GiB and of activations in one memory.
+    (14, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "train.remat=true"),
+    (8, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "strategy="),
+    # A device of its own memory for each.
+    (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=6"), "train.remat=true"),
+    (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=3.5"), "strategy=model_parallel"),
+])  # fmt: skip
 def test_a_model_that_no_device_has_room_for_is_refused_and_what_is_named_is_held(backend, gib, gpus, overrides, first):
     said = refused(gib, gpus, f"backend={backend}", *overrides)
     assert said is not None

@@ -50,17 +50,14 @@ def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys
     return earlier.folder.name
 
 
-@pytest.mark.parametrize(
-    ("status", "saved", "goes_on"),
-    [
-        (None, None, True),
-        ("KILLED", None, True),
-        ("PREEMPTED", 5, True),
-        ("FAILED", 5, True),
-        ("FAILED", None, False),
-        ("FINISHED", 5, False),
-    ],
-)
+@pytest.mark.parametrize(("status", "saved", "goes_on"), [
+    (None, None, True),
+    ("KILLED", None, True),
+    ("PREEMPTED", 5, True),
+    ("FAILED", 5, True),
+    ("FAILED", None, False),
+    ("FINISHED", 5, False),
+])  # fmt: skip
 def test_a_run_that_did_not_finish_is_gone_on_with(tmp_path, status, saved, goes_on):
     made(tmp_path, "one", status, **({} if saved is None else {"saved": saved}))
     assert found(tmp_path) == ("one" if goes_on else None)
@@ -124,19 +121,16 @@ def test_a_plan_is_read_once_however_many_commands_start_beside_it(tmp_path, mon
     assert [found(tmp_path), read.plans] == ["two", 18]
 
 
-@pytest.mark.parametrize(
-    ("harm", "goes_on"),
-    [
-        (lambda run, index: run.rename(run.with_name("moved")), "moved"),
-        (lambda run, index: shutil.move(run, run.parents[1] / "runs" / "kept" / "deep"), "deep"),
-        (lambda run, index: shutil.rmtree(run), None),
-        (lambda run, index: (run / "plan.json").unlink(), None),
-        (lambda run, index: index.unlink(), "one"),
-        (lambda run, index: index.write_text("no line\n{}\n[]\n"), "one"),
-        (lambda run, index: index.write_text(index.read_text()[:-9]), "one"),
-        (lambda run, index: index.chmod(0o400), "one"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "goes_on"), [
+    (lambda run, index: run.rename(run.with_name("moved")), "moved"),
+    (lambda run, index: shutil.move(run, run.parents[1] / "runs" / "kept" / "deep"), "deep"),
+    (lambda run, index: shutil.rmtree(run), None),
+    (lambda run, index: (run / "plan.json").unlink(), None),
+    (lambda run, index: index.unlink(), "one"),
+    (lambda run, index: index.write_text("no line\n{}\n[]\n"), "one"),
+    (lambda run, index: index.write_text(index.read_text()[:-9]), "one"),
+    (lambda run, index: index.chmod(0o400), "one"),
+])  # fmt: skip
 def test_what_a_person_does_to_folders_or_the_index_is_seen_by_the_next_command(tmp_path, harm, goes_on):
     run = made(tmp_path, "one", "KILLED")
     (tmp_path / "runs" / "kept").mkdir()

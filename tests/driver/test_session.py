@@ -54,16 +54,13 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
     assert text == "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once.\n"
 
 
-@pytest.mark.parametrize(
-    ("step", "config", "many", "words"),
-    [
-        (1240, {}, False, "a has a checkpoint of step 1,240: the same command goes on from there."),
-        (None, {}, False, "a has no checkpoint yet: the same command goes on from its beginning."),
-        (8, {"resume": "never"}, False, "a has a checkpoint of step 8: resume=a goes on from there."),
-        (8, {"sweep": SweepConfig("mine")}, True, "goes on from there, and keeps the points that have finished."),
-        (8, {}, True, "goes on from there; with sweep.name=mine it would keep other points too."),
-    ],
-)
+@pytest.mark.parametrize(("step", "config", "many", "words"), [
+    (1240, {}, False, "a has a checkpoint of step 1,240: the same command goes on from there."),
+    (None, {}, False, "a has no checkpoint yet: the same command goes on from its beginning."),
+    (8, {"resume": "never"}, False, "a has a checkpoint of step 8: resume=a goes on from there."),
+    (8, {"sweep": SweepConfig("mine")}, True, "goes on from there, and keeps the points that have finished."),
+    (8, {}, True, "goes on from there; with sweep.name=mine it would keep other points too."),
+])  # fmt: skip
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = session_of()
     session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), "a"))

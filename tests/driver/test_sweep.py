@@ -99,20 +99,17 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     lock.release()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("-m", "sweep.name=../x"), "Expected sweep.name to be a folder's name"),
-        (("-m", "sweep.name=''"), "received nothing. Try sweep.name=mine."),
-        (("-m", "sweep.name=a,b"), "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
-        (("-m", "mode=run,plan"), "Expected one value of mode for a whole sweep, received mode=run,plan."),
-        (("sweep.name=x",), "Try python -m pipeline -m sweep.name=x."),
-        (("sweep.repeats=2",), "Try python -m pipeline -m sweep.repeats=2."),
-        (("sweep.parallel=2",), "Try python -m pipeline -m sweep.parallel=2."),
-        (("-m", "sweep.parallel=0", "workers=1"), "Expected sweep.parallel to be 1 or more, received 0."),
-        (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("-m", "sweep.name=../x"), "Expected sweep.name to be a folder's name"),
+    (("-m", "sweep.name=''"), "received nothing. Try sweep.name=mine."),
+    (("-m", "sweep.name=a,b"), "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
+    (("-m", "mode=run,plan"), "Expected one value of mode for a whole sweep, received mode=run,plan."),
+    (("sweep.name=x",), "Try python -m pipeline -m sweep.name=x."),
+    (("sweep.repeats=2",), "Try python -m pipeline -m sweep.repeats=2."),
+    (("sweep.parallel=2",), "Try python -m pipeline -m sweep.parallel=2."),
+    (("-m", "sweep.parallel=0", "workers=1"), "Expected sweep.parallel to be 1 or more, received 0."),
+    (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
+])  # fmt: skip
 def test_a_sweep_that_makes_no_sense_is_refused_in_words(asked, tmp_path, arguments, words):
     ran: Ran = asked(*arguments, *QUICK, *SMALL).failed(2)
     assert words in ran.err
@@ -205,17 +202,13 @@ def test_every_ready_sweep_can_be_planned(asked, experiment, points):
     assert ran.out.count(" -- point ") == points
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        ["-m", "experiment=strategies"],
-        ["-m", "experiment=scaling", "measure.scaling=strong", "sweep.name=mine"],
-        ["-m", "strategy=mirrored,multi_worker", "workers=1,2", "sweep.name=mine", "sweep.repeats=3"],
-        ["-m", "train.learning_rate=0.1,0.2", "model.build.hidden=[8, 16]", "model=mlp"],
-        ["--config-dir=own", "experiment=own", "train.epochs=1"],
-    ],
-    ids=lambda typed: typed[1],
-)
+@pytest.mark.parametrize("typed", [
+    ["-m", "experiment=strategies"],
+    ["-m", "experiment=scaling", "measure.scaling=strong", "sweep.name=mine"],
+    ["-m", "strategy=mirrored,multi_worker", "workers=1,2", "sweep.name=mine", "sweep.repeats=3"],
+    ["-m", "train.learning_rate=0.1,0.2", "model.build.hidden=[8, 16]", "model=mlp"],
+    ["--config-dir=own", "experiment=own", "train.epochs=1"],
+], ids=lambda typed: typed[1])  # fmt: skip
 def test_the_command_of_a_point_is_accepted_as_it_stands_and_is_one_run_of_the_same_config(
     tmp_path, monkeypatch, typed
 ):

@@ -138,22 +138,19 @@ def test_environments_of_tensorflow_vertex_and_sagemaker_say_the_same():
     assert sage.own.index == 1
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({}, "Expected TF_CONFIG .* received none of them. Try cluster=local"),
-        ({"TF_CONFIG": "{"}, "Expected TF_CONFIG to be JSON"),
-        ({"TF_CONFIG": "[]"}, "Expected TF_CONFIG to have a cluster and a task"),
-        (said({"worker": "a:1"}), "to list the addresses of worker, received 'a:1'"),
-        (said({"worker": ["a"]}), "to be HOST:PORT, received 'a'"),
-        (said({"worker": ["a:99999"]}), "to be HOST:PORT, received 'a:99999'"),
-        (said({"worker": ["a:1", "a:1"]}), "each address of TF_CONFIG once"),
-        (said({"worker": ["a:1"]}, index=1), "to be one of worker 0 at a:1, received type 'worker' with index 1"),
-        (said({"gpu": ["a:1"]}, "gpu"), "to be chief, worker, ps or evaluator, received gpu"),
-        (said({"ps": ["a:1"]}, "ps"), "one chief or none, and a worker"),
-        ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "with SM_CURRENT_HOST in it, received .* and b"),
-    ],
-)
+@pytest.mark.parametrize(("environ", "words"), [
+    ({}, "Expected TF_CONFIG .* received none of them. Try cluster=local"),
+    ({"TF_CONFIG": "{"}, "Expected TF_CONFIG to be JSON"),
+    ({"TF_CONFIG": "[]"}, "Expected TF_CONFIG to have a cluster and a task"),
+    (said({"worker": "a:1"}), "to list the addresses of worker, received 'a:1'"),
+    (said({"worker": ["a"]}), "to be HOST:PORT, received 'a'"),
+    (said({"worker": ["a:99999"]}), "to be HOST:PORT, received 'a:99999'"),
+    (said({"worker": ["a:1", "a:1"]}), "each address of TF_CONFIG once"),
+    (said({"worker": ["a:1"]}, index=1), "to be one of worker 0 at a:1, received type 'worker' with index 1"),
+    (said({"gpu": ["a:1"]}, "gpu"), "to be chief, worker, ps or evaluator, received gpu"),
+    (said({"ps": ["a:1"]}, "ps"), "one chief or none, and a worker"),
+    ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "with SM_CURRENT_HOST in it, received .* and b"),
+])  # fmt: skip
 def test_an_environment_that_makes_no_sense_is_refused_in_words(environ, words):
     with pytest.raises(LaunchError, match=words):
         tasks_of(environ)

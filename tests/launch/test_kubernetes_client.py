@@ -86,15 +86,12 @@ def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, fol
         wait(lambda follower: follower.check(PODS.hosts, PODS.hosts))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cpu": 99}, "Insufficient cpu"),
-        ({"gpus": 1}, "Insufficient nvidia.com/gpu"),
-        ({"claim": "absent"}, 'persistentvolumeclaim "absent" not found'),
-        ({"node_selector": {"disk": "ssd"}}, "didn't match Pod's node affinity/selector"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"cpu": 99}, "Insufficient cpu"),
+    ({"gpus": 1}, "Insufficient nvidia.com/gpu"),
+    ({"claim": "absent"}, 'persistentvolumeclaim "absent" not found'),
+    ({"node_selector": {"disk": "ssd"}}, "didn't match Pod's node affinity/selector"),
+])  # fmt: skip
 def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(followed, options, words):
     follower, wait = followed(**options)
     said = wait(lambda follower: words in (why := follower.waits_for(PODS.hosts)) and why)

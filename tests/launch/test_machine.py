@@ -45,14 +45,11 @@ def test_affinity_counts():
     assert shown.stdout.strip() == f"({ALLOWED[-1]},)"
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: A: processor (R) @ 2 GHz\nmodel name\t: another\n", "A: processor (R) @ 2 GHz"),
-        ("processor\t: 0\nBogoMIPS\t: 50\n", os.uname().machine),
-        (None, os.uname().machine),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    ("processor\t: 0\nmodel name\t: A: processor (R) @ 2 GHz\nmodel name\t: another\n", "A: processor (R) @ 2 GHz"),
+    ("processor\t: 0\nBogoMIPS\t: 50\n", os.uname().machine),
+    (None, os.uname().machine),
+])  # fmt: skip
 def test_the_processor_has_a_name(tmp_path, text, name):
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)

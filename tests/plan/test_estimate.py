@@ -93,30 +93,27 @@ def test_activations_follow_the_replica_batch_and_not_the_global_one():
 TWO_BY_TWO = "strategy=multi_worker workers=4 hardware=2x2cpu"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "gpus", "total", "between"),
-    [
-        ("strategy=default", 0, 0, 0),
-        ("strategy=one_device", 0, 0, 0),
-        ("strategy=mirrored workers=1", 0, 0, 0),
-        # n - 1 gradients to one device, n - 1 sums back.
-        ("strategy=mirrored workers=4 hardware=4cpu", 0, 6 * CNN, 0),
-        # n devices that each send 2 (n - 1) / n.
-        ("strategy=mirrored hardware=4gpu", 4, 6 * CNN, 0),
-        ("strategy=multi_worker workers=4 hardware=4cpu", 0, 6 * CNN, 0),
-        ("strategy=multi_worker workers=4 hardware=4cpu train.gradient_bits=16", 0, 3 * CNN, 0),
-        ("strategy=multi_worker workers=4 hardware=4cpu strategy.devices_per_process=2", 0, 6 * CNN, 0),
-        ("strategy=multi_worker workers=4 hardware=4cpu strategy.collective=tensorflow", 0, 6 * CNN, 0),
-        # In each host; of each in a ring; from its first process to the other.
-        (f"{TWO_BY_TWO} strategy.devices_per_process=1", 0, 4 * CNN + 2 * CNN + 2 * CNN, 2 * CNN),
-        # One device of each host sends to the next host.
-        ("strategy=multi_worker hardware=2x4gpu", 4, 14 * CNN, 2 * 14 * CNN // 8),
-        # Two devices read the variables, one sum travels each way between them, one to the host.
-        ("strategy=central_storage workers=2", 0, 2 * (CNN + SEED) + 2 * CNN + CNN, 0),
-        # A step of one worker, however many race.
-        ("strategy=parameter_server workers=3", 0, 2 * CNN + SEED, 0),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "gpus", "total", "between"), [
+    ("strategy=default", 0, 0, 0),
+    ("strategy=one_device", 0, 0, 0),
+    ("strategy=mirrored workers=1", 0, 0, 0),
+    # n - 1 gradients to one device, n - 1 sums back.
+    ("strategy=mirrored workers=4 hardware=4cpu", 0, 6 * CNN, 0),
+    # n devices that each send 2 (n - 1) / n.
+    ("strategy=mirrored hardware=4gpu", 4, 6 * CNN, 0),
+    ("strategy=multi_worker workers=4 hardware=4cpu", 0, 6 * CNN, 0),
+    ("strategy=multi_worker workers=4 hardware=4cpu train.gradient_bits=16", 0, 3 * CNN, 0),
+    ("strategy=multi_worker workers=4 hardware=4cpu strategy.devices_per_process=2", 0, 6 * CNN, 0),
+    ("strategy=multi_worker workers=4 hardware=4cpu strategy.collective=tensorflow", 0, 6 * CNN, 0),
+    # In each host; of each in a ring; from its first process to the other.
+    (f"{TWO_BY_TWO} strategy.devices_per_process=1", 0, 4 * CNN + 2 * CNN + 2 * CNN, 2 * CNN),
+    # One device of each host sends to the next host.
+    ("strategy=multi_worker hardware=2x4gpu", 4, 14 * CNN, 2 * 14 * CNN // 8),
+    # Two devices read the variables, one sum travels each way between them, one to the host.
+    ("strategy=central_storage workers=2", 0, 2 * (CNN + SEED) + 2 * CNN + CNN, 0),
+    # A step of one worker, however many race.
+    ("strategy=parameter_server workers=3", 0, 2 * CNN + SEED, 0),
+])  # fmt: skip
 def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpus, total, between):
     plan, made = needs(*overrides.split(), gpus=gpus)
     assert made.exchanged is not None

@@ -362,14 +362,11 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     assert checksums(folder) == first
 
 
-@pytest.mark.parametrize(
-    ("number", "source", "begun"),
-    [
-        (signal.SIGINT, ("slow_arrays", "+data.build.examples=8000", "shards=60"), "d/*.tfrecord"),
-        # While the source is read.
-        (signal.SIGTERM, ("sleeping",), "asleep"),
-    ],
-)
+@pytest.mark.parametrize(("number", "source", "begun"), [
+    (signal.SIGINT, ("slow_arrays", "+data.build.examples=8000", "shards=60"), "d/*.tfrecord"),
+    # While the source is read.
+    (signal.SIGTERM, ("sleeping",), "asleep"),
+])  # fmt: skip
 def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, source, begun):
     process = start(tmp_path, "prepare", f"{OWN_SOURCE}{source[0]}", *source[1:], "processes=2", "out=d")
     wait_for(process, lambda: any(tmp_path.glob(begun)))

@@ -64,22 +64,19 @@ def test_every_line_of_0_1_0_is_read_and_written_as_it_was():
                 assert to_plain(event).items() >= values.items()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"time": 8.0, "event": "some new kind", "group": "point", "rank": 1, "value": [1, {"a": None}]},
-        {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": "not a number", "losses": []},
-        {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": True, "losses": [0.5]},
-        {"time": 8.0, "event": "measured", "group": "point", "rank": 1, "repeat": 0},
-        {"time": 8.0, "event": "measured", "repeat": 0, "examples": 1, "seconds": 1, "calls": [[1]]},
-        {"time": 8.0, "event": "sized", "variables": "many"},
-        {"time": 8.0, "event": "profiling", "what": "the moon"},
-        {"time": "noon", "event": "warning", "group": 7, "rank": None, "text": "Slow."},
-        {"time": 8.0, "event": ["steps"]},
-        {"value": 1},
-        {},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {"time": 8.0, "event": "some new kind", "group": "point", "rank": 1, "value": [1, {"a": None}]},
+    {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": "not a number", "losses": []},
+    {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": True, "losses": [0.5]},
+    {"time": 8.0, "event": "measured", "group": "point", "rank": 1, "repeat": 0},
+    {"time": 8.0, "event": "measured", "repeat": 0, "examples": 1, "seconds": 1, "calls": [[1]]},
+    {"time": 8.0, "event": "sized", "variables": "many"},
+    {"time": 8.0, "event": "profiling", "what": "the moon"},
+    {"time": "noon", "event": "warning", "group": 7, "rank": None, "text": "Slow."},
+    {"time": 8.0, "event": ["steps"]},
+    {"value": 1},
+    {},
+])  # fmt: skip
 def test_what_is_not_known_or_odd_is_kept_as_it_is(values):
     event = from_plain(values)
     assert isinstance(event, Unknown)
@@ -118,19 +115,15 @@ def test_a_metric_that_is_no_number_does_not_hide_the_others():
     assert all(map(math.isnan, metrics.values()))
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        (PurePath("a/b"), "a/b"),
-        (StartMethod.spawn, "spawn"),
-        (np.float32(0.5), 0.5),
-        (np.float64("nan"), None),
-        (np.float32("inf"), None),
-        (np.int64(3), 3),
-        ({"deep": [np.int32(1), (StartMethod.spawn,)]}, {"deep": [1, ["spawn"]]}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("value", "written"), [
+    (PurePath("a/b"), "a/b"),
+    (StartMethod.spawn, "spawn"),
+    (np.float32(0.5), 0.5),
+    (np.float64("nan"), None),
+    (np.float32("inf"), None),
+    (np.int64(3), 3),
+    ({"deep": [np.int32(1), (StartMethod.spawn,)]}, {"deep": [1, ["spawn"]]}),
+], ids=str)  # fmt: skip
 def test_a_value_of_another_type_is_written_as_what_it_stands_for(tmp_path, value, written):
     event = Run(params={"key": value})
     assert json.loads(to_line(event))["params"] == {"key": written}

@@ -71,15 +71,12 @@ def test_a_process_that_hangs_without_a_word_is_named_and_its_stack_kept(pipelin
     assert "stuck_data" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("moment", "number", "code"),
-    [
-        ("steps", signal.SIGINT, 130),
-        pytest.param("steps", signal.SIGHUP, 129, marks=pytest.mark.slow),
-        # While processes start; again while they are ended.
-        ("run", signal.SIGINT, 130),
-    ],
-)
+@pytest.mark.parametrize(("moment", "number", "code"), [
+    ("steps", signal.SIGINT, 130),
+    pytest.param("steps", signal.SIGHUP, 129, marks=pytest.mark.slow),
+    # While processes start; again while they are ended.
+    ("run", signal.SIGINT, 130),
+])  # fmt: skip
 def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, moment, number, code):
     trains = moment == "steps"
     with UnderWay(tmp_path, *QUICK, *TWO, *LONG, cold=not trains) as run:

@@ -102,20 +102,17 @@ def told(machine: str, cores: list[int], busy: float, own: float, seconds: float
     return Measured(0, 64.0, seconds, core_time=CoreTime(machine, cores, busy, own))
 
 
-@pytest.mark.parametrize(
-    ("processes", "share"),
-    [
-        ([told("a", [0, 1], 3.0, 3.0)], 0.0),
-        ([told("a", [0, 1], 4.0, 2.0)], 0.5),
-        # Cores of their own.
-        ([told("a", [0], 2.0, 1.0), told("a", [1], 1.0, 1.0)], 0.25),
-        # The same numbers on another machine.
-        ([told("a", [0, 1], 4.0, 2.0), told("b", [0, 1], 2.0, 2.0)], 0.25),
-        # Clocks of ten milliseconds.
-        ([told("a", [0], 1.99, 2.0)], 0.0),
-        ([told("a", [0], 2.0, 1.0), Measured(0, 64.0, 2.0)], None),
-    ],
-)
+@pytest.mark.parametrize(("processes", "share"), [
+    ([told("a", [0, 1], 3.0, 3.0)], 0.0),
+    ([told("a", [0, 1], 4.0, 2.0)], 0.5),
+    # Cores of their own.
+    ([told("a", [0], 2.0, 1.0), told("a", [1], 1.0, 1.0)], 0.25),
+    # The same numbers on another machine.
+    ([told("a", [0, 1], 4.0, 2.0), told("b", [0, 1], 2.0, 2.0)], 0.25),
+    # Clocks of ten milliseconds.
+    ([told("a", [0], 1.99, 2.0)], 0.0),
+    ([told("a", [0], 2.0, 1.0), Measured(0, 64.0, 2.0)], None),
+])  # fmt: skip
 def test_the_share_is_of_the_cores_that_these_processes_have(processes, share):
     assert measure.other_work(dict(enumerate(processes))) == share
 

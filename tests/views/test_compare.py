@@ -31,13 +31,10 @@ def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
     assert "val_metrics.accuracy" in out
 
 
-@pytest.mark.parametrize(
-    ("repeats", "verdict"),
-    [
-        (([100.0, 120.0], [105.0, 130.0]), "0 and 1: not known which is faster"),
-        (([1.0], []), "0 and 1: not compared, since one was not measured"),
-    ],
-)
+@pytest.mark.parametrize(("repeats", "verdict"), [
+    (([100.0, 120.0], [105.0, 130.0]), "0 and 1: not known which is faster"),
+    (([1.0], []), "0 and 1: not compared, since one was not measured"),
+])  # fmt: skip
 def test_runs_whose_repeats_overlap_or_that_have_none_are_compared_in_all_else(tmp_path, capsys, repeats, verdict):
     one, two = repeats
     out = said(capsys, wrote(tmp_path / "one", one), wrote(tmp_path / "two", two, {"workers": 4}))
@@ -90,15 +87,12 @@ def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(t
         assert find(name, tmp_path) == folder
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["nothing", "nothing"], "received nothing, which is that of no runs. Try "),
-        (["ab", "abc"], "received ab, which is that of 2 runs. Try "),
-        (["abc"], "Try python -m pipeline compare RUN RUN [RUN ...] ["),
-        (["refused", "abc"], "with result.json and plan.json, received "),
-    ],
-)
+@pytest.mark.parametrize(("names", "words"), [
+    (["nothing", "nothing"], "received nothing, which is that of no runs. Try "),
+    (["ab", "abc"], "received ab, which is that of 2 runs. Try "),
+    (["abc"], "Try python -m pipeline compare RUN RUN [RUN ...] ["),
+    (["refused", "abc"], "with result.json and plan.json, received "),
+])  # fmt: skip
 def test_runs_that_cannot_be_compared_are_refused_in_words(tmp_path, capsys, names, words):
     wrote(tmp_path / "runs" / "one", [1.0], mlflow_run_id="abc123")
     wrote(tmp_path / "runs" / "two", [1.0], mlflow_run_id="abd456")

@@ -80,21 +80,18 @@ def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() ->
     assert "optimizer" in "\n".join(full)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train_examples": None}, "3 epochs; steps an epoch are known once the data is read"),
-        ({"epochs": None, "steps": 500}, "500 steps, 40 of them an epoch"),
-        ({"scaling": "strong"}, "strong scaling (global batch held fixed)"),
-        ({"scaling": "strong"}, "one device, no strategy, batch 128"),
-        ({"baseline": "auto"}, "reused if measured before"),
-        ({"baseline": "none"}, "none, so no speedup"),
-        ({"measure_steps": 0}, "nothing is measured"),
-        ({"measure_steps": 50}, "2 repeats of 50 steps"),
-        ({"rehearsal": True, "oversubscribed": True}, "2 CPU workers (rehearsal, oversubscribed)"),
-        ({"notes": ("This machine stands for 2 hosts.",)}, "note       This machine stands for 2 hosts."),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"train_examples": None}, "3 epochs; steps an epoch are known once the data is read"),
+    ({"epochs": None, "steps": 500}, "500 steps, 40 of them an epoch"),
+    ({"scaling": "strong"}, "strong scaling (global batch held fixed)"),
+    ({"scaling": "strong"}, "one device, no strategy, batch 128"),
+    ({"baseline": "auto"}, "reused if measured before"),
+    ({"baseline": "none"}, "none, so no speedup"),
+    ({"measure_steps": 0}, "nothing is measured"),
+    ({"measure_steps": 50}, "2 repeats of 50 steps"),
+    ({"rehearsal": True, "oversubscribed": True}, "2 CPU workers (rehearsal, oversubscribed)"),
+    ({"notes": ("This machine stands for 2 hosts.",)}, "note       This machine stands for 2 hosts."),
+])  # fmt: skip
 def test_the_plan_says_how_long_against_what_and_what_its_speed_is_not(changes: dict[str, Any], words: str) -> None:
     assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
 

@@ -798,13 +798,10 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(
     assert out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (["nothing/here"], "nothing/here"),
-        (["uri=file:mlruns"], "Try uri=http://127.0.0.1:5000"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "key"), [
+    (["nothing/here"], "nothing/here"),
+    (["uri=file:mlruns"], "Try uri=http://127.0.0.1:5000"),
+])  # fmt: skip
 def test_a_wrong_argument_is_refused(arguments: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert key in capsys.readouterr().err

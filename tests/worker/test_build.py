@@ -151,15 +151,12 @@ def compiled():
     return model
 
 
-@pytest.mark.parametrize(
-    ("loss", "metrics", "wanted"),
-    [
-        (None, None, {"loss": 4.5, "mae": 3.0}),
-        ("mae", None, {"loss": 3.0, "mae": 3.0}),
-        (None, ["mse"], {"loss": 4.5, "mse": 9.0}),
-        ("mae", ["mse"], {"loss": 3.0, "mse": 9.0}),
-    ],
-)
+@pytest.mark.parametrize(("loss", "metrics", "wanted"), [
+    (None, None, {"loss": 4.5, "mae": 3.0}),
+    ("mae", None, {"loss": 3.0, "mae": 3.0}),
+    (None, ["mse"], {"loss": 4.5, "mse": 9.0}),
+    ("mae", ["mse"], {"loss": 3.0, "mse": 9.0}),
+])  # fmt: skip
 def test_a_saved_model_evaluates_as_it_was_trained(tmp_path, loss, metrics, wanted):
     model = compiled()
     compile_anew(model, "sgd", loss, metrics)

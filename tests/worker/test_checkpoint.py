@@ -237,17 +237,14 @@ def test_by_the_minute_a_checkpoint_is_written_after_the_call_in_which_time_is_u
     assert told.of("checkpoint")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "timed", "share", "epochs"),
-    [
-        (100.0, False, 0.01, [1, 2, 3, 4]),
-        # A hundredth of it is no time to write anything.
-        (0.1, False, 0.01, []),
-        # All steps but the last call's are.
-        (100.0, True, 0.01, [4]),
-        (100.0, False, None, []),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "timed", "share", "epochs"), [
+    (100.0, False, 0.01, [1, 2, 3, 4]),
+    # A hundredth of it is no time to write anything.
+    (0.1, False, 0.01, []),
+    # All steps but the last call's are.
+    (100.0, True, 0.01, [4]),
+    (100.0, False, None, []),
+])  # fmt: skip
 def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none_while_steps_are_timed(
     tmp_path, seconds, timed, share, epochs
 ):

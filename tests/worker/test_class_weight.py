@@ -63,14 +63,11 @@ def test_a_label_beyond_32_bits_is_no_small_class():
     assert weighed((X, Y.astype(np.int64) + 2**32), WEIGHTS)[2].tolist() == [1.0] * 6
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ((X,), "received data of x alone"),
-        ((X, {"a": Y, "b": Y}), "labels of 2 outputs"),
-        ((X, X[:, :, None]), r"\[2, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("part", "words"), [
+    ((X,), "received data of x alone"),
+    ((X, {"a": Y, "b": Y}), "labels of 2 outputs"),
+    ((X, X[:, :, None]), r"\[2, 1\]"),
+])  # fmt: skip
 def test_data_without_one_label_an_example_are_refused(part, words):
     with pytest.raises(DataError, match=words):
         weighed(part, WEIGHTS)

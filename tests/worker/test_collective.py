@@ -43,20 +43,17 @@ def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk
     assert walks == []
 
 
-@pytest.mark.parametrize(
-    ("sizes", "bucket_bytes", "buckets"),
-    [
-        ([4, 100, 8, 8], 0, [[0, 1, 2, 3]]),
-        ([4, 100, 8, 8], 40, [[2, 3], [1], [0]]),
-        ([4, 100, 8, 8], 10, [[3], [2], [1], [0]]),
-        ([4, None, 100], 400, [[0, 1, 2]]),
-        # As large as another message costs, they are one.
-        ([100_000], None, [[0]]),
-        ([30_000, 30_000], None, [[0, 1]]),
-        ([1000, 2_000_000, 1000], None, [[1, 2], [0]]),
-        ([], None, []),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "bucket_bytes", "buckets"), [
+    ([4, 100, 8, 8], 0, [[0, 1, 2, 3]]),
+    ([4, 100, 8, 8], 40, [[2, 3], [1], [0]]),
+    ([4, 100, 8, 8], 10, [[3], [2], [1], [0]]),
+    ([4, None, 100], 400, [[0, 1, 2]]),
+    # As large as another message costs, they are one.
+    ([100_000], None, [[0]]),
+    ([30_000, 30_000], None, [[0, 1]]),
+    ([1000, 2_000_000, 1000], None, [[1, 2], [0]]),
+    ([], None, []),
+])  # fmt: skip
 def test_the_last_leave_first_in_buckets_that_are_larger_than_they_need_be(sizes, bucket_bytes, buckets):
     arrays = {place: tf.TensorSpec([size]) for place, size in enumerate(sizes)}
     assert in_buckets(arrays, bucket_bytes) == buckets

@@ -17,18 +17,15 @@ OF_HOROVOD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [
-        (tf.errors.UnavailableError(None, None, "Connection reset by peer"), True),
-        (tf.errors.UnknownError(None, None, OF_HOROVOD), True),
-        (tf.errors.UnknownError(None, None, "[gloo/transport/tcp/pair.cc:589] Connection closed by peer"), True),
-        (tf.errors.UnknownError(None, None, "PeerLostError: a process of this host has gone\nTraceback (most"), True),
-        (PeerLostError("a process of this host has gone"), True),
-        (tf.errors.UnknownError(None, None, "IndexError: list index out of range"), False),
-        (ValueError("Horovod has been shut down"), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "lost"), [
+    (tf.errors.UnavailableError(None, None, "Connection reset by peer"), True),
+    (tf.errors.UnknownError(None, None, OF_HOROVOD), True),
+    (tf.errors.UnknownError(None, None, "[gloo/transport/tcp/pair.cc:589] Connection closed by peer"), True),
+    (tf.errors.UnknownError(None, None, "PeerLostError: a process of this host has gone\nTraceback (most"), True),
+    (PeerLostError("a process of this host has gone"), True),
+    (tf.errors.UnknownError(None, None, "IndexError: list index out of range"), False),
+    (ValueError("Horovod has been shut down"), False),
+])  # fmt: skip
 def test_who_has_lost_a_peer_is_told_from_who_has_failed(error, lost):
     assert lost_a_peer(error) is lost
 

@@ -461,24 +461,21 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
         assert found.numpy().tolist() == numbers.tolist()
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "words"),
-    [
-        (lambda: "a model", {}, "Expected a keras.Model, received str"),
-        (own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
-        (Subclassed, {}, "received one that is not. Try model.compile"),
-        (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
-        (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),
-        (classifier, {"shuffle": "batch"}, "received 'batch'. Try shuffle=False"),
-        (classifier, {"callbacks": ["stop"]}, "Expected Keras callbacks, received str"),
-        (classifier, {"validation_freq": "often"}, "received 'often'. Try validation_freq=1"),
-        (classifier, {"x": batched(), "y": None, "batch_size": 8}, "received 8. Try dataset.batch"),
-        (classifier, {"x": batched().repeat(), "y": None}, "data without end, received None. Try steps_per_epoch=100"),
-        (classifier, {"x": batched().unbatch().map(lambda x, y: y), "y": None}, "Try dataset.batch"),
-        (classifier, {"x": batched()}, "`y` should not be passed"),
-        (classifier, {"x": tf.sparse.from_dense(X)}, "Expected dense arrays, received"),
-    ],
-)
+@pytest.mark.parametrize(("make", "arguments", "words"), [
+    (lambda: "a model", {}, "Expected a keras.Model, received str"),
+    (own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
+    (Subclassed, {}, "received one that is not. Try model.compile"),
+    (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
+    (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),
+    (classifier, {"shuffle": "batch"}, "received 'batch'. Try shuffle=False"),
+    (classifier, {"callbacks": ["stop"]}, "Expected Keras callbacks, received str"),
+    (classifier, {"validation_freq": "often"}, "received 'often'. Try validation_freq=1"),
+    (classifier, {"x": batched(), "y": None, "batch_size": 8}, "received 8. Try dataset.batch"),
+    (classifier, {"x": batched().repeat(), "y": None}, "data without end, received None. Try steps_per_epoch=100"),
+    (classifier, {"x": batched().unbatch().map(lambda x, y: y), "y": None}, "Try dataset.batch"),
+    (classifier, {"x": batched()}, "`y` should not be passed"),
+    (classifier, {"x": tf.sparse.from_dense(X)}, "Expected dense arrays, received"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str, mirrored) -> None:
     with mirrored.scope():
         model = make()
@@ -486,16 +483,13 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
         pipeline.fit(model, **({"x": X, "y": Y, "verbose": 0} | arguments))
 
 
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [
-        ("running maximum", r"differ from one device in state of looking/largest .* Try .* or check=False, if"),
-        (
-            "batch softmax",
-            r"It begins in layer looking, which does not treat each example by itself\. .* or check=False",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layer", "words"), [
+    ("running maximum", r"differ from one device in state of looking/largest .* Try .* or check=False, if"),
+    (
+        "batch softmax",
+        r"It begins in layer looking, which does not treat each example by itself\. .* or check=False",
+    ),
+])  # fmt: skip
 def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_first_fit(layer, words, mirrored) -> None:
     with mirrored.scope():
         model = looking.model(layer)

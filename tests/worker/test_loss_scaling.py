@@ -320,19 +320,15 @@ def test_two_replicas_train_what_one_device_trains_and_nothing_is_told(name):
     assert notes == []
 
 
-@pytest.mark.parametrize(
-    ("case", "what", "instead"),
-    [
-        (Case(lambda: adding("as a whole")), "what as_a_whole adds to the loss", ""),
-        *(
-            pytest.param(
-                Case(make, y, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow
-            )
-            for (make, y), words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)
-        ),
-    ],
-    ids=["added", *WHOLE],
-)
+@pytest.mark.parametrize(("case", "what", "instead"), [
+    (Case(lambda: adding("as a whole")), "what as_a_whole adds to the loss", ""),
+    *(
+        pytest.param(
+            Case(make, y, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow
+        )
+        for (make, y), words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)
+    ),
+], ids=["added", *WHOLE])  # fmt: skip
 def test_a_loss_of_the_batch_as_a_whole_is_told_of(mirrored, case, what, instead):
     _, _, (note,) = trained(case, mirrored)
     assert f"received {what}" in note

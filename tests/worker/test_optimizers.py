@@ -253,20 +253,17 @@ def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
     return keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7)
 
 
-@pytest.mark.parametrize(
-    ("make", "policy", "replicas"),
-    [
-        (lambda: keras.optimizers.Adam(0.01, beta_1=0.7, beta_2=0.95, epsilon=1e-5), "float32", 1),
-        (lambda: keras.optimizers.AdamW(schedule(), weight_decay=0.1, global_clipnorm=0.5), "float32", 2),
-        *(
-            pytest.param(*others, marks=pytest.mark.slow)
-            for others in (
-                (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(use_ema=True)), "mixed_float16", 2),
-                (lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), "float64", 2),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "policy", "replicas"), [
+    (lambda: keras.optimizers.Adam(0.01, beta_1=0.7, beta_2=0.95, epsilon=1e-5), "float32", 1),
+    (lambda: keras.optimizers.AdamW(schedule(), weight_decay=0.1, global_clipnorm=0.5), "float32", 2),
+    *(
+        pytest.param(*others, marks=pytest.mark.slow)
+        for others in (
+            (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(use_ema=True)), "mixed_float16", 2),
+            (lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), "float64", 2),
+        )
+    ),
+])  # fmt: skip
 def test_adam_is_traced_in_fewer_operations_and_trains_the_same_to_the_last_bit(
     mirrored, monkeypatch, make, policy, replicas
 ):

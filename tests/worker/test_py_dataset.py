@@ -80,18 +80,15 @@ def arguments(call: str, notes: list[str]) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 # Others in each run of CI.
 @pytest.mark.parametrize("devices", [("CPU:0",), ("CPU:0", "CPU:1")], ids=["one", "two"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        *sampled(("fewer, then more", "validated every second epoch", "more steps than there are", "threads"), 2),
-        *(
-            pytest.param(call, marks=pytest.mark.slow)
-            for call in sampled(
-                ("as many each time", "processes", "without end", "ended early", "validated in part"), 3
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    *sampled(("fewer, then more", "validated every second epoch", "more steps than there are", "threads"), 2),
+    *(
+        pytest.param(call, marks=pytest.mark.slow)
+        for call in sampled(
+            ("as many each time", "processes", "without end", "ended early", "validated in part"), 3
+        )
+    ),
+])  # fmt: skip
 def test_hooks_are_called_and_batches_read_when_keras_does(call, devices):
     def fitted(strategy: tf.distribute.Strategy, fit: Any) -> tuple[list[str], dict[str, list[float]], list[Any]]:
         notes = list[str]()

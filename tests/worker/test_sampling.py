@@ -38,18 +38,15 @@ def test_a_language_model_is_to_write_a_hundred_tokens_or_as_many_as_were_asked_
     assert of((None, LENGTH, VOCABULARY), tokens=0) == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("out", "example", "names"),
-    [
-        ((None, 10), TOKENS, NAMES),
-        ((None, LENGTH, VOCABULARY + 1), TOKENS, NAMES),
-        ([(None, LENGTH, VOCABULARY)], TOKENS, NAMES),
-        ((None, LENGTH, VOCABULARY), TOKENS, None),
-        ((None, LENGTH, VOCABULARY), (TOKENS[0].astype(np.float32), TOKENS[1]), NAMES),
-        ((None, LENGTH, VOCABULARY), (TOKENS[0], TOKENS[1][:, 0]), NAMES),
-        ((None, LENGTH, VOCABULARY), ({"ids": TOKENS[0]}, TOKENS[1]), NAMES),
-    ],
-)
+@pytest.mark.parametrize(("out", "example", "names"), [
+    ((None, 10), TOKENS, NAMES),
+    ((None, LENGTH, VOCABULARY + 1), TOKENS, NAMES),
+    ([(None, LENGTH, VOCABULARY)], TOKENS, NAMES),
+    ((None, LENGTH, VOCABULARY), TOKENS, None),
+    ((None, LENGTH, VOCABULARY), (TOKENS[0].astype(np.float32), TOKENS[1]), NAMES),
+    ((None, LENGTH, VOCABULARY), (TOKENS[0], TOKENS[1][:, 0]), NAMES),
+    ((None, LENGTH, VOCABULARY), ({"ids": TOKENS[0]}, TOKENS[1]), NAMES),
+])  # fmt: skip
 def test_another_model_writes_nothing_and_says_so_where_it_was_asked_to(out, example, names):
     assert of(out, example, names) == (None, [])
     writing, (note,) = of(out, example, names, tokens=50)

@@ -118,18 +118,14 @@ def refusal(ran: Ran) -> str:
     return ran.err
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        (closed, "no connection: Connection refused"),
-        (lambda: listening(None, backlog=0), "no connection within 3 s"),
-        (lambda: listening(None), "something that connects and says nothing"),
-        (lambda: listening(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "something that does not speak gRPC"),
-        (lambda: grpc_server(None), "a gRPC server that is no TensorFlow worker"),
-        (lambda: grpc_server(b"CPU:0"), "a TensorFlow worker without a TPU"),
-    ],
-    ids=["closed", "black hole", "silent", "web server", "other gRPC", "no TPU"],
-)
+@pytest.mark.parametrize(("place", "words"), [
+    (closed, "no connection: Connection refused"),
+    (lambda: listening(None, backlog=0), "no connection within 3 s"),
+    (lambda: listening(None), "something that connects and says nothing"),
+    (lambda: listening(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "something that does not speak gRPC"),
+    (lambda: grpc_server(None), "a gRPC server that is no TensorFlow worker"),
+    (lambda: grpc_server(b"CPU:0"), "a TensorFlow worker without a TPU"),
+], ids=["closed", "black hole", "silent", "web server", "other gRPC", "no TPU"])  # fmt: skip
 def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(asked, place, words):
     with place() as address:
         error = refusal(asked(*TPU, f"strategy.build.address={address}"))
@@ -164,26 +160,23 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (["strategy=tpu"], "hardware=auto"),
-        (["strategy=tpu", "hardware=2cpu"], "hardware=tpu_v5e_8"),
-        (["strategy=mirrored", "hardware=tpu_v5e_8"], "strategy=tpu."),
-        (TPU, "hardware.rehearse=true"),
-        ([*TPU, "strategy.build.address=local"], "no address of one"),
-        ([*TPU, "strategy.build.address=10.0.0.2:8470"], "strategy.build.address=grpc://10.0.0.2:8470."),
-        ([*TPU, "strategy.build.address=grpc://10.0.0.2"], "strategy.build.address=grpc://10.0.0.2:8470."),
-        ([*TPU, "strategy.build.address=grpc://10.0.0.2:99999"], "a port up to 65535"),
-        ([*TPU, "strategy.build.address=my-tpu"], "strategy.build.address=grpc://my-tpu:8470."),
-        ([*REHEARSED, "train.precision=mixed_float16"], "train.precision=mixed_bfloat16."),
-        ([*REHEARSED, "workers=5"], "workers=5"),
-        (
-            [*REHEARSED, "data=synthetic", "data.train_examples=100", "train.replica_batch=64"],
-            "train.replica_batch=25.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "key"), [
+    (["strategy=tpu"], "hardware=auto"),
+    (["strategy=tpu", "hardware=2cpu"], "hardware=tpu_v5e_8"),
+    (["strategy=mirrored", "hardware=tpu_v5e_8"], "strategy=tpu."),
+    (TPU, "hardware.rehearse=true"),
+    ([*TPU, "strategy.build.address=local"], "no address of one"),
+    ([*TPU, "strategy.build.address=10.0.0.2:8470"], "strategy.build.address=grpc://10.0.0.2:8470."),
+    ([*TPU, "strategy.build.address=grpc://10.0.0.2"], "strategy.build.address=grpc://10.0.0.2:8470."),
+    ([*TPU, "strategy.build.address=grpc://10.0.0.2:99999"], "a port up to 65535"),
+    ([*TPU, "strategy.build.address=my-tpu"], "strategy.build.address=grpc://my-tpu:8470."),
+    ([*REHEARSED, "train.precision=mixed_float16"], "train.precision=mixed_bfloat16."),
+    ([*REHEARSED, "workers=5"], "workers=5"),
+    (
+        [*REHEARSED, "data=synthetic", "data.train_examples=100", "train.replica_batch=64"],
+        "train.replica_batch=25.",
+    ),
+])  # fmt: skip
 def test_what_no_tpu_could_run_is_refused_before_anything_starts(asked, arguments, key):
     assert key in refusal(asked(*arguments))
 
@@ -246,17 +239,14 @@ def checked(make: Callable[[], keras.Model], sample: Any = SAMPLE) -> None:
     static.check_model(model, sample, replica_batch=4, gradient_bits=32)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("boolean_mask", r"Where of shape \[None, 1\] in layer odd"),
-        ("where", r"Where of shape \[None, 2\] in layer odd"),
-        ("unique", r"Unique of shape \[None\] in layer odd"),
-        ("reshape", r"Reshape of shape \[None, None\] in layer odd"),
-        ("text", "AsString in layer odd"),
-        ("loss", r"Where of shape \[None, 1\] at compile_loss/of_some/"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "words"), [
+    ("boolean_mask", r"Where of shape \[None, 1\] in layer odd"),
+    ("where", r"Where of shape \[None, 2\] in layer odd"),
+    ("unique", r"Unique of shape \[None\] in layer odd"),
+    ("reshape", r"Reshape of shape \[None, None\] in layer odd"),
+    ("text", "AsString in layer odd"),
+    ("loss", r"Where of shape \[None, 1\] at compile_loss/of_some/"),
+])  # fmt: skip
 def test_what_xla_cannot_compile_is_named_with_its_layer(kind, words):
     make = own.odd_loss if kind == "loss" else partial(own.odd, kind=kind)
     with pytest.raises(build.ModelError, match=words):
@@ -270,14 +260,11 @@ def test_ordinary_layers_pass(kind):
     checked(lambda: own.ordinary(kind), (x, tf.zeros((2,), tf.int32)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("open", r"received a TensorSpec of shape \[None\]. Try padding or cutting them to a fixed length"),
-        ("ragged", "received a RaggedTensorSpec of shape"),
-        ("text", r"received tf.string of shape \[\]. Try turning text into numbers"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "words"), [
+    ("open", r"received a TensorSpec of shape \[None\]. Try padding or cutting them to a fixed length"),
+    ("ragged", "received a RaggedTensorSpec of shape"),
+    ("text", r"received tf.string of shape \[\]. Try turning text into numbers"),
+])  # fmt: skip
 def test_data_of_open_shape_are_refused(kind, words):
     with pytest.raises(build.ModelError, match=f"Expected training examples .*{words}"):
         static.check_data(own.ragged_lengths(kind)[0], "training")
