@@ -239,3 +239,19 @@ def values(uri: str, run: Any) -> Counter[Value]:
 def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
     lines: list[str] = []
     return syncing.sync(folders, Path("outputs"), uri, lines.append), lines
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that tests share."""
+    server = Server(tmp_path_factory.mktemp("server")).start()
+    yield server
+    server.stop()
+
+
+def files(uri: str, run: Any, path: str | None = None) -> set[str]:
+    """The artifacts of a run."""
+    found: set[str] = set()
+    for each in MlflowClient(uri).list_artifacts(run.info.run_id, path):
+        found |= files(uri, run, each.path) if each.is_dir else {each.path}
+    return found
