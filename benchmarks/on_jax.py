@@ -53,7 +53,7 @@ REPLICA_BATCH = {"digits": 32, "mlp": 32, "cnn": 64, "transformer": 8}
 MODELS = {"digits": "mlp"}
 OTHERS = {"digits": ("data=digits",), "transformer": ("data=text",)}
 # One contestant of each kind; under DataParallel XLA's devices now and then wait for each other for good.
-SMOKE = ("mlp:limit", "mlp:multi_worker", "mlp:mirrored", "mlp:keras-one-arrays", "mlp:keras-one-dataset")
+SMOKE = ("mlp:limit", "mlp:multi_worker", "mlp:mirrored", "mlp:keras-one-dataset")
 
 
 def main() -> None:

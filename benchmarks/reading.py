@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +67,20 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         record.typed(folder, "prepare", memory, "out=prepared", "workers=2")
-        _draw(Path(folder))
+        _draw(Path(folder), arguments.only)
         rows = {part: _compare(folder, *pairs[part], arguments.rounds) for part in arguments.only}
     record.write(arguments, arguments.rounds, rows)
     return 0
 
 
-def _draw(folder: Path) -> None:
+def _draw(folder: Path, parts: Sequence[str]) -> None:
     """Writes the digits as PNG files, and parts of scikit-learn's two photographs as JPEG files, a folder a class."""
     (images, labels), _ = mnist5k()
-    random, photographs = np.random.default_rng(0), load_sample_images().images
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         pixels = (255 * image[:, :, 0]).round().astype(np.uint8)
         _save(pixels, folder / "pictures" / str(label) / f"{number}.png")
-    for number in range(PHOTOS):
+    random, photographs = np.random.default_rng(0), load_sample_images().images
+    for number in range(PHOTOS if "photos" in parts else 0):
         photograph = photographs[number % 2]
         top, left = (random.integers(size - PIXELS) for size in photograph.shape[:2])
         cut = photograph[top : top + PIXELS, left : left + PIXELS]
