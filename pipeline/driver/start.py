@@ -130,10 +130,7 @@ def _refused(error: Exception, request: RunRequest) -> RunResult:
 
 
 def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session) -> RunRequest:
-    """The request in the folder of the run that it resumes; its own, new and empty, is deleted.
-
-    One that resumes nothing, and whose folder holds a run, gets another one.
-    """
+    """The request in the folder of the run that it resumes, or in another one if its own holds a run."""
     if earlier is None:
         holds_run = (request.folder / run_folders.EVENTS).exists()
         return dataclasses.replace(request, folder=run_folders.make_another(request.folder)) if holds_run else request

@@ -241,10 +241,7 @@ def _check_optimizer(optimizer: Json) -> None:
 
 
 def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None:
-    """Refuses what is neither a name of Keras's nor a function, nor a list of these or one for each output of a model.
-
-    A name with the package that registered it, package>name, is left to Keras.
-    """
+    """Refuses what is no name of Keras's, or registered with it as package>name, no function, and none of several."""
     if node is None or (isinstance(node, dict) and "_target_" in node):
         return
     form = "{}=[{}]" if key == "train.metrics" else "{}={}"

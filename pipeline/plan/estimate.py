@@ -152,10 +152,7 @@ def _of_part(part: MemoryPart, size: Size, parts: int, activations: int | None) 
 
 
 def sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, str], ...]]:
-    """(tables that are cut, with the rows of each shard; large variables that are not, and why).
-
-    A variable is large where it would make two shards of `strategy.min_shard_bytes`.
-    """
+    """(tables cut, with the rows of each shard; variables that would make two, and are not cut, and why)."""
     least, servers = plan.strategy.min_shard_bytes, len(plan.ranks("parameter server"))
     if least is None:
         return (), ()

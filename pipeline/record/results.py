@@ -106,7 +106,6 @@ class Layout:
     rehearsal: bool = False
     oversubscribed: bool = False
     asynchronous: bool = False
-    # Where there are several for each replica.
     devices: int | None = None
 
     @classmethod
@@ -168,16 +167,12 @@ class Training:
     state_bytes: int | None = None
     seconds_startup: float | None = None
     seconds_training: float | None = None
-    # Of `train.xla`: does XLA compile the steps, how much faster that was when both were timed, and how long it took.
     xla: bool | None = None
     xla_speedup: float | None = None
     seconds_compiling: float | None = None
-    # The command's own: without processes of the run.
     seconds_driver: float | None = None
     saved: str | None = None
     sample: str | None = None
-    # The callback that ended it before the epochs that were planned, at which step, and the epoch whose weights were
-    # put back.
     stopped_by: str | None = None
     stopped_at: int | None = None
     planned_epochs: int | None = None

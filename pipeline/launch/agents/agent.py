@@ -257,10 +257,7 @@ class Agent:
         self._lines.clear()
 
     def _bring(self, job: _Job) -> bool:
-        """Sends on a piece of a trained model, or of what it wrote here, where the run's folder is not; is more left?
-
-        Whoever is away for too long gets none of it.
-        """
+        """Sends on a piece of what training saves where the run's folder is not, unless it is away; is more left?"""
         for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
             size = path.stat().st_size if path.exists() else 0
             if job.sent.get(path.name, 0) >= size or self._channel.away > AWAY_SECONDS:

@@ -206,11 +206,7 @@ def secret_of(name: str) -> str:
 
 
 def manifests(
-    pods: Pods,
-    options: KubernetesOptions,
-    launch: LaunchPart,
-    dialled: str | None = None,
-    start_method: str = "forkserver",
+    pods: Pods, options: KubernetesOptions, launch: LaunchPart, dialled: str | None = None, method: str = "forkserver"
 ) -> list[Object]:
     """The objects to create for a run, the one that owns the rest last; without its Secret.
 
@@ -225,7 +221,7 @@ def manifests(
         options=options,
         launch=launch,
         dialled=dialled,
-        start_method=start_method,
+        start_method=method,
         selector=selector,
         labels={**LABELS, **selector, **{key: str(value) for key, value in (options.labels or {}).items()}},
         annotations={key: str(value) for key, value in (options.annotations or {}).items()} or None,
