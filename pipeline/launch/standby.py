@@ -232,24 +232,21 @@ def _claimed(lock: int) -> bool:
 def _pid(lock: int) -> int:
     """The server's process; 0 where it has only begun to start, and what is noted is an earlier one's."""
     pid = int(os.pread(lock, PID_DIGITS, 0) or 0)
-    try:
+    with contextlib.suppress(OSError):
         return pid if b"standby.serve" in Path(f"/proc/{pid}/cmdline").read_bytes() else 0
-    except OSError:
-        return 0
+    return 0
 
 
 def state_of(pid: int | None) -> str:
     """The state letter that Linux gives a process: R, S, T for stopped, Z; empty where it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return ""
 
 
 def _children(pid: int) -> list[object]:
     import psutil
 
-    try:
+    with contextlib.suppress(psutil.Error):
         return [*psutil.Process(pid).children()]
-    except psutil.Error:
-        return []
+    return []

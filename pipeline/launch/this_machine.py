@@ -48,10 +48,9 @@ def network() -> str:
 
     Source: random(4), `boot_id`, and namespaces(7), `/proc/self/ns/net`.
     """
-    try:
+    with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return ""
+    return ""
 
 
 def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -126,13 +126,12 @@ class Client:
 
     def last_lines(self, pod: str) -> list[str]:
         """The last lines that a pod's container has written; none if they cannot be had."""
-        try:
+        with suppress(Exception):
             log = self._core.read_namespaced_pod_log(
                 pod, self.namespace, tail_lines=LOG_LINES, _preload_content=False, **TIMEOUT
             )
             return [line for line in log.data.decode(errors="replace").splitlines() if line.strip()]
-        except Exception:
-            return []
+        return []
 
     def forward(self, pod: str, port: int) -> socket.socket:
         """A connection to a port of a pod's loopback interface. Raises `OSError`."""
