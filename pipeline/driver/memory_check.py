@@ -204,12 +204,9 @@ def _received(estimation: Estimate) -> str:
     whose = "on each" if estimation.too_small else "in all"
     device = estimation.device
     parts = (
-        (device.parameters, "of parameters"),
-        (device.gradients, "of gradients"),
-        (device.slots, "of the optimizer"),
-        (device.activations or 0, "of activations"),
-        (device.batches, "of batches"),
-    )
+        (device.parameters, "of parameters"), (device.gradients, "of gradients"), (device.slots, "of the optimizer"),
+        (device.activations or 0, "of activations"), (device.batches, "of batches"),
+    )  # fmt: skip
     of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
     return f"one that takes {_amount(needed)} {whose} ({of_device} on a device)"
 

@@ -184,13 +184,8 @@ OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
 # What a package's cluster must have; what it is without else is `Cluster`'s.
 NEEDED = ("serve", "inventory", "warm_up", "addresses", "start", "close")
 WORDS = {
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    NoneType: "null",
-}
+    float: "a number", int: "a whole number", bool: "true or false", str: "a text", list: "a list", NoneType: "null",
+}  # fmt: skip
 Kind = TypeVar("Kind")
 
 

@@ -51,22 +51,15 @@ class Variables:
 
 # https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"; those of a step, since a job has several.
 SLURM = Variables(
-    "srun",
-    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-)
+    "srun", ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+)  # fmt: skip
 # https://docs.open-mpi.org, "Environment variables set by mpirun"; PMIX_NAMESPACE is of version 4 and later, and may
 # come again after a while, unlike the address of mpirun, of version 4.
 OPEN_MPI = Variables(
-    "mpirun of Open MPI",
-    ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
+    "mpirun of Open MPI", ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"), "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,9 @@ JAX = "jax"
 MODEL_PARALLEL = "pipeline.strategies.model_parallel"
 # What makes the strategies that JAX's engine has a mesh for.
 ON_JAX = (
-    "pipeline.strategies.default",
-    "pipeline.strategies.one_device",
-    "pipeline.strategies.mirrored",
-    "pipeline.strategies.multi_worker",
-    MODEL_PARALLEL,
-)
+    "pipeline.strategies.default", "pipeline.strategies.one_device", "pipeline.strategies.mirrored",
+    "pipeline.strategies.multi_worker", MODEL_PARALLEL,
+)  # fmt: skip
 # The packages that compute, whose versions decide speed; those of a package's own engine are its own.
 COMPUTING = {TENSORFLOW: ("tensorflow",), JAX: ("jax", "jaxlib")}
 # Keys of which backend=jax takes one value, and why.
