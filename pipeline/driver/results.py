@@ -1,6 +1,7 @@
 """Turns the end of a run into what `result.json` says of it: its figures, and notes on them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -39,7 +40,11 @@ def result_of(
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
     speed = speed_of(plan, measured, repeats, source)
     middle, waited, training = speed.examples_per_second, input_of(plan, measured), training_of(measured, run)
-    timed_workers = measured.timed_workers or plan.workers
+    timed_workers, workers = measured.timed_workers or plan.workers, measured.workers or plan.workers
+    goodput = run.goodput
+    survival = results.Survival(
+        workers, goodput.resumed, measured.restarts, measured.rollbacks, goodput.repeated, goodput.share, run.saved_step
+    )
     price = config.hardware.price_per_hour
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
     return results.Result(
@@ -50,15 +55,7 @@ def result_of(
         waited,
         training,
         staleness_of(plan, measured.finished),
-        results.Survival(
-            workers_at_end=measured.workers or plan.workers,
-            resumed=run.goodput.resumed,
-            restarts=measured.restarts,
-            rollbacks=measured.rollbacks,
-            steps_repeated=run.goodput.repeated,
-            goodput=run.goodput.share,
-            checkpoint_step=run.saved_step,
-        ),
+        survival,
         results.Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
         environment=results.Environment(plan.hardware.machine, measured.versions),
         check=run.check,
@@ -147,25 +144,17 @@ def training_of(measured: Measurements, run: Run) -> results.Training:
     saved, sample = (
         [name for name in names if (run.folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,))
     )
-    return results.Training(
-        epochs=finished.epochs,
-        loss=finished.loss,
+    return replace(
+        unflat(results.Training, asdict(built) | asdict(finished)),
         metrics=finished.metrics or {},
-        val_loss=finished.val_loss,
         val_metrics=finished.val_metrics or {},
-        parameters=built.parameters,
-        state_bytes=built.state_bytes,
         seconds_startup=measured.seconds_startup,
         seconds_training=measured.seconds_training,
         xla=run.xla,
         xla_speedup=run.xla_speedup,
-        seconds_compiling=built.seconds_compiling,
         saved=next(iter(saved), None),
         sample=next(iter(sample), None),
-        stopped_by=finished.stopped_by,
-        stopped_at=finished.stopped_at,
         planned_epochs=None if finished.stopped_by is None else built.epochs,
-        restored_epoch=finished.restored_epoch,
     )
 
 

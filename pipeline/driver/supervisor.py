@@ -200,21 +200,16 @@ class Supervisor:
         """Notes the attempt that begins now, for another driver to take over, if processes outlive this one."""
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
-        resume.forget(self.run.folder)
+        folder = self.run.folder
+        resume.forget(folder)
         now, one = self._now.to_json(), self._one_device
         attempt = resume.Attempt(now, time.time(), self._measured, self._resume, self._restarts, self._failed)
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
-            resume.Handover(
-                OmegaConf.to_yaml(OmegaConf.structured(self._config)),
-                attempt,
-                (self.run.folder / EVENTS).stat().st_size,
-                os.getcwd(),
-                self.request.overrides,
-                None if one is None else one.to_json(),
-                self._reused,
-                self._ask_size,
-            ).write(self.run.folder)
+            config, offset = OmegaConf.to_yaml(OmegaConf.structured(self._config)), (folder / EVENTS).stat().st_size
+            baseline, overrides = None if one is None else one.to_json(), self.request.overrides
+            left = (config, attempt, offset, os.getcwd(), overrides, baseline, self._reused, self._ask_size)
+            resume.Handover(*left).write(folder)
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""

@@ -193,17 +193,12 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
             repeats = measured.point if group is point else measured.baseline
             if len(repeats) > repeat:
                 continue
-            command = commands.Measure(
-                repeat=repeat,
-                # Without turns, one repeat warms up the next.
-                warmup_steps=plan.measurement.warmup_steps
-                if repeat == plan.measurement.repeats - missing or len(groups) > 1
-                else 0,
-                steps=plan.measurement.steps
-                or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
-                steps_per_call=per_call,
-            )
-            responses = group.request(command)
+            # Without turns, one repeat warms up the next.
+            warms_up = repeat == plan.measurement.repeats - missing or len(groups) > 1
+            warmup_steps = plan.measurement.warmup_steps if warms_up else 0
+            beside = group.plan.concurrent_steps
+            steps = plan.measurement.steps or measure.steps_per_repeat(pace[group.name], per_call, beside)
+            responses = group.request(commands.Measure(repeat, warmup_steps, steps, per_call))
             repeats.append(measure.slowest(responses, others=len(responses) == len(group.plan.processes)))
             measured.timed_workers = plan.workers
     return per_call

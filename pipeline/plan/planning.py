@@ -217,18 +217,10 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
     """
     first = next(process for process in plan.processes if process.devices)
     threads = plan.hardware.threads_per_device or 0
-    one = replace(
-        first,
-        rank=0,
-        role="chief",
-        host=0,
-        address=None,
-        devices=first.devices[:1],
-        replicas=(0,),
-        cores=machine.member(0).cores[:threads] if plan.hardware.kind == "cpu" else (),
-        intra_op_threads=threads if plan.hardware.kind == "cpu" else first.intra_op_threads,
-        inter_op_threads=first.inter_op_threads,
-    )
+    cores, intra = machine.member(0).cores[:threads], threads
+    if plan.hardware.kind != "cpu":
+        cores, intra = (), first.intra_op_threads
+    one = plans.Process(0, "chief", 0, None, first.devices[:1], (0,), cores, intra, first.inter_op_threads)
     training = plan.training
     size = training.replica_batch if training.scaling == "weak" else training.global_batch
     training = replace(training, replica_batch=size, global_batch=size, callbacks=(), save=False)

@@ -116,12 +116,10 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
 
 def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
     """The options of `sbatch`. A node has the cores and GPUs of its tasks together: its agent starts them all."""
+    chosen = [(key, getattr(options, key)) for key in ("partition", "account", "time", "constraint")]
     return [
         f"--job-name={shlex.quote(name)}",
-        *_given("partition", options.partition),
-        *_given("account", options.account),
-        *_given("time", options.time),
-        *_given("constraint", options.constraint),
+        *(f"--{key}={shlex.quote(str(value))}" for key, value in chosen if value is not None),
         *_shape(options),
         # What a requeued job says is added to what it has said.
         "--open-mode=append",
@@ -166,7 +164,3 @@ def _shape(options: SlurmOptions) -> list[str]:
         f"--cpus-per-task={options.tasks_per_node * options.cpus_per_task}",
         *([f"--gres=gpu:{gpus}"] if gpus else []),
     ]
-
-
-def _given(name: str, value: str | int | None) -> list[str]:
-    return [] if value is None else [f"--{name}={shlex.quote(str(value))}"]
