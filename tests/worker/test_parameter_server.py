@@ -261,6 +261,50 @@ def test_a_table_in_shards_is_the_whole_table():
     assert not tables.has_tables(whole)
 
 
+def with_lora(model, folder):
+    """The model with a table that is adapted."""
+    model.layers[0].enable_lora(2)
+    model.layers[0].lora_embeddings_b.assign(np.ones((2, 4)))
+    return model
+
+
+def loaded(model, folder):
+    """The model with weights from a file, of a model without servers where there is one."""
+    file, without_optimizer = folder / "its.weights.h5", keras.Model(model.inputs, model.outputs)
+    if not file.exists():
+        without_optimizer.save_weights(file)
+    without_optimizer.load_weights(file)
+    return model
+
+
+def filled(model, folder):
+    """The model with a table of other numbers."""
+    model.layers[0].set_weights([np.arange(28.0).reshape(7, 4)])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("least", "of"),
+    [
+        *itertools.product((None, 30), (lambda model, folder: keras.models.clone_model(model), loaded, filled)),
+        *itertools.product((None, 30), (lambda model, folder: keras.Sequential.from_config(model.get_config()),)),
+        (None, with_lora),
+    ],
+)
+def test_a_table_on_servers_is_changed_copied_and_read_as_one_without_servers(least, of, tmp_path):
+    ids = np.array([[0, -1, 3], [2, 2, -7]])
+    plain = of(made(), tmp_path)
+    with tables.on_servers(servers=3, min_shard_bytes=least):
+        on_servers = of(made(), tmp_path)
+    assert len(tables.shards(on_servers)) == (1 if least is None else 3)
+    np.testing.assert_allclose(on_servers(ids), plain(ids), rtol=1e-6)
+
+
+def test_a_table_in_shards_is_not_adapted():
+    with tables.on_servers(servers=3, min_shard_bytes=30), pytest.raises(ModelError, match="min_shard_bytes=null"):
+        with_lora(made(), None)
+
+
 @pytest.mark.parametrize(
     ("least", "embedding", "shards"),
     [(None, {}, 1), (57, {}, 1), (56, {}, 2), (1, {}, 3), (1, {"embeddings_regularizer": "l2"}, 1)],

@@ -5,8 +5,9 @@ By itself Keras fetches a whole table to look up a few of its rows, and fails wh
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import numpy as np
@@ -30,11 +31,12 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> AbstractContextMana
         if layer.built or not plain:
             usual(layer, input_shape)
             return
-        layer.__class__ = _ShardedTable
         if (count := _shards(layer, servers, min_shard_bytes)) == 1:
             usual(layer, input_shape)
-            layer._shards = [layer._embeddings]
+            # Past Keras's own setter: what is saved of a layer does not know of it.
+            vars(layer)["call"] = _LookUp(layer)
         else:
+            layer.__class__ = _ShardedTable
             layer._shards = _cut(layer, count)
             layer.built = True
 
@@ -97,29 +99,74 @@ def weights(model: keras.Model) -> list[np.ndarray]:
 
 
 def has_tables(model: keras.Model) -> bool:
-    """True if a layer of `model` was built as a table on servers, which is not to be saved as it is."""
+    """True if a layer of `model` was built in shards, as which it is not to be saved."""
     return any(isinstance(layer, _ShardedTable) for layer in model._flatten_layers())
 
 
 def shards(model: keras.Model) -> list[keras.Variable]:
     """The variables of which a step looks up rows, and never reads the whole."""
-    return [shard for layer in model._flatten_layers() if isinstance(layer, _ShardedTable) for shard in layer._shards]
+    layers = model._flatten_layers()
+    whole = [layer._embeddings for layer in layers if isinstance(vars(layer).get("call"), _LookUp)]
+    return [*whole, *(shard for layer in layers if isinstance(layer, _ShardedTable) for shard in layer._shards)]
+
+
+class _LookUp:
+    """The call of an embedding that is whole: rows are looked up where they are held, so that only they travel."""
+
+    def __init__(self, layer: keras.layers.Embedding) -> None:
+        self._layer, self._usual = layer, layer.call
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self._layer.lora_enabled or self._layer.quantization_mode:
+            return self._usual(inputs)
+        return _rows(self._layer, [self._layer._embeddings], inputs)
 
 
 class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
-    """An embedding whose rows are looked up where they are held, so that only they travel."""
+    """An embedding in shards, which gives its config and its weights, and takes them, as a whole one does."""
 
     _shards: Sequence[keras.Variable]
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        ids = inputs if inputs.dtype in ("int32", "int64") else keras.ops.cast(inputs, "int32")
-        rows = tf.nn.embedding_lookup([shard._value for shard in self._shards], ids)
-        return keras.ops.cast(rows, dtype=self.compute_dtype)
+        return _rows(self, self._shards, inputs)
 
     @property
-    def embeddings(self) -> tf.Tensor | keras.Variable:
+    def embeddings(self) -> tf.Tensor:
         """The whole table, fetched from the servers."""
-        return self._shards[0] if len(self._shards) == 1 else tf.concat([shard._value for shard in self._shards], 0)
+        return tf.concat([shard._value for shard in self._shards], 0)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> keras.layers.Embedding:
+        return keras.layers.Embedding(**config)
+
+    def enable_lora(self, *args: object, **kwargs: object) -> None:
+        raise ModelError("a whole table for enable_lora", f"{self.path} in shards", "strategy.min_shard_bytes=null")
+
+    def save_own_variables(self, store: dict[str, Any]) -> None:
+        store["0"] = joined(self._shards)
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        ends = np.cumsum([shard.shape[0] for shard in self._shards])
+        for shard, rows in zip(self._shards, np.split(np.asarray(store["0"]), ends[:-1]), strict=True):
+            shard.assign(rows)
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        if len(weights) == 1:
+            self.load_own_variables({"0": weights[0]})
+        else:
+            super().set_weights(weights)
+
+
+# By these names Keras finds the class of a config, and the weights of a layer in a file.
+_ShardedTable.__module__, _ShardedTable.__name__ = "keras.layers", "Embedding"
+
+
+def _rows(layer: keras.layers.Embedding, shards: Sequence[keras.Variable], inputs: tf.Tensor) -> tf.Tensor:
+    ids = inputs if inputs.dtype in ("int32", "int64") else keras.ops.cast(inputs, "int32")
+    # As Keras has it, a negative number counts from the end.
+    ids = tf.where(ids < 0, ids + layer.input_dim, ids)
+    rows = tf.nn.embedding_lookup([shard._value for shard in shards], ids)
+    return keras.ops.cast(rows, dtype=layer.compute_dtype)
 
 
 def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | None) -> int:
