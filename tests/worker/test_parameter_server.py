@@ -300,6 +300,28 @@ def test_a_table_on_servers_is_changed_copied_and_read_as_one_without_servers(le
     np.testing.assert_allclose(on_servers(ids), plain(ids), rtol=1e-6)
 
 
+class Tied(keras.Model):
+    """Gives words, and takes them, by one table, which is made in its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(7, 4)
+
+    def call(self, ids):
+        return keras.ops.matmul(self.table(ids), keras.ops.transpose(self.table.embeddings))
+
+
+@pytest.mark.parametrize("least", [None, 30])
+def test_a_table_is_made_in_a_call_that_only_asks_for_shapes(least):
+    with tables.on_servers(servers=3, min_shard_bytes=least):
+        model = Tied()
+        model(keras.Input((3,), dtype="int32"))
+    table = model.table.embeddings
+    np.testing.assert_allclose(
+        model(np.array([[1, 6, 6]]))[0], np.dot(table, np.transpose(table))[[1, 6, 6]], rtol=1e-5
+    )
+
+
 def test_a_table_in_shards_is_not_adapted():
     with tables.on_servers(servers=3, min_shard_bytes=30), pytest.raises(ModelError, match="min_shard_bytes=null"):
         with_lora(made(), None)

@@ -133,7 +133,7 @@ class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
     @property
     def embeddings(self) -> tf.Tensor:
         """The whole table, fetched from the servers."""
-        return tf.concat([shard._value for shard in self._shards], 0)
+        return tf.concat([_held(shard) for shard in self._shards], 0)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> keras.layers.Embedding:
@@ -165,8 +165,13 @@ def _rows(layer: keras.layers.Embedding, shards: Sequence[keras.Variable], input
     ids = inputs if inputs.dtype in ("int32", "int64") else keras.ops.cast(inputs, "int32")
     # As Keras has it, a negative number counts from the end.
     ids = tf.where(ids < 0, ids + layer.input_dim, ids)
-    rows = tf.nn.embedding_lookup([shard._value for shard in shards], ids)
+    rows = tf.nn.embedding_lookup([_held(shard) for shard in shards], ids)
     return keras.ops.cast(rows, dtype=layer.compute_dtype)
+
+
+def _held(shard: keras.Variable) -> tf.Variable | tf.Tensor:
+    """What holds a shard; its first value where Keras only asks for shapes, and makes no variable yet."""
+    return shard.value if shard._value is None else shard._value
 
 
 def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | None) -> int:
@@ -185,7 +190,9 @@ def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
     def part(start: int, stop: int) -> Callable[..., tf.Tensor]:
         def initial(shape: tuple[int, int], dtype: str | None = None) -> tf.Tensor:
             if not whole:
-                whole.append(layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype))
+                # Also where Keras only asks for shapes, in graphs of which none may use what another has.
+                with tf.init_scope():
+                    whole.append(layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype))
             return whole[0][start:stop]
 
         return initial
