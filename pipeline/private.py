@@ -65,7 +65,8 @@ from tensorflow.python.framework import op_def_registry
 # Whether determinism was asked for, which has no public getter.
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-# The search for variables behind a custom gradient, which `worker/tensorflow/collective.py` does without.
+# The search for variables behind a custom gradient, which `worker/tensorflow/collective.py` does without, and which
+# finds none that a step holds as plain values.
 from tensorflow.python.ops import custom_gradient as custom_gradients
 
 # Operations that draw, which all of TensorFlow's and Keras's random functions come down to.
@@ -95,7 +96,7 @@ ATTRIBUTES = {
         "context.Context": "configure_coordination_service",
         "coordination_config_pb2": "CoordinatedJob",
         "cross_device_utils": "CollectiveKeys CollectiveReplicaLauncher",
-        "custom_gradients": "_get_dependent_variables",
+        "custom_gradients": "_get_dependent_variables _graph_mode_decorator",
         "dataset_ops": "_OptionsDataset",
         "gen_random_ops": """
             multinomial parameterized_truncated_normal random_gamma random_poisson_v2 random_shuffle

@@ -1,6 +1,6 @@
 """What an asynchronous worker and its servers send each other arrives as it was."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import keras
@@ -62,4 +62,40 @@ def test_a_weight_that_a_layer_assigns_to_is_read_where_it_is_from_then_on():
     assert second == 18
     assert [gradient.max() for gradient in gradients] == [5, 3]
     np.testing.assert_array_equal(kernel.numpy(), np.ones([3, 2]))
+    assert kernel.value is held
+
+
+def multiplied(x: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
+    """The product, with a gradient of its own."""
+
+    @tf.custom_gradient
+    def product(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., object]]:
+        def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            of_x = tf.matmul(upstream, tf.convert_to_tensor(kernel), transpose_b=True)
+            return of_x, [tf.matmul(x, upstream, transpose_a=True) for _ in variables]
+
+        return tf.matmul(x, tf.convert_to_tensor(kernel)), gradient
+
+    return product(x)
+
+
+def computed_again(x: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
+    """The product, which is forgotten and computed again on the way back."""
+    return tf.recompute_grad(lambda x: tf.matmul(x, tf.convert_to_tensor(kernel)))(x)
+
+
+@pytest.mark.parametrize("product", [multiplied, computed_again])
+def test_a_weight_behind_a_custom_gradient_has_its_gradient(product):
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    kernel = model.layers[0].kernel
+    held, x = kernel.value, tf.constant([[1.0, 2.0, 3.0]])
+
+    @tf.function(autograph=False)
+    def step() -> list[tf.Tensor]:
+        with servers.fetched(model, tf.constant(0)) as fetched, tf.GradientTape() as tape:
+            tape.watch(list(fetched.values()))
+            both = tf.reduce_sum(product(x, kernel) + tf.matmul(x, tf.convert_to_tensor(kernel)))
+        return tape.gradient(both, [fetched[id(kernel)], held])
+
+    assert [gradient[:, 0].numpy().tolist() for gradient in step()] == [[1, 2, 3], [1, 2, 3]]
     assert kernel.value is held

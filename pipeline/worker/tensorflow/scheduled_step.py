@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
-from pipeline.private import in_stateless_scope
+from pipeline.private import custom_gradients, in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.tensorflow import loss_scaling as losses
@@ -173,9 +173,11 @@ def is_small(model: keras.Model) -> bool:
 def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tensor]]:
     """Inside, weights have the values, by id, that each server sends in one message once `before` is known.
 
-    One that a layer assigns to is read where it is from then on. Tables, of which rows are looked up, always are.
+    One that a layer assigns to is read where it is from then on. Tables, of which rows are looked up, always are, and
+    so is what a custom gradient reads.
     """
     values: dict[int, tf.Tensor] = {}
+    variables: list[tuple[keras.Variable, tf.Variable]] = []
     with contextlib.ExitStack() as stack:
         for device, held in _by_server(_read_whole(model)).items():
             read = [tf.TensorSpec(variable.shape, variable._value.dtype) for variable in held]
@@ -184,9 +186,26 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
                 message = tf.function(partial(_read, device, held), autograph=False)(before)
             for variable, value in zip(held, split(message, read), strict=True):
                 values[id(variable)] = value
+                variables.append((variable, variable._value))
                 assign = partial(_assigned, variable, variable._value)
                 stack.enter_context(patched(variable, {"_value": value, "_direct_assign": assign}))
+        stack.enter_context(_read_in_custom_gradients(variables))
         yield values
+
+
+def _read_in_custom_gradients(
+    variables: Sequence[tuple[keras.Variable, tf.Variable]],
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, what has a gradient of its own reads variables where they are held: TensorFlow finds no others there."""
+    usual = custom_gradients._graph_mode_decorator
+
+    def decorated(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> object:
+        with contextlib.ExitStack() as stack:
+            for variable, held in variables:
+                stack.enter_context(patched(variable, {"_value": held}))
+            return usual(function, args, kwargs)
+
+    return patched(custom_gradients, {"_graph_mode_decorator": decorated})
 
 
 def applied(
