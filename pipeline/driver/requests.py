@@ -93,7 +93,7 @@ class Requests:
             _check_sweep(config, many)
         except UserError as error:
             request = RunRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
-            about = sweeps.fingerprint_of_words(overrides)
+            about = sweeps.digest(list(overrides))
             request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
             result = write_unstarted(Result(Ending("REFUSED", str(error))), request.folder)
             self._end(place, request.ended(result))

@@ -248,14 +248,15 @@ class Supervisor:
         if self._groups and self._replay is not None:
             self._replay.drop()
         self._groups, entered = [], time.monotonic()
+        clock = time.monotonic if self._replay is None else self._replay.clock
         try:
-            began = self._clock()
+            began = clock()
             point, one = self._start(plan, "point"), None
             if self._baseline is not None and not measured.is_whole(plan, self._baseline):
                 one = self._start(self._baseline, "baseline")
             self._come_up()
             self._check(point)
-            measured.seconds_startup = measured.seconds_startup or self._clock() - began
+            measured.seconds_startup = measured.seconds_startup or clock() - began
             if plan.measurement.profile and self._resume is None and measured.profile is None:
                 measured.profile = profile(point)
                 self.emit(Profiled(measured.profile, time=time.time()))
@@ -287,9 +288,6 @@ class Supervisor:
             for group in self._groups:
                 group.stop()
             self._seconds_processes += time.monotonic() - entered
-
-    def _clock(self) -> float:
-        return time.monotonic() if self._replay is None else self._replay.clock()
 
     def _start(self, plan: Plan, name: str) -> Group:
         session, run = self._session, self.run

@@ -46,12 +46,7 @@ def fingerprint(config: Config) -> str:
         if values[part][key] == usual:
             del values[part][key]
     since = {"backend": Config.backend}
-    return _digest({key: value for key, value in values.items() if since.get(key) != value})
-
-
-def fingerprint_of_words(overrides: Sequence[str]) -> str:
-    """The same for a run whose config could not be read, by what was typed."""
-    return _digest(list(overrides))
+    return digest({key: value for key, value in values.items() if since.get(key) != value})
 
 
 def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
@@ -167,7 +162,8 @@ def note_alone(folder: Path, point: RunResult) -> None:
             sweep.release()
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """A short text that equal values share, as JSON has them."""
     # Once through JSON, after which keys of different types are texts that can be sorted.
     plain = json.loads(json.dumps(value, default=str))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
