@@ -215,11 +215,12 @@ class RemoteJob:
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
             agent, absent, begun = self._agents.known.get(name), name in self._absent, name in self._begun
-            # One that was never there may come, see `_start_pending`.
+            if agent is None and not absent:
+                # It was never there: as long as it may come, see `_start_pending`.
+                continue
             another = agent is not None and (absent or (begun and not agent.is_there))
             away = limit if agent is None else agent.channel.away
-            gone = another or away > limit + (0.0 if begun else self._returns)
-            if absent if agent is None else gone:
+            if agent is None or another or away > limit + (0.0 if begun else self._returns):
                 self._gone.add(name)
                 for rank in sorted(rank for rank in self._pending | self._running if self._where[rank] == name):
                     self._add(rank, Unreachable(name, None if another else away))
