@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -137,7 +137,11 @@ class Group:
                     responses[event.rank] = event
                     self._watch.responded(event.rank)
             self._preemption.heed()
-            self._replace(self._watch.to_replace(time.monotonic()))
+            for rank, why in self._watch.to_replace(time.monotonic()).items():
+                self.job.restart(rank)
+                text = f"{why}. It was started again; {REPLACED}"
+                self.replaced.append(text)
+                self._emit(events.Warned(text, time=time.time(), group=self.name, rank=rank))
             if failure := self._watch.failure(time.monotonic()):
                 if failure.stuck:
                     self.job.dump_stacks()
@@ -206,10 +210,3 @@ class Group:
         if (event := self._replay.next_of(self.name)) is not None:
             return [event]
         return [event for event in self.job.events(POLL_SECONDS) if not self._replay.is_logged(event)]
-
-    def _replace(self, gone: Mapping[int, str]) -> None:
-        for rank, why in gone.items():
-            self.job.restart(rank)
-            text = f"{why}. It was started again; {REPLACED}"
-            self.replaced.append(text)
-            self._emit(events.Warned(text, time=time.time(), group=self.name, rank=rank))

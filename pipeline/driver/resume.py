@@ -101,7 +101,13 @@ def find(
     if config.resume != AUTO:
         return _named(config, plan, only_named(config.resume, output))
     if only is not None:
-        _expect_at_rest(only)
+        try:
+            # Another command may work on it that has attached to it.
+            if (only / LOCK).exists():
+                Lock(only).release()
+        except BlockingIOError:
+            received = f"{log.from_here(only)}, on which another one does"
+            raise UserError("a point that no command works on", received, "again once that has ended") from None
         return _last_of_same(plan, [only], say)
     candidates = dict.fromkeys([*run_folders.same_identity(plan, output), *also])
     return _last_of_same(plan, sorted(candidates, key=run_folders.began), say)
@@ -222,16 +228,6 @@ def _values_of(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the plan once it is as long as that of an earlier run."""
     written: dict[str, Any] = json.loads(plans.as_long_as(plan, values).to_json())
     return written
-
-
-def _expect_at_rest(folder: Path) -> None:
-    """Refuses a run on which another command works, as one that has attached to it."""
-    try:
-        if (folder / LOCK).exists():
-            Lock(folder).release()
-    except BlockingIOError:
-        received = f"{log.from_here(folder)}, on which another one does"
-        raise UserError("a point that no command works on", received, "again once that has ended") from None
 
 
 def _expect_no_processes(run: Run) -> None:

@@ -40,7 +40,10 @@ def main(
     os.setpgid(0, 0)
     # Before any else: the driver, which does the same, may have come to its end before it could.
     die_with(lifeline, os.getpid())
-    _write_to(log)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.
@@ -135,13 +138,6 @@ def _pass_on(line: EventWriter) -> None:
         number = signal.sigwait(PREEMPTING)
         with contextlib.suppress(OSError):
             line.write(Signalled(int(number)))
-
-
-def _write_to(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 class Computing:

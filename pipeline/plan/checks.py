@@ -142,7 +142,12 @@ def _check_training(config: Config) -> None:
         f"train.check=true under strategy={strategy.name}, whose steps are compiled for static shapes and compared "
         "with nothing", "strict", "train.check=true, or strategy=mirrored",
     ))  # fmt: skip
-    _check_optimizer(train.optimizer)
+    optimizer = train.optimizer
+    if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
+        expected = "train.optimizer to be a Keras optimizer's name or {_target_: ...}"
+        raise UserError(expected, f"{optimizer!r}", "train.optimizer=adam")
+    optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
+    _check_named("train.optimizer", optimizer, OPTIMIZERS, "adam")
     _check_named("train.loss", train.loss, LOSSES, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
         _check_named("train.metrics", metric, METRICS, "accuracy")
@@ -230,14 +235,6 @@ def _check_survival(config: Config) -> None:
          f"{checkpoint.best_is.value if checkpoint.best_is else None} alone",
          "checkpoint.keep_best=val_loss, or checkpoint.best_is=null"),
     )  # fmt: skip
-
-
-def _check_optimizer(optimizer: Json) -> None:
-    if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
-        expected = "train.optimizer to be a Keras optimizer's name or {_target_: ...}"
-        raise UserError(expected, f"{optimizer!r}", "train.optimizer=adam")
-    name = optimizer.lower() if isinstance(optimizer, str) else optimizer
-    _check_named("train.optimizer", name, OPTIMIZERS, "adam")
 
 
 def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None:
