@@ -75,9 +75,12 @@ class Run:
         """The same. Raises `UserError`, with what to do instead, if one does."""
         try:
             return cls.locked(folder)
-        except OSError:
+        except BlockingIOError:
             received = f"{log.from_here(folder)}, on which one still works"
             raise UserError("a run whose driver is gone", received, try_this) from None
+        except OSError as error:
+            expected = f"to be able to write {log.from_here(folder)}"
+            raise UserError(expected, error.strerror, "as the user who has begun it, or resume=never") from None
 
     @property
     def status(self) -> str:

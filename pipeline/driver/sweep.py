@@ -81,7 +81,9 @@ class Sweep:
         # By run and repeat; and the number of each run.
         self._entry_of = {(entry.fingerprint, entry.repeat): entry for entry in reversed(self.entries)}
         self._number_of = {entry.fingerprint: entry.place for entry in self.entries}
-        self._numbers = set(self._number_of.values())
+        # What sweep.json does not list, as where it was lost, may be a run of another config.
+        found = (path.parent.name.partition("_")[0] for path in folder.glob(f"*_*/{EVENTS}"))
+        self._numbers = {*self._number_of.values(), *(int(number) for number in found if number.isdecimal())}
 
     def entry(
         self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, composed: Path | None

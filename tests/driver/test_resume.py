@@ -85,6 +85,11 @@ def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
         found(tmp_path, "one")
     lock.release()
     assert found(tmp_path) == "one"
+    # Of somebody else's folder, which cannot be locked, nobody says that a command works on it.
+    (tmp_path / "runs/one/run.lock").unlink()
+    (tmp_path / "runs/one/run.lock").mkdir()
+    with pytest.raises(UserError, match=r"Expected to be able to write .*one, received Is a directory"):
+        found(tmp_path, "one")
 
 
 def test_an_older_run_is_not_gone_on_with_while_the_last_one_of_its_config_is_under_way(tmp_path):

@@ -80,6 +80,18 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     again.release()
 
 
+def test_a_run_that_a_lost_file_does_not_list_is_not_taken_for_another(tmp_path):
+    for name in ("0_mirrored", "3_mirrored_2", "notes_mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").touch()
+    found = sweep.Sweep(tmp_path)
+    assert [found.entry(0, "mirrored", about, [], 0, None).folder for about in ("abc", "def")] == [
+        "4_mirrored",
+        "5_mirrored",
+    ]
+    found.release()
+
+
 def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_run_beside_that(tmp_path):
     made = sweep.Sweep(tmp_path / "sweeps/mine")
     entry = made.entry(0, "mirrored", "abc", [], 0, None)
