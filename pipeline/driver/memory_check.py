@@ -158,7 +158,6 @@ def _fitting(plan: Plan, size: Size, config: Config, replan: Replan) -> Iterator
 
 
 def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields (what to type, the config that it makes)."""
     forgetful = dataclasses.replace(config, train=dataclasses.replace(config.train, remat=True))
     bases = [("", config)]
     if size.forgetful_step is not None and not config.train.remat:

@@ -189,7 +189,6 @@ class Parallel:
         return part_for(request.planned.plan, self._free, self._everything)
 
     def _train(self, key: Key, request: RunRequest, part: CoreShare, clusters: Clusters) -> None:
-        """Trains a run with the cluster that it gets; one that does not finish ends that."""
         began, session, result = time.monotonic(), self._session, None
         try:
             if _kind(request) == DEVICES:
@@ -230,7 +229,6 @@ class Parallel:
                 clusters.update([job])
 
     def _give_back(self, part: CoreShare, clusters: Clusters) -> None:
-        """Frees what a run had for others, and ends the jobs that none of them needs."""
         with self._changed:
             self._free = self._free and self._free.joined(part)
             if not self._over:
@@ -245,7 +243,6 @@ class Parallel:
         _close(clusters, 1, self._session.screen)
 
     def _end(self, number: int) -> None:
-        """Makes all runs end, as by a signal, and waits until they have."""
         with self._changed:
             self._waiting.clear()
         self._session.preemption.end(number)

@@ -125,7 +125,6 @@ def _expect_store(config: Config) -> None:
 
 
 def _expect_folder(key: str, value: str, path: Path) -> None:
-    """Refuses a folder that cannot be written, and leaves none behind. Raises `UserError`."""
     missing = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -201,7 +201,6 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
 
 
 def _last_of_same(plan: Plan, candidates: Sequence[Path], say: Callable[[str], None]) -> Run | None:
-    """The last run of the same config, if it did not finish and has something to resume from."""
     for folder in reversed(candidates):
         values = log.read_whole(folder / PLAN)
         if not values or plans.identity(values) != plans.identity(_values_of(plan, values)):

@@ -163,7 +163,6 @@ def _append(index: Path, folder: str, identity: str) -> None:
 
 
 def _identity(values: Mapping[str, Any]) -> str:
-    """A text that plans of the same identity share."""
     return hashlib.sha256(json.dumps(_whole(plans.identity(values)), sort_keys=True).encode()).hexdigest()[:16]
 
 

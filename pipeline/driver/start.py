@@ -141,7 +141,6 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
 
 
 def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan:
-    """The plan with the folder of this run's checkpoints, and that of an earlier command if it was another."""
     root, folder = plan.checkpoint.folder, request.folder.resolve()
     checkpoints = str(folder / "checkpoints")
     if root is not None:

@@ -168,7 +168,6 @@ class Supervisor:
             self.run.release()
 
     def _supervise(self) -> None:
-        """Attempts it until it has finished. Raises what ended it: `RunFailed`, or `RunPreempted` once it is saved."""
         preemption, measured, taken_over = self._session.preemption, self._measured, self._left is not None
         measured.workers = self._now.workers
         while True:
@@ -197,7 +196,6 @@ class Supervisor:
             self.emit(Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
 
     def _hand_over(self) -> None:
-        """Notes the attempt that begins now, for another driver to take over, if processes outlive this one."""
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
         folder = self.run.folder
@@ -296,7 +294,6 @@ class Supervisor:
         return group
 
     def _come_up(self) -> None:
-        """Waits until all processes have joined and built; the first group is the run's own."""
         measured, (point, *others) = self._measured, self._groups
         for group in self._groups:
             measured.versions = group.joined()[0].versions

@@ -186,7 +186,6 @@ class HostsCluster(DiallingCluster):
         return self._typed_there([*agent, "--start-method", self.config.start_method.value])
 
     def _typed_there(self, module: Sequence[str]) -> str:
-        """The command that runs a module, given with its arguments, on a host, as the config says."""
         options = self._options
         variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", "")} | {
             key: str(value) for key, value in options.environment.items()

@@ -204,7 +204,6 @@ class LocalJob:
             connections.clear()
 
     def _start_all(self) -> None:
-        """Starts all processes; all of them anew, with another fork server, where that was killed meanwhile."""
         for again in range(self._plan.launch.max_restarts + 1):
             try:
                 for rank in self._ranks:

@@ -224,7 +224,6 @@ def notes_on_sums(plan: Plan) -> list[str]:
 
 
 def _check_layout(config: Config) -> None:
-    """Refuses what the backend cannot make of a written layout, and explaining what is lost under it."""
     each, on_jax = config.strategy.devices_per_replica or 1, config.backend == JAX
     key, layout = "strategy.build.layout", config.strategy.build.get("layout")
     refuse(

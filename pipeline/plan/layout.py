@@ -259,7 +259,6 @@ def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, 
 
 
 def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
-    """The process that holds `per_process` of the workers, and `number` times as many come before."""
     threads, rank = layout.threads, layout.coordinators + number
     replicas = tuple(range(number * layout.per_process, (number + 1) * layout.per_process))
     per_process = layout.per_process * layout.per_replica

@@ -150,7 +150,6 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
 
 
 def _check_on_tpu(config: Config, machine: Machine) -> None:
-    """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
     strategy, hardware = config.strategy, config.hardware
     by_itself = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
     refuse(
@@ -163,7 +162,6 @@ def _check_on_tpu(config: Config, machine: Machine) -> None:
 
 
 def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
-    """A note on a TPU that is not there; with `present` true it is refused."""
     if _tpu_address(config, machine):
         return []
     name = config.hardware.name

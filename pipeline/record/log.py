@@ -219,7 +219,6 @@ def _values(event: EventBase) -> object:
 
 
 def _end_of_lines(file: int, size: int) -> int:
-    """The end of the last whole line among the first `size` bytes of an open file."""
     while size:
         start = max(0, size - BLOCK_BYTES)
         last = os.pread(file, size - start, start).rfind(b"\n")

@@ -165,7 +165,6 @@ class Endpoint:
         self._loop.run_forever()
 
     def _in_loop(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine in the thread, and waits for its end."""
         asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
     async def _begin(self, doing: Coroutine[Any, Any, None]) -> None:
