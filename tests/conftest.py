@@ -33,8 +33,8 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
 )  # fmt: skip
-# Enough to run and no more: one short repeat, no baseline, no MLflow.
-QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
+# Enough to run and no more: nothing measured, no baseline, no MLflow, and no look at whether replicas are one device.
+QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none", "train.check=off")
 
 
 def pytest_configure(config: pytest.Config) -> None:

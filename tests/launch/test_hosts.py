@@ -15,7 +15,7 @@ from under_way import UnderWay, losses, until
 
 SMALL = (
     "strategy=multi_worker", "model=mlp", "data=digits", "measure.steps=0", "train.deterministic=true",
-    "train.steps_per_call=10",
+    "train.steps_per_call=10", "train.check=off",
 )  # fmt: skip
 # So many calls' events go with a checkpoint.
 RECENT = 64

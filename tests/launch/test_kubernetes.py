@@ -19,6 +19,7 @@ HERE = ("cluster=kubernetes", f"cluster.options.image={IMAGE}")
 TWO = (
     "strategy=multi_worker", "workers=2", "model=mlp", "data=digits", "measure.steps=0", "tracking=none",
     "train.deterministic=true", "train.steps=700", "train.steps_per_call=10", "checkpoint.every_steps=50",
+    "train.check=off",
 )  # fmt: skip
 needs_namespaces = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -32,7 +32,7 @@ from pipeline.views.terminal.result import explained_line, explained_lines
 PLAN = make(config("multi_worker", workers=2, hardware="2cpu"), machine())
 NAMES = ("chief 0", "worker 1")
 EXPLAINED = ("tracking=none", "workers=2", "measure.explain=true", "measure.repeats=3", "train.steps=6",
-             "train.save=false")  # fmt: skip
+             "train.save=false", "train.check=off")  # fmt: skip
 
 
 def a_round(**changed: Any) -> Round:
@@ -134,15 +134,12 @@ def test_those_that_are_timed_alone_at_once_are_on_different_hosts():
     assert _one_of_each_host(cluster(hardware="2x4gpu", gpus=4)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "keys", "words"),
-    [
-        ("parameter_server", {}, r"Expected measure.explain=false under strategy=parameter_server"),
-        ("mirrored", {"measure__steps": 0}, r"received measure.steps=0. Try measure.steps=null"),
-        ("mirrored", {"measure__baseline": Baseline.none}, r"received none. Try measure.baseline=null, or"),
-        ("tpu", {"hardware": "tpu_v5e_8"}, r"received none on a TPU.* Try measure.explain=false"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "keys", "words"), [
+    ("parameter_server", {}, r"Expected measure.explain=false under strategy=parameter_server"),
+    ("mirrored", {"measure__steps": 0}, r"received measure.steps=0. Try measure.steps=null"),
+    ("mirrored", {"measure__baseline": Baseline.none}, r"received none. Try measure.baseline=null, or"),
+    ("tpu", {"hardware": "tpu_v5e_8"}, r"received none on a TPU.* Try measure.explain=false"),
+])  # fmt: skip
 def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
     with pytest.raises(UserError, match=words):
         make(config(strategy, measure__explain=True, **keys), machine(), present=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import run_events
 from conftest import efficiency_of
+from on_jax import QUICK
 
 pytestmark = [
     pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax"),
@@ -34,7 +35,7 @@ def jax(pipeline, without_tensorflow):
     """Runs the command where there is no TensorFlow; it may not fail."""
 
     def run(*arguments):
-        return pipeline(*arguments, python=without_tensorflow).ok()
+        return pipeline(*arguments, python=without_tensorflow, XLA_FLAGS=QUICK).ok()
 
     return run
 
@@ -45,12 +46,16 @@ def losses(run):
 
 
 def trained(jax, name, *arguments):
-    """The losses of a run, in a folder of its own."""
-    ran = jax(*arguments, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}")
-    (folder,) = (ran.folder / name / "runs").iterdir()
-    found = losses(folder)
-    assert len(found) == STEPS
-    return found, json.loads((folder / "result.json").read_text())
+    """(losses, result) of each run of a sweep, in order, in a folder of its own."""
+    ran = jax("-m", *arguments, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}", "sweep.name=first")
+    return came(ran.folder / name / "sweeps/first")
+
+
+def came(sweep):
+    """(losses, result) of each run of a sweep, in order."""
+    found = [(losses(path.parent), json.loads(path.read_text())) for path in sorted(sweep.glob("[0-9]*/result.json"))]
+    assert {len(steps) for steps, _ in found} == {STEPS}
+    return found
 
 
 def compiled(folder):
@@ -59,31 +64,30 @@ def compiled(folder):
 
 
 def test_every_strategy_trains_as_one_device_does_and_compiles_nothing_the_second_time(jax, tmp_path):
-    one, _ = trained(jax, "one", *MLP, "strategy=one_device")
-    for name, *given in (
-        ("mirrored-2", "strategy=mirrored", "workers=2"),
-        ("mirrored-4", "strategy=mirrored", "workers=4"),
-        ("model-2", "strategy=model_parallel", "workers=1", "strategy.devices_per_replica=2"),
-        ("both", "strategy=model_parallel", "workers=2", "strategy.devices_per_replica=2"),
-        ("processes", "strategy=multi_worker", "workers=2"),
-    ):
-        found, result = trained(jax, name, *MLP, *given)
-        np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=name)
-        assert (IN_MEMORY in result["notes"]) == (name == "processes")
+    (one, _), *others = trained(jax, "all", *MLP, "strategy=one_device,mirrored", "workers=null")
+    two = (*MLP, "strategy=mirrored,multi_worker", "workers=2")
+    others += (of_two := trained(jax, "two", *two))
+    others += trained(jax, "parts", *MLP, "strategy=model_parallel", "workers=1,2", "strategy.devices_per_replica=2")
+    assert [(result["strategy"], result["replicas"]) for _, result in others] == [
+        ("mirrored", 4), ("mirrored", 2), ("multi_worker", 2), ("model_parallel", 1), ("model_parallel", 2),
+    ]  # fmt: skip
+    for found, result in others:
+        np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=result["strategy"])
+        assert (IN_MEMORY in result["notes"]) == (result["strategy"] == "multi_worker")
         assert result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
-        if name in ("mirrored-2", "processes"):
-            kept = compiled(tmp_path / name)
-            jax(*MLP, *given, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}", "resume=never")
-            assert compiled(tmp_path / name) == kept != {}
-            assert [losses(run) for run in (tmp_path / name / "runs").iterdir()] == [found] * 2
+    kept = compiled(tmp_path / "two")
+    jax("-m", *two, *UNMEASURED, f"train.steps={STEPS}", "output_dir=two", "sweep.name=again")
+    assert compiled(tmp_path / "two") == kept != {}
+    again = came(tmp_path / "two/sweeps/again")
+    assert [found for found, _ in again] == [found for found, _ in of_two]
 
 
 def test_prepared_files_train_as_the_arrays_that_they_were_made_of(jax):
     jax("prepare", "data=digits", "out=prepared", "processes=1")
     # Batches of all examples, which are in another order there.
     whole = (*SMALL, "model=mlp", f"train.global_batch={len(_digits()[0][1])}", "strategy=mirrored", "workers=2")
-    one, _ = trained(jax, "one", *whole, "data=digits")
-    read, _ = trained(jax, "read", *whole, "data=tfrecord", "data.path=prepared")
+    ((one, _),) = trained(jax, "one", *whole, "data=digits")
+    ((read, _),) = trained(jax, "read", *whole, "data=tfrecord", "data.path=prepared")
     np.testing.assert_allclose(read, one, rtol=0, atol=1e-5)
 
 
@@ -93,9 +97,10 @@ def test_two_processes_train_other_models_as_one_device_does(jax, model):
         "normalized": ("model=mlp", "model.build={_target_: on_jax.convolutional}", "data=digits"),
         "transformer": ("model=transformer", "data=text", "data.build.length=16", "model.build.blocks=2"),
     }[model]
-    one, _ = trained(jax, "one", *SMALL, *given, "strategy=one_device")
-    two, result = trained(jax, "two", *SMALL, *given, "strategy=multi_worker", "workers=2")
+    both = ("strategy=one_device,multi_worker", "workers=null", "hardware.devices_per_host=2")
+    (one, _), (two, result) = trained(jax, "both", *SMALL, *given, *both)
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+    assert result["processes"] == 2
     assert any(note.startswith(BY_GLOO) and note.endswith(" in one bucket.") for note in result["notes"])
 
 

@@ -24,10 +24,10 @@ from under_way import UnderWay
 SEED = os.environ["TEST_SEED"]
 # Other ones in each run of CI.
 CELLS = 2
-# Twelve steps an epoch; whether replicas are one device is another test's.
+# Twelve steps an epoch.
 SMALL = (
     *QUICK, f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
-    "train.steps_per_call=2", "train.deterministic=true", "train.check=off",
+    "train.steps_per_call=2", "train.deterministic=true",
 )  # fmt: skip
 ONE, MIRRORED, TWO = (
     ("strategy=one_device", "workers=1"),

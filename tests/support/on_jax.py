@@ -242,7 +242,7 @@ def all_trained():
         ("normalized", ("one", "looped", "mirrored 4", "model", "both"), 0.5),
         ("normalized", ("one",), 0.0),
         ("cnn", ("one", "model"), 0.5),
-        ("transformer", ("one", "stepped", "mirrored", "mirrored 4", "model", "both"), 0.0),
+        ("transformer", ("one", "stepped", "mirrored 4", "both"), 0.0),
     ):
         for mesh in meshes:
             # As on a GPU, where convolutions too are in a loop.

@@ -4,6 +4,13 @@ import keras
 import numpy as np
 from keras import ops
 
+# Named by the module, which registers what its models are saved with.
+NAMED = (
+    *(f"{part}.build._target_={__name__}.{name}" for part, name in (("model", "embedder"), ("data", "grouped"))),
+    "train.global_batch=16",
+)
+GATHERED = (*NAMED, "train.epochs=2", "train.gather=true")
+
 
 def grouped(examples=93):
     """(x, y) twice: float32 [examples, 6], and int32 [examples] of three classes."""

@@ -5,11 +5,12 @@ from importlib.util import find_spec
 import beside
 import numpy as np
 import pytest
+import whole
 from conftest import QUICK, Ran, sampled
 from equality import last, weights
 
 TRAINED = (
-    "data.build._target_=beside.examples", "data.shuffle=false", f"train.epochs={beside.EPOCHS}", "train.check=off",
+    "data.build._target_=beside.examples", "data.shuffle=false", f"train.epochs={beside.EPOCHS}",
     f"train.global_batch={beside.BATCH}",
 )  # fmt: skip
 CHANGED = ("model.build._target_=beside.net", "train.callbacks=[{_target_: beside.Changing}]")
@@ -53,18 +54,27 @@ def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras
     assert len({digest for event in ran.events("finished") for digest in event["weights"]}) == 1
 
 
+# What is trained, and by which callbacks before the one that kills.
+KILLED = {
+    "changed": ((*TRAINED, CHANGED[0]), "{_target_: beside.Changing}, "),
+    "running": ((*TRAINED, "model.build._target_=beside.running", "train.gather=true"), ""),
+    "of a batch as a whole": (whole.GATHERED, ""),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["changed", "running"])
+@pytest.mark.parametrize("kind", KILLED)
 def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, kind):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
-    mark, changing = tmp_path / "died", "{_target_: beside.Changing}, " if kind == "changed" else ""
-    model = CHANGED[:1] if kind == "changed" else ("model.build._target_=beside.running", "train.gather=true")
-    steps = ("train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")
-    asked = (*QUICK, "resume=never", *TRAINED, *model, *steps, f"strategy={strategy}", "workers=2")
-    pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]").ok()
-    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: dying.Dies, at: 11, marker: {mark}}}]").ok()
-    assert mark.exists()
-    for ours, theirs in zip(*map(weights, died.run_folders), strict=True):
+    trained, callbacks = KILLED[kind]
+    # It is killed once, and so the second time it is not.
+    ran: Ran = pipeline(
+        "-m", *QUICK, *trained, f"strategy={strategy}", "workers=2", "sweep.repeats=2", "train.steps_per_call=1",
+        "checkpoint.every_steps=4", "train.deterministic=true",
+        f"train.callbacks=[{callbacks}{{_target_: dying.Dies, at: 11, marker: {tmp_path / 'died'}}}]",
+    ).ok()  # fmt: skip
+    assert sorted(result["restarts"] for result in ran.results) == [0, 1]
+    for ours, theirs in zip(*map(weights, ran.run_folders), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    first, second = (last(folder, "epoch") for folder in died.run_folders)
+    first, second = (last(folder, "epoch") for folder in ran.run_folders)
     assert {**first, "seconds": 0, "time": 0} == {**second, "seconds": 0, "time": 0}

@@ -190,15 +190,16 @@ def test_what_differed_once_is_equal_or_refused_in_words(differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "count"), [("mirrored", 8), ("multi_worker", 6)])
-def test_models_that_are_drawn_train_what_one_device_trains(strategy, count, tmp_path):
-    arguments = (f"--seed={SEED}", f"--count={count}", f"--strategy={strategy}", "--json=found.json")
+def test_models_that_are_drawn_train_what_one_device_trains(tmp_path):
     said = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "differential.py"), *arguments], cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=1_500,
+        [sys.executable, str(BENCHMARKS / "differential.py"), f"--seed={SEED}", "--count=6", "--json=found.json"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        timeout=1_500,
     )  # fmt: skip
     assert said.returncode == 0, said.stdout + said.stderr
-    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"].values()
-    assert sum(row["verdicts"].values()) == count
-    # Else it would be of no use: what is drawn is trained.
-    assert row["verdicts"]["equal"] > count / 2
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert rows.keys() == {"mirrored", "multi_worker"}
+    for row in rows.values():
+        assert sum(row["verdicts"].values()) == 6
+        # Else it would be of no use: what is drawn is trained.
+        assert row["verdicts"]["equal"] > 3

@@ -3,7 +3,7 @@
 import pytest
 import whole
 from conftest import QUICK, sampled
-from equality import assert_equal, last, losses, sweep
+from equality import assert_equal, losses, sweep
 
 EACH = "strategy=one_device,mirrored,central_storage,multi_worker"
 # What is trained under each strategy; where it is swept, one value is drawn.
@@ -17,11 +17,14 @@ MODELS: dict[str, tuple[int, tuple[str | tuple[str, ...], ...]]] = {
             ("model.build.optimizer=sgd", "model.build.optimizer=adam"),
         ),
     ),
-    "clipping, moving averages and schedules": (
+    "clipping, moving averages, schedules, and what the config makes": (
         4,
         (
             EACH, "workers=null", "model=normalised", "data=numbered",
-            tuple(f"model.build.optimizer={name}" for name in ("clipped", "overwritten", "scheduled")),
+            (
+                *(f"model.build.optimizer={name}" for name in ("clipped", "overwritten", "scheduled")),
+                "train.optimizer={_target_: keras.optimizers.SGD, momentum: 0.9, gradient_accumulation_steps: 2}",
+            ),
         ),
     ),
     "many inputs and outputs, weighted and added losses, every reduction": (
@@ -57,7 +60,7 @@ def test_every_strategy_trains_what_one_device_trains(pipeline, name):
 def test_the_recommender_finds_the_signal_on_several_processes(pipeline):
     ran = pipeline(
         *QUICK, "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
-        "train.replica_batch=128",
+        "train.replica_batch=128", "train.check=true",
     ).ok()  # fmt: skip
     assert ran.result["val_metrics"]["auc"] > 0.78
     assert ran.result["notes"] == []
@@ -68,7 +71,7 @@ def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
     (strategy,) = sampled(("mirrored", "central_storage", "multi_worker"), 1)
     result = pipeline(
         *QUICK, f"strategy={strategy}", "workers=2", "train.gradient_bits=16", "data=digits",
-        "model.build.filters=[8,16]", "train.learning_rate=0.005", "train.epochs=8",
+        "model.build.filters=[8,16]", "train.learning_rate=0.005", "train.epochs=8", "train.check=true",
     ).ok().result  # fmt: skip
     assert result["val_metrics"]["accuracy"] > 0.9
     assert result["notes"] == []
@@ -79,7 +82,7 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     ran = pipeline(
         "-m", *QUICK, f"strategy={strategy}", "workers=2", "train.deterministic=true", "data=digits",
-        "model.build.filters=[8,16]", "train.check=off", "train.steps=20", "train.steps_per_call=4,7",
+        "model.build.filters=[8,16]", "train.steps=20", "train.steps_per_call=4,7",
     ).ok()  # fmt: skip
     runs = [losses(folder) for folder in ran.run_folders]
     assert len(runs) == 2
@@ -87,41 +90,18 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     assert runs[0] == runs[1]
 
 
-# Named by the module, which registers what its models are saved with.
-WHOLE = (
-    *(f"{part}.build._target_={whole.__name__}.{name}" for part, name in (("model", "embedder"), ("data", "grouped"))),
-    "train.global_batch=16",
-)
-
-
 @pytest.mark.slow
 def test_metrics_and_losses_of_the_batch_as_a_whole_are_exact_over_processes_and_in_static_batches(pipeline):
     kinds = ("strategy=one_device", "strategy=mirrored workers=2", "strategy=multi_worker workers=2")
     for kind in kinds:
-        ran = pipeline(*QUICK, *kind.split(), *WHOLE, "train.epochs=2", "train.gather=true").ok()
+        ran = pipeline(*QUICK, *kind.split(), *whole.GATHERED, "train.check=true").ok()
         assert [result["notes"] for result in ran.results if not result["oversubscribed"] and result["notes"]] == []
     assert_equal(ran.run_folders)
     assert all(result["metrics"]["least"] < 0 < result["metrics"]["most"] for result in ran.results)
 
 
-@pytest.mark.slow
-def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
-    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
-    asked = (*QUICK, f"strategy={strategy}", "workers=2", *WHOLE, "train.gather=true", "train.steps_per_call=1",
-             "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
-    pipeline(*asked, "train.epochs=2", "resume=never").ok()
-    mark = tmp_path / "died"
-    died = pipeline(
-        *asked, "train.epochs=2", "resume=never", f"train.callbacks=[{{_target_: dying.Dies, at: 11, marker: {mark}}}]"
-    ).ok()
-    assert mark.exists()
-    first, second = (last(folder, "epoch") for folder in died.run_folders)
-    for name in ("loss", "metrics", "val_loss", "val_metrics"):
-        assert first[name] == second[name], name
-
-
 def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, asked):
-    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *WHOLE).failed()
+    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *whole.NAMED).failed()
     assert (
         "since the states of asynchronous workers are added, received largest (Largest), whose state is no" in ran.err
     )

@@ -1,7 +1,5 @@
 """Batches that are laid on devices ahead of the steps train to the same, and leave the host out of the loop."""
 
-import json
-
 import numpy as np
 import pytest
 import scripts
@@ -34,19 +32,16 @@ def test_batches_that_are_fed_ahead_train_to_the_last_bit_as_those_that_are_aske
     np.testing.assert_allclose(found[2]["ahead"]["losses"], found[1]["plain"]["losses"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arrived", "ended", "waits"),
-    [
-        ([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
-        # Each step takes 1, and each batch comes 2 after the one before.
-        ([1, 3, 5, 7], 8, [1, 1, 1, 1]),
-        # One batch of four is late; the others were there.
-        ([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
-        # The last came as the call ended: a step takes no time.
-        ([0, 2], 2, [0, 2]),
-        ([], 1, []),
-    ],
-)
+@pytest.mark.parametrize(("arrived", "ended", "waits"), [
+    ([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
+    # Each step takes 1, and each batch comes 2 after the one before.
+    ([1, 3, 5, 7], 8, [1, 1, 1, 1]),
+    # One batch of four is late; the others were there.
+    ([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
+    # The last came as the call ended: a step takes no time.
+    ([0, 2], 2, [0, 2]),
+    ([], 1, []),
+])  # fmt: skip
 def test_waits_are_what_batches_came_late_by(arrived, ended, waits):
     np.testing.assert_allclose(feed.waits(np.array(arrived, float), 0.0, ended), waits, atol=1e-9)
 
@@ -58,11 +53,12 @@ def test_only_devices_with_memory_of_their_own_are_fed_ahead():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("data.service=1",)])
-def test_processes_that_are_fed_ahead_train_to_the_same(pipeline, tmp_path, more):
-    settings = ("strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK)
-    for own in ((), ("strategy.build._target_=fed.multi_worker",)):
-        pipeline(*settings, *more, *own).ok()
-    plain, ahead = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("outputs/runs/*/result.json")))
+def test_processes_that_are_fed_ahead_train_to_the_same(pipeline):
+    ran = pipeline(
+        "-m", "strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK,
+        "strategy.build._target_=pipeline.strategies.multi_worker,fed.multi_worker", "data.service=null,1",
+    ).ok()  # fmt: skip
+    plain, by_service, ahead, ahead_by_service = ran.results
     for name in ("loss", "metrics", "val_loss", "val_metrics"):
         assert ahead[name] == plain[name]
+        assert ahead_by_service[name] == by_service[name]

@@ -95,16 +95,13 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("family", "before", "given", "expected", "after"),
-    [
-        (socket.AF_INET, "1f90", "0.0.0.0", "127.0.0.1", "00" * 8),
-        (socket.AF_INET, "1f90", "10.0.0.7", "10.0.0.7", "00" * 8),
-        (socket.AF_INET6, "1f9000000001", "::", "::ffff:127.0.0.1", "00000002"),
-        (socket.AF_INET6, "1f9000000001", "::ffff:0.0.0.0", "::ffff:127.0.0.1", "00000002"),
-        (socket.AF_INET6, "1f9000000001", "::1", "::1", "00000002"),
-    ],
-)
+@pytest.mark.parametrize(("family", "before", "given", "expected", "after"), [
+    (socket.AF_INET, "1f90", "0.0.0.0", "127.0.0.1", "00" * 8),
+    (socket.AF_INET, "1f90", "10.0.0.7", "10.0.0.7", "00" * 8),
+    (socket.AF_INET6, "1f9000000001", "::", "::ffff:127.0.0.1", "00000002"),
+    (socket.AF_INET6, "1f9000000001", "::ffff:0.0.0.0", "::ffff:127.0.0.1", "00000002"),
+    (socket.AF_INET6, "1f9000000001", "::1", "::1", "00000002"),
+])  # fmt: skip
 def test_only_a_wildcard_address_changes(
     family: socket.AddressFamily, before: str, given: str, expected: str, after: str
 ) -> None:
@@ -156,7 +153,7 @@ def test_no_process_of_a_run_listens_beyond_loopback_whatever_its_role(tmp_path:
                 # A process may end while it is looked at.
                 with suppress(psutil.Error, OSError):
                     heard |= {(each.pid, host) for host, _ in listening(each.pid)}
-            time.sleep(0.1)
+            time.sleep(0.3)
         command.kill()
     for log in tmp_path.glob("outputs/sweeps/*/*/events.jsonl"):
         told = [json.loads(line) for line in log.read_text().splitlines()]

@@ -29,7 +29,7 @@ def of_transformer(strategy, forgets, dropout):
     """The loop of a small transformer, whose blocks compute again or do not."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 4, "width": 32, "heads": 2, "dropout": dropout}
+    sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 2, "width": 32, "heads": 2, "dropout": dropout}
     loop = loop_over(lambda: transformer(**sizes), tokens(), strategy)
     if forgets:
         build.forget(loop.model)

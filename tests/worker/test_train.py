@@ -17,7 +17,7 @@ def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
     kinds = sampled(("own.serial_arrays", "own.serial_set", "own.serial_shard", "own.serial_shard_set"), 2)
     ran = pipeline(
         "-m", *QUICK, f"strategy={strategy}", "workers=3", "model.build._target_=own.counting",
-        f"data.build._target_={','.join(kinds)}", "train.global_batch=12", "train.epochs=2", "train.check=off",
+        f"data.build._target_={','.join(kinds)}", "train.global_batch=12", "train.epochs=2",
         "train.steps_per_call=2",
     ).ok()  # fmt: skip
     serial = np.arange(50)
@@ -58,7 +58,7 @@ def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
     # Nothing measured; measured in the first steps; measured for longer than training lasts.
     ran = pipeline(
         "-m", *QUICK, *layout, *OWN, "measure.steps=0,2,40", "measure.repeats=2", "train.epochs=2",
-        "train.replica_batch=16", "train.steps_per_call=3", "+model.build.optimizer=averaged", "train.check=off",
+        "train.replica_batch=16", "train.steps_per_call=3", "+model.build.optimizer=averaged",
         f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}]",
     ).ok()  # fmt: skip
     learnt, timed = [], []
@@ -115,17 +115,6 @@ def test_a_learning_rate_from_the_config_replaces_a_schedule(pipeline):
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_the_config_makes_is_made_under_the_strategy_it_trains_with(pipeline):
-    ran = pipeline(
-        "-m", *QUICK, *OWN, "strategy=one_device,mirrored,central_storage,multi_worker", "workers=null",
-        "train.optimizer={_target_: keras.optimizers.Adam, learning_rate: 0.01, gradient_accumulation_steps: 2}",
-        "train.global_batch=16", "data.shuffle=false", "train.learning_rate=0.02", "hardware=2cpu",
-        "train.steps=4",
-    ).ok()  # fmt: skip
-    assert [run["loss"] for run in ran.results] == pytest.approx([ran.results[0]["loss"]] * 4, abs=1e-5)
-
-
-@pytest.mark.slow
 def test_mixed_precision_trains_on_several_replicas(pipeline):
     (precision,) = sampled(("mixed_bfloat16", "mixed_float16"), 1)
     (strategy,) = sampled(("mirrored", "central_storage", "multi_worker"), 1)
@@ -133,6 +122,7 @@ def test_mixed_precision_trains_on_several_replicas(pipeline):
     result = pipeline(
         *QUICK, f"strategy={strategy}", "workers=2", f"train.precision={precision}", "data=digits",
         "model.build.filters=[4,8]", "model.build.dense_units=32", "train.learning_rate=0.01", "train.epochs=5",
+        "train.check=true",
     ).ok().result  # fmt: skip
     assert result["val_metrics"]["accuracy"] > 0.5
     assert result["notes"] == []
