@@ -39,15 +39,12 @@ def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code(path: Path) -
     assert not unsafe(path.read_text())
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle", "from joblib import load", "numpy.load(f, allow_pickle=True)",
-        "numpy.load(f, allow_pickle=flag)", "keras.saving.load_model(p)", "load_model(p, safe_mode=False)",
-        "yaml.load(text)", "eval(text)",
-        "keras.config.enable_unsafe_deserialization()", "pandas.read_pickle(p)",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("source", [
+    "import pickle", "from joblib import load", "numpy.load(f, allow_pickle=True)",
+    "numpy.load(f, allow_pickle=flag)", "keras.saving.load_model(p)", "load_model(p, safe_mode=False)",
+    "yaml.load(text)", "eval(text)",
+    "keras.config.enable_unsafe_deserialization()", "pandas.read_pickle(p)",
+])  # fmt: skip
 def test_what_would_is_found(source: str) -> None:
     assert unsafe(source)
     assert not unsafe("keras.saving.load_model(path, safe_mode=True)\nnumpy.load(path)\nyaml.safe_load(text)")

@@ -71,69 +71,63 @@ def search(tmp_path):
     return (str(tmp_path), *sys.path)
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments"),
-    [
-        ("mine.models.deep", {"depth": 3, "bias": True}),
-        ("mine.renamed", {"depth": 3, "bias": True}),
-        ("mine.wide", {"anything": 3}),
-        ("mine.models.plain", {}),
-        ("mine.models.decorated", {"anything": 3}),
-        ("mine.Layer", {"units": 3}),
-        ("mine.models.Child", {"anything": 3}),
-        ("mine.models.Made", {"anything": 3}),
-        ("mine.models.Static.build", {"units": 3}),
-        ("mine.models.made_later", {"anything": 3}),
-        ("mine.conditional.model", {}),
-        ("mine.all_models.plain", {}),
-        ("mine.lazy.whatever", {}),
-        ("mine.star.plain", {}),
-        ("mine.inner.deep.deep", {}),
-        ("alone.model", {}),
-        ("keras.callbacks.EarlyStopping", {"patience": 3}),
-        ("numpy.linalg.norm", {"x": 3}),
-        # A config is code: whatever is installed may be called.
-        ("builtins.dict", {"a": 3}),
-        ("subprocess.run", {"args": ["true"]}),
-        ("mine.subprocess.run", {"args": ["true"]}),
-        ("fractions.Fraction", {"numerator": 3}),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments"), [
+    ("mine.models.deep", {"depth": 3, "bias": True}),
+    ("mine.renamed", {"depth": 3, "bias": True}),
+    ("mine.wide", {"anything": 3}),
+    ("mine.models.plain", {}),
+    ("mine.models.decorated", {"anything": 3}),
+    ("mine.Layer", {"units": 3}),
+    ("mine.models.Child", {"anything": 3}),
+    ("mine.models.Made", {"anything": 3}),
+    ("mine.models.Static.build", {"units": 3}),
+    ("mine.models.made_later", {"anything": 3}),
+    ("mine.conditional.model", {}),
+    ("mine.all_models.plain", {}),
+    ("mine.lazy.whatever", {}),
+    ("mine.star.plain", {}),
+    ("mine.inner.deep.deep", {}),
+    ("alone.model", {}),
+    ("keras.callbacks.EarlyStopping", {"patience": 3}),
+    ("numpy.linalg.norm", {"x": 3}),
+    # A config is code: whatever is installed may be called.
+    ("builtins.dict", {"a": 3}),
+    ("subprocess.run", {"args": ["true"]}),
+    ("mine.subprocess.run", {"args": ["true"]}),
+    ("fractions.Fraction", {"numerator": 3}),
+])  # fmt: skip
 def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(search, target, arguments):
     check({"_target_": target, **arguments}, "model.build", GIVEN, search)
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "words"),
-    [
-        ("mine.models.deap", {}, "no deap in mine.models. Try model.build._target_=mine.models.deep."),
-        ("mine.model.deep", {}, "no model in mine. Try model.build._target_=mine.models.deep."),
-        ("mine.nothing_like_it", {}, "received mine.nothing_like_it: no nothing_like_it in mine."),
-        ("mine.inner.wide", {}, "no wide in mine.inner."),
-        ("mine.inner", {}, "received mine.inner, which is a module."),
-        ("mine.models.deep.depth", {}, "received mine.models.deep.depth: deep is one itself."),
-        ("nothing.there", {}, "there is no module 'nothing'. Try running from the folder that holds it"),
-        ("mine.models.plain", {"widht": 3}, "(input_shape, width), received model.build.widht. Try model.build.width."),
-        ("mine.models.plain", {"input_shape": [3]}, "Expected model.build.input_shape to be left to the program"),
-        ("mine.models.deep", {"depth": 3}, "received none for bias. Try +model.build.bias=..."),
-        ("mine.models.deep", {}, "received none for depth, bias. Try +model.build.depth=..."),
-        ("mine.Layer", {}, "received none for units."),
-        ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
-        ("mine.broken.model", {}, "received a syntax error in line 1"),
-        ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
-        ("", {}, "received ''. Try model.build._target_=my_package.my_function."),
-        (".model", {}, "received '.model'."),
-        ("mine..model", {}, "received 'mine..model'."),
-        ("mine/model", {}, "received 'mine/model'."),
-        ("mine.models:deep", {}, "received 'mine.models:deep'."),
-        (None, {}, "received none."),
-        (3, {}, "received 3."),
-        ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
-        ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
-        ("keras.saving.load_model", {"filepath": "a", "safe_mode": None}, "Try model.build.safe_mode=true."),
-        ("numpy.load", {"file": "a.npy", "allow_pickle": True}, "Try model.build.allow_pickle=false."),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments", "words"), [
+    ("mine.models.deap", {}, "no deap in mine.models. Try model.build._target_=mine.models.deep."),
+    ("mine.model.deep", {}, "no model in mine. Try model.build._target_=mine.models.deep."),
+    ("mine.nothing_like_it", {}, "received mine.nothing_like_it: no nothing_like_it in mine."),
+    ("mine.inner.wide", {}, "no wide in mine.inner."),
+    ("mine.inner", {}, "received mine.inner, which is a module."),
+    ("mine.models.deep.depth", {}, "received mine.models.deep.depth: deep is one itself."),
+    ("nothing.there", {}, "there is no module 'nothing'. Try running from the folder that holds it"),
+    ("mine.models.plain", {"widht": 3}, "(input_shape, width), received model.build.widht. Try model.build.width."),
+    ("mine.models.plain", {"input_shape": [3]}, "Expected model.build.input_shape to be left to the program"),
+    ("mine.models.deep", {"depth": 3}, "received none for bias. Try +model.build.bias=..."),
+    ("mine.models.deep", {}, "received none for depth, bias. Try +model.build.depth=..."),
+    ("mine.Layer", {}, "received none for units."),
+    ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
+    ("mine.broken.model", {}, "received a syntax error in line 1"),
+    ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
+    ("", {}, "received ''. Try model.build._target_=my_package.my_function."),
+    (".model", {}, "received '.model'."),
+    ("mine..model", {}, "received 'mine..model'."),
+    ("mine/model", {}, "received 'mine/model'."),
+    ("mine.models:deep", {}, "received 'mine.models:deep'."),
+    (None, {}, "received none."),
+    (3, {}, "received 3."),
+    ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
+    ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
+    ("keras.saving.load_model", {"filepath": "a", "safe_mode": None}, "Try model.build.safe_mode=true."),
+    ("numpy.load", {"file": "a.npy", "allow_pickle": True}, "Try model.build.allow_pickle=false."),
+])  # fmt: skip
 def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target, arguments, words):
     with pytest.raises(UserError) as refused:
         check({"_target_": target, **arguments}, "model.build", GIVEN, search)
@@ -227,40 +221,37 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target)
     check({"_target_": target}, "model.build", given, search, ["mine"])
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (
-            "numpy.linalg.norm",
-            "Try a function of theirs, or allowed_targets=[mine.models,mine,numpy] if you trust numpy",
-        ),
-        ("mine.np.load", "received mine.np.load, which stands for numpy.load."),
-        ("mine.norm", "received mine.norm, which stands for numpy.linalg.norm."),
-        ("mine.linalg.norm", "which stands for numpy.linalg.norm."),
-        ("mine.models.tools.load", "what mine.models.tools is cannot be told from its source."),
-        (
-            "minefield.model",
-            "in an allowed package (mine.models, mine, keras, or this program's strategies, models and",
-        ),
-        ("pipeline.config.targets.call", "received pipeline.config.targets.call. Try a function of theirs."),
-        ("tensorflow.io.gfile.remove", "received tensorflow.io.gfile.remove."),
-        ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
-        ("os.system", "allowed_targets=[mine.models,mine,os] if you trust os."),
-        ("builtins.eval", "if you trust builtins."),
-        ("psutil.Popen", "if you trust psutil."),
-        ("pip.main", "if you trust pip."),
-        ("pandas.read_pickle", "if you trust pandas."),
-        ("joblib.load", "if you trust joblib."),
-        ("mlflow.utils.process._exec_cmd", "if you trust mlflow."),
-        ("mine.subprocess.run", "which stands for subprocess.run."),
-        ("mine.paths.join", "which stands for os.path.join."),
-        ("mine.read", "which stands for pickle.loads."),
-        ("mine.posix_system", "which stands for posix.system."),
-        ("mine.models.functools.partial", "which stands for functools.partial."),
-        ("mine.all_models.functools.partial", "which stands for functools.partial."),
-        ("keras.src.utils.file_utils.os.system", "which stands for os.system."),
-    ],
-)
+@pytest.mark.parametrize(("target", "words"), [
+    (
+        "numpy.linalg.norm",
+        "Try a function of theirs, or allowed_targets=[mine.models,mine,numpy] if you trust numpy",
+    ),
+    ("mine.np.load", "received mine.np.load, which stands for numpy.load."),
+    ("mine.norm", "received mine.norm, which stands for numpy.linalg.norm."),
+    ("mine.linalg.norm", "which stands for numpy.linalg.norm."),
+    ("mine.models.tools.load", "what mine.models.tools is cannot be told from its source."),
+    (
+        "minefield.model",
+        "in an allowed package (mine.models, mine, keras, or this program's strategies, models and",
+    ),
+    ("pipeline.config.targets.call", "received pipeline.config.targets.call. Try a function of theirs."),
+    ("tensorflow.io.gfile.remove", "received tensorflow.io.gfile.remove."),
+    ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
+    ("os.system", "allowed_targets=[mine.models,mine,os] if you trust os."),
+    ("builtins.eval", "if you trust builtins."),
+    ("psutil.Popen", "if you trust psutil."),
+    ("pip.main", "if you trust pip."),
+    ("pandas.read_pickle", "if you trust pandas."),
+    ("joblib.load", "if you trust joblib."),
+    ("mlflow.utils.process._exec_cmd", "if you trust mlflow."),
+    ("mine.subprocess.run", "which stands for subprocess.run."),
+    ("mine.paths.join", "which stands for os.path.join."),
+    ("mine.read", "which stands for pickle.loads."),
+    ("mine.posix_system", "which stands for posix.system."),
+    ("mine.models.functools.partial", "which stands for functools.partial."),
+    ("mine.all_models.functools.partial", "which stands for functools.partial."),
+    ("keras.src.utils.file_utils.os.system", "which stands for os.system."),
+])  # fmt: skip
 def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them(search, target, words):
     nested = {"a": [{"b": {"_target_": "mine.wide", "input_shape": 3, "c": [[{"_target_": target}]]}}]}
     with pytest.raises(UserError) as refused:

@@ -132,28 +132,25 @@ LOST, ABORTED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("events", "error", "rank", "lost"),
-    [
-        # What processes end with is named.
-        ([(2, Exited(code=-signal.SIGKILL))], "worker 2 was killed by SIGKILL.", 2, True),
-        ([(2, Exited(code=-signal.SIGSEGV))], "worker 2 was killed by SIGSEGV.", 2, True),
-        ([(2, Exited(code=-64))], "worker 2 was killed by SIGRTMAX.", 2, True),
-        ([(2, Exited(code=-99))], "worker 2 was killed by signal 99.", 2, True),
-        ([(2, Exited(code=3))], "worker 2 ended with exit code 3.", 2, True),
-        ([(2, Exited(code=0))], "worker 2 ended with exit code 0.", 2, True),
-        # Of several that died, the killed one is blamed.
-        (
-            [(0, Exited(code=-signal.SIGABRT)), (2, Exited(code=-signal.SIGKILL))],
-            "worker 2 was killed by SIGKILL.", 2, True,
-        ),
-        # Who has said why is blamed with its own words, but for a peer's end in other words.
-        ([(1, Failed(error="the moon is not full")), (1, Exited(code=1))], "the moon is not full", 1, False),
-        ([(0, Failed(error=ABORTED)), (2, Exited(code=-9))], "worker 2 was killed by SIGKILL.", 2, True),
-        # Where everybody only lost everybody, the run still ends.
-        ([(0, LOST), (1, LOST), (2, LOST)], "chief 0 lost the connection to the other processes.", 0, True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("events", "error", "rank", "lost"), [
+    # What processes end with is named.
+    ([(2, Exited(code=-signal.SIGKILL))], "worker 2 was killed by SIGKILL.", 2, True),
+    ([(2, Exited(code=-signal.SIGSEGV))], "worker 2 was killed by SIGSEGV.", 2, True),
+    ([(2, Exited(code=-64))], "worker 2 was killed by SIGRTMAX.", 2, True),
+    ([(2, Exited(code=-99))], "worker 2 was killed by signal 99.", 2, True),
+    ([(2, Exited(code=3))], "worker 2 ended with exit code 3.", 2, True),
+    ([(2, Exited(code=0))], "worker 2 ended with exit code 0.", 2, True),
+    # Of several that died, the killed one is blamed.
+    (
+        [(0, Exited(code=-signal.SIGABRT)), (2, Exited(code=-signal.SIGKILL))],
+        "worker 2 was killed by SIGKILL.", 2, True,
+    ),
+    # Who has said why is blamed with its own words, but for a peer's end in other words.
+    ([(1, Failed(error="the moon is not full")), (1, Exited(code=1))], "the moon is not full", 1, False),
+    ([(0, Failed(error=ABORTED)), (2, Exited(code=-9))], "worker 2 was killed by SIGKILL.", 2, True),
+    # Where everybody only lost everybody, the run still ends.
+    ([(0, LOST), (1, LOST), (2, LOST)], "chief 0 lost the connection to the other processes.", 0, True),
+])  # fmt: skip
 def test_who_is_to_blame_is_named_with_how_it_ended(events, error, rank, lost):
     story = Story()
     for of, event in events:
@@ -163,14 +160,11 @@ def test_who_is_to_blame_is_named_with_how_it_ended(events, error, rank, lost):
     assert (failure.error, failure.rank, failure.lost) == (error, rank, lost)
 
 
-@pytest.mark.parametrize(
-    ("code", "joined", "words"),
-    [
-        (0, True, None), (1, True, "ended with exit code 1"), (-9, True, "was killed by SIGKILL"),
-        # Before it joins, and while nobody is to leave.
-        (1, False, "ended with exit code 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "joined", "words"), [
+    (0, True, None), (1, True, "ended with exit code 1"), (-9, True, "was killed by SIGKILL"),
+    # Before it joins, and while nobody is to leave.
+    (1, False, "ended with exit code 1"),
+])  # fmt: skip
 def test_an_orderly_end_while_leaving_is_no_failure_and_a_bad_one_is(code, joined, words):
     story = Story(join=joined)
     story.watch.leaving = joined

@@ -70,15 +70,12 @@ def followed(cluster):
         yield follow
 
 
-@pytest.mark.parametrize(
-    ("options", "images", "words"),
-    [
-        ({}, set(), r"Expected mine-chief-0-0 to run, received its image registry.example/pipeline:1 cannot be "
-                    r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
-        ({"secrets": ("absent",)}, {IMAGE}, 'CreateContainerConfigError: secret "absent" not found.*'
-                                            "Try cluster.options.secrets that are there"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "images", "words"), [
+    ({}, set(), r"Expected mine-chief-0-0 to run, received its image registry.example/pipeline:1 cannot be "
+                r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
+    ({"secrets": ("absent",)}, {IMAGE}, 'CreateContainerConfigError: secret "absent" not found.*'
+                                        "Try cluster.options.secrets that are there"),
+])  # fmt: skip
 def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, followed, options, images, words):
     cluster.kubelet.node.images = images
     _, wait = followed(**options)
@@ -99,19 +96,16 @@ def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(followed, op
     follower.check(PODS.hosts, PODS.hosts)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "options", "words"),
-    [
-        ({"forbidden": {("create", "secrets")}}, {}, "Expected the Kubernetes cluster to make a Secret in namespace "
-         "training, received User .ann. cannot create resource .secrets. .*Try a role that may make a Secret"),
-        ({"forbidden": {("create", "jobsets")}}, {}, "to make a JobSet.*Try a role"),
-        ({"forbidden": {("create", "networkpolicies")}}, {}, "NetworkPolicy.*Try cluster.options.network_policy=false"),
-        ({"unknown": {"jobsets"}}, {}, "received an answer that it knows none. Try cluster.options.kind=job, or"),
-        ({"token": "another"}, {}, "received Unauthorized. Try kubectl get pods"),
-        ({}, {"namespace": "nowhere"}, "namespace nowhere, received namespaces .nowhere. not found.*that is there"),
-        ({}, {"context": "nowhere"}, "Expected a kubeconfig that says where.*Try KUBECONFIG=FILE, cluster"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spoil", "options", "words"), [
+    ({"forbidden": {("create", "secrets")}}, {}, "Expected the Kubernetes cluster to make a Secret in namespace "
+     "training, received User .ann. cannot create resource .secrets. .*Try a role that may make a Secret"),
+    ({"forbidden": {("create", "jobsets")}}, {}, "to make a JobSet.*Try a role"),
+    ({"forbidden": {("create", "networkpolicies")}}, {}, "NetworkPolicy.*Try cluster.options.network_policy=false"),
+    ({"unknown": {"jobsets"}}, {}, "received an answer that it knows none. Try cluster.options.kind=job, or"),
+    ({"token": "another"}, {}, "received Unauthorized. Try kubectl get pods"),
+    ({}, {"namespace": "nowhere"}, "namespace nowhere, received namespaces .nowhere. not found.*that is there"),
+    ({}, {"context": "nowhere"}, "Expected a kubeconfig that says where.*Try KUBECONFIG=FILE, cluster"),
+])  # fmt: skip
 def test_what_the_api_server_refuses_is_a_sentence_with_what_to_do(cluster, spoil, options, words):
     for key, value in spoil.items():
         setattr(cluster.api, key, value)

@@ -193,14 +193,11 @@ def test_only_pods_that_train_have_gpus():
     assert asked == {"chief": False, "worker": True, "ps": False}
 
 
-@pytest.mark.parametrize(
-    ("workers", "cores", "gpus", "strategy", "hosts"),
-    [
-        (4, 1, 0, "multi_worker", 4), (4, 2, 0, "multi_worker", 2), (3, 2, 0, "multi_worker", 3),
-        (8, 4, 2, "multi_worker", 4), (2, 2, 0, "mirrored", 1), (3, 1, 0, "parameter_server", 3),
-        (65_536, 1, 0, "multi_worker", 65_536),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("workers", "cores", "gpus", "strategy", "hosts"), [
+    (4, 1, 0, "multi_worker", 4), (4, 2, 0, "multi_worker", 2), (3, 2, 0, "multi_worker", 3),
+    (8, 4, 2, "multi_worker", 4), (2, 2, 0, "mirrored", 1), (3, 1, 0, "parameter_server", 3),
+    (65_536, 1, 0, "multi_worker", 65_536),
+])  # fmt: skip
 def test_as_many_pods_are_laid_over_as_the_workers_divide_evenly_over(workers, cores, gpus, strategy, hosts):
     pod = Machine("pod", tuple(range(cores)), 4.0, "", ("GPU",) * gpus, grows=True)
     plan = make(config(strategy, "auto", workers, hardware__hosts=None), pod)
@@ -219,17 +216,14 @@ def test_the_file_of_options_names_each_with_what_it_means_and_all_are_as_the_pr
         assert re.search(rf"^  {name}: .* # \S", text, re.M), name
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("image", "two words"), ("kind", "pod"), ("name", "Mine_1"), ("namespace", "a b"), ("cpu", 0), ("cpu", "two"),
-        ("cpu", None), ("memory", "4 GB"), ("memory", "0"), ("gpus", True), ("user", 0), ("claim_path", "/../etc"),
-        ("secrets", "mine"), ("env", {"A B": "c"}), ("mlflow", "http://ann:secret@there"), ("conductor", "a b:1"),
-        ("conductor", "host:70000"), ("port", 80), ("timeout", -1), ("imgae", "x"), ("context", " "), ("shm", "1Ki\n"),
-        ("tolerations", ["gpu"]), ("labels", {"": "x"}), ("network_policy", "no"), ("ttl", -1),
-        ("image_pull_policy", "X"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value"), [
+    ("image", "two words"), ("kind", "pod"), ("name", "Mine_1"), ("namespace", "a b"), ("cpu", 0), ("cpu", "two"),
+    ("cpu", None), ("memory", "4 GB"), ("memory", "0"), ("gpus", True), ("user", 0), ("claim_path", "/../etc"),
+    ("secrets", "mine"), ("env", {"A B": "c"}), ("mlflow", "http://ann:secret@there"), ("conductor", "a b:1"),
+    ("conductor", "host:70000"), ("port", 80), ("timeout", -1), ("imgae", "x"), ("context", " "), ("shm", "1Ki\n"),
+    ("tolerations", ["gpu"]), ("labels", {"": "x"}), ("network_policy", "no"), ("ttl", -1),
+    ("image_pull_policy", "X"),
+])  # fmt: skip
 def test_an_option_that_is_wrong_is_refused_by_its_name_and_another_offered(name, value):
     with pytest.raises(LaunchError) as refused:
         options(**{name: value})

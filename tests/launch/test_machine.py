@@ -22,14 +22,11 @@ from pipeline.launch.this_machine import (
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"),
-    [
-        (None, ALLOWED), ("max 100000", ALLOWED), ("100000 100000", ALLOWED[:1]), ("50000 100000", ALLOWED[:1]),
-        ("199999 100000", ALLOWED[:1]), (f"{len(ALLOWED) * 100_000} 100000", ALLOWED), ("99900000 100000", ALLOWED),
-        ("not a quota at all", ALLOWED), ("", ALLOWED),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("quota", "cores"), [
+    (None, ALLOWED), ("max 100000", ALLOWED), ("100000 100000", ALLOWED[:1]), ("50000 100000", ALLOWED[:1]),
+    ("199999 100000", ALLOWED[:1]), (f"{len(ALLOWED) * 100_000} 100000", ALLOWED), ("99900000 100000", ALLOWED),
+    ("not a quota at all", ALLOWED), ("", ALLOWED),
+])  # fmt: skip
 def test_cores_are_those_that_this_process_may_run_on_and_a_container_s_quota_counts(tmp_path, quota, cores):
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
@@ -97,15 +94,12 @@ def test_a_driver_that_lists_nothing_or_is_none_leaves_no_gpus(tmp_path, monkeyp
     assert installed_gpus() == ()
 
 
-@pytest.mark.parametrize(
-    ("setting", "left"),
-    [
-        (None, "ABC"), ("", ""), ("-1", ""), ("NoDevFiles", ""), ("0", "A"), ("2", "C"), ("2,0", "CA"), ("0, 1", "AB"),
-        ("1,-1,2", "B"), ("0,9,1", "A"), ("0,1,2,3", "ABC"),
-        # A scheduler's names are counted.
-        ("GPU-8932f937", "A"), ("GPU-8932f937,GPU-1", "AB"), ("MIG-GPU-8932f937/1/0", "A"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("setting", "left"), [
+    (None, "ABC"), ("", ""), ("-1", ""), ("NoDevFiles", ""), ("0", "A"), ("2", "C"), ("2,0", "CA"), ("0, 1", "AB"),
+    ("1,-1,2", "B"), ("0,9,1", "A"), ("0,1,2,3", "ABC"),
+    # A scheduler's names are counted.
+    ("GPU-8932f937", "A"), ("GPU-8932f937,GPU-1", "AB"), ("MIG-GPU-8932f937/1/0", "A"),
+])  # fmt: skip
 def test_cuda_visible_devices_leaves_what_cuda_would(setting, left):
     assert visible(("A", "B", "C"), setting) == tuple(left)
 

@@ -132,18 +132,15 @@ SHARED = "4 CPU devices of 1 thread share 2 cores: the speedup says nothing abou
 TWO_HOSTS = "This machine stands for 2 hosts: a rehearsal."
 
 
-@pytest.mark.parametrize(
-    ("made", "cores", "shares", "rehearses", "places", "notes"),
-    [
-        (config("multi_worker", "2cpu", hardware__threads_per_device=4), 4, True, False, [(), ()],
-         ["2 CPU devices of 4 threads share 4 cores: the speedup says nothing about 2 separate devices."]),
-        (config("mirrored", "auto", 4), 2, True, False, [()], [SHARED]),
-        (config("mirrored", "1cpu"), 1, False, False, [(0,)], []),
-        (config("multi_worker", "2x1cpu"), 8, False, True, [(0, 1, 2, 3), (4, 5, 6, 7)], [TWO_HOSTS]),
-        (config("multi_worker", "2x1cpu", hardware__threads_per_device=2), 2, True, True, [(), ()],
-         [TWO_HOSTS, "2 CPU devices of 2 threads share 2 cores: the speedup says nothing about 2 separate devices."]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("made", "cores", "shares", "rehearses", "places", "notes"), [
+    (config("multi_worker", "2cpu", hardware__threads_per_device=4), 4, True, False, [(), ()],
+     ["2 CPU devices of 4 threads share 4 cores: the speedup says nothing about 2 separate devices."]),
+    (config("mirrored", "auto", 4), 2, True, False, [()], [SHARED]),
+    (config("mirrored", "1cpu"), 1, False, False, [(0,)], []),
+    (config("multi_worker", "2x1cpu"), 8, False, True, [(0, 1, 2, 3), (4, 5, 6, 7)], [TWO_HOSTS]),
+    (config("multi_worker", "2x1cpu", hardware__threads_per_device=2), 2, True, True, [(), ()],
+     [TWO_HOSTS, "2 CPU devices of 2 threads share 2 cores: the speedup says nothing about 2 separate devices."]),
+])  # fmt: skip
 def test_devices_that_share_cores_and_hosts_that_stand_for_others_are_said(
     made, cores, shares, rehearses, places, notes
 ):

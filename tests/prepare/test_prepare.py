@@ -442,33 +442,29 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], r"Expected out to be the folder to fill, received none\. Try out=prepared\."),
-        (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
-        (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
-        (["out=d", "sed=1"], r"Expected a key that exists, received sed\. Try seed=1\."),
-        (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline prepare --help`"),
-        (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
-        (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
-        (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
-        (["out=d", "data.path=x"], r"Expected data\.path=null with data=mnist5k, which reads none, received x"),
-        (["out=d", "processes=0"], r"Expected processes to be 1 or more, received 0\."),
-        (["out=d", "shard_mib=0"], r"Expected shard_mib to be a size in MiB, above 0, received 0\."),
-        (["out=d", "validation_fraction=1"], r"0 or more and below 1, received 1\. Try validation_fraction=0\.2"),
-        (["out=d", "shards=10", "workers=4"], r"divide evenly over 4 workers, received 10\. Try shards=8\."),
-        (["out=d", "processes=2", "scheduler=tcp://h:1"], r"Expected processes to be null where a scheduler"),
-        (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try .*=sources\.arrays"),
-        (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"to be in an allowed package"),
-        (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"data\.build\.exampels\. Try .*\.examples"),
-        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"received os\.system"),
-        (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
-        (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
-        (["out"], r"Expected key=value or group=choice, received out\. Try out=VALUE\."),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], r"Expected out to be the folder to fill, received none\. Try out=prepared\."),
+    (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
+    (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
+    (["out=d", "sed=1"], r"Expected a key that exists, received sed\. Try seed=1\."),
+    (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline prepare --help`"),
+    (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
+    (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
+    (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
+    (["out=d", "data.path=x"], r"Expected data\.path=null with data=mnist5k, which reads none, received x"),
+    (["out=d", "processes=0"], r"Expected processes to be 1 or more, received 0\."),
+    (["out=d", "shard_mib=0"], r"Expected shard_mib to be a size in MiB, above 0, received 0\."),
+    (["out=d", "validation_fraction=1"], r"0 or more and below 1, received 1\. Try validation_fraction=0\.2"),
+    (["out=d", "shards=10", "workers=4"], r"divide evenly over 4 workers, received 10\. Try shards=8\."),
+    (["out=d", "processes=2", "scheduler=tcp://h:1"], r"Expected processes to be null where a scheduler"),
+    (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try .*=sources\.arrays"),
+    (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"to be in an allowed package"),
+    (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"data\.build\.exampels\. Try .*\.examples"),
+    (["out=d", "+hydra.callbacks.x._target_=os.system"], r"received os\.system"),
+    (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
+    (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
+    (["out"], r"Expected key=value or group=choice, received out\. Try out=VALUE\."),
+], ids=lambda each: " ".join(each) if isinstance(each, list) else "")  # fmt: skip
 def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SUPPORT))
@@ -480,26 +476,22 @@ def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try"),
-        (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
-        (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
-        (["with_values", "data.num_classes=3"], r"each of 3 classes, received none of class 2"),
-        (["stream", "data.build.broken=[7]"], r"example 7 of train has NaN or infinity in x/a"),
-        (["unlike"], r"example 1 of train has x of float32 \[4\].*, x of float32 \[3\].* as in the first was expected"),
-        (["words"], r"Expected x to be numbers of at most 8 bytes, .*received <U1"),
-        (["uneven"], r"received for train: x of shape \(3, 2\), y of shape \(2,\)"),
-        (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
-        (["nothing"], r"Expected training data with examples, received none\."),
-        (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
-        (["moody"], r"Expected sources\.moody to return the same on every call"),
-        (["arrays", "shards=201"], r"example in each of 201 shards, received 200\. Try shards=200"),
-        (["arrays", "workers=300"], r"example for each of 300 workers, received 200\. Try workers=200"),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try"),
+    (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
+    (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
+    (["with_values", "data.num_classes=3"], r"each of 3 classes, received none of class 2"),
+    (["stream", "data.build.broken=[7]"], r"example 7 of train has NaN or infinity in x/a"),
+    (["unlike"], r"example 1 of train has x of float32 \[4\].*, x of float32 \[3\].* as in the first was expected"),
+    (["words"], r"Expected x to be numbers of at most 8 bytes, .*received <U1"),
+    (["uneven"], r"received for train: x of shape \(3, 2\), y of shape \(2,\)"),
+    (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
+    (["nothing"], r"Expected training data with examples, received none\."),
+    (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
+    (["moody"], r"Expected sources\.moody to return the same on every call"),
+    (["arrays", "shards=201"], r"example in each of 201 shards, received 200\. Try shards=200"),
+    (["arrays", "workers=300"], r"example for each of 300 workers, received 200\. Try workers=200"),
+], ids=lambda each: " ".join(each) if isinstance(each, list) else "")  # fmt: skip
 def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, words, tmp_path):
     name, *more = arguments
     more = [f"+{each}" if each.startswith("data.build") else each for each in more]

@@ -51,33 +51,29 @@ def offered(tmp_path):
 THERE = ", to be there, received ModuleNotFoundError"
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        (
-            "cluster",
-            {
-                "nowhere": "is there (broken, env, hosts, kubernetes, local, lost, mpi, partial, slurm, theirs), "
-                "received nowhere",
-                "lost": f"which a package offers as cluster=lost{THERE}",
-                "partial": "Expected cluster=partial to have serve(), received one without. Try cluster=local.",
-                "broken": "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster",
-            },
-        ),
-        (
-            "strategy.collective",
-            {
-                "rings": "(auto, broken, half, horovod, lost, shared_memory, sums, tensorflow, unlike), received rings",
-                "lost": f"which a package offers as strategy.collective=lost{THERE}",
-                "broken": "Expected strategy.collective=broken to work, received KeyError: 'no such ring'. Try strat",
-                "half": "Expected strategy.collective=half to have sum, received one without. Try strategy.collective=",
-            },
-        ),
-        ("backend", {"torch": "to be one that is there (fails, jax, mean, tensorflow), received torch. Try backend"}),
-        ("views", {"[pages]": "views to be one that is there (falls, lines), received pages. Try views=[]."}),
-    ],
-    ids=["cluster", "collective", "backend", "views"],
-)
+@pytest.mark.parametrize(("key", "words"), [
+    (
+        "cluster",
+        {
+            "nowhere": "is there (broken, env, hosts, kubernetes, local, lost, mpi, partial, slurm, theirs), "
+            "received nowhere",
+            "lost": f"which a package offers as cluster=lost{THERE}",
+            "partial": "Expected cluster=partial to have serve(), received one without. Try cluster=local.",
+            "broken": "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster",
+        },
+    ),
+    (
+        "strategy.collective",
+        {
+            "rings": "(auto, broken, half, horovod, lost, shared_memory, sums, tensorflow, unlike), received rings",
+            "lost": f"which a package offers as strategy.collective=lost{THERE}",
+            "broken": "Expected strategy.collective=broken to work, received KeyError: 'no such ring'. Try strat",
+            "half": "Expected strategy.collective=half to have sum, received one without. Try strategy.collective=",
+        },
+    ),
+    ("backend", {"torch": "to be one that is there (fails, jax, mean, tensorflow), received torch. Try backend"}),
+    ("views", {"[pages]": "views to be one that is there (falls, lines), received pages. Try views=[]."}),
+], ids=["cluster", "collective", "backend", "views"])  # fmt: skip
 def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, asked, offered, key, words):
     arguments, environ = offered
     typed = ("strategy=mirrored", "workers=2", "hardware=2cpu", f"{key}={','.join(words)}")

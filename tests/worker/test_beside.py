@@ -30,17 +30,13 @@ def in_keras():
     return model.get_weights(), {name: values[-1] for name, values in history.history.items()}
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        ("strategy=multi_worker", "workers=2"),
-        *(pytest.param(layout, marks=pytest.mark.slow) for layout in sampled(
-            [("strategy=mirrored", "workers=2"), ("strategy=parameter_server", "workers=1")], 1)),
-        *(pytest.param(layout, marks=[pytest.mark.slow, JAX]) for layout in sampled(
-            [("strategy=one_device", "backend=jax"), ("strategy=multi_worker", "workers=2", "backend=jax")], 1)),
-    ],
-    ids=" ".join,
-)  # fmt: skip
+@pytest.mark.parametrize("layout", [
+    ("strategy=multi_worker", "workers=2"),
+    *(pytest.param(layout, marks=pytest.mark.slow) for layout in sampled(
+        [("strategy=mirrored", "workers=2"), ("strategy=parameter_server", "workers=1")], 1)),
+    *(pytest.param(layout, marks=[pytest.mark.slow, JAX]) for layout in sampled(
+        [("strategy=one_device", "backend=jax"), ("strategy=multi_worker", "workers=2", "backend=jax")], 1)),
+], ids=" ".join)  # fmt: skip
 def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras, layout):
     expected, logs = in_keras
     ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout).ok()

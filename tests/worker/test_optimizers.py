@@ -203,26 +203,22 @@ def test_several_optimizers_are_scaled_together_and_have_no_one_learning_rate(mi
         compile_chosen(model, two_rates(model), 0.1, None, None)
 
 
-@pytest.mark.parametrize(
-    ("make", "devices"),
-    [
-        (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3), DEVICES[:1]),
-        (
-            lambda: keras.optimizers.AdamW(
-                0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
-                ema_overwrite_frequency=2,
-            ),
-            DEVICES,
+@pytest.mark.parametrize(("make", "devices"), [
+    (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3), DEVICES[:1]),
+    (
+        lambda: keras.optimizers.AdamW(
+            0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
+            ema_overwrite_frequency=2,
         ),
-        (
-            lambda: keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
-            ),
-            DEVICES,
+        DEVICES,
+    ),
+    (
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
         ),
-    ],
-    ids=["momentum on one", "averages on two", "scaling on two"],
-)  # fmt: skip
+        DEVICES,
+    ),
+], ids=["momentum on one", "averages on two", "scaling on two"])  # fmt: skip
 def test_gradients_are_accumulated_over_steps_as_keras_does(make, devices):
     assert_trained_as_by_keras(strategies.mirrored(devices), lambda model: make())
 

@@ -161,15 +161,11 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rank", "number", "steps", "more", "words"),
-    [
-        (1, signal.SIGKILL, 1_500, (), "worker 1 was killed by SIGKILL. It was started again"),
-        (2, signal.SIGSTOP, 3_000, ("launch.heartbeat_timeout=8",),
-         "worker 2 gave no sign of life for 8 s: it is stopped. It was started again"),
-    ],
-    ids=["killed", "stopped"],
-)  # fmt: skip
+@pytest.mark.parametrize(("rank", "number", "steps", "more", "words"), [
+    (1, signal.SIGKILL, 1_500, (), "worker 1 was killed by SIGKILL. It was started again"),
+    (2, signal.SIGSTOP, 3_000, ("launch.heartbeat_timeout=8",),
+     "worker 2 gave no sign of life for 8 s: it is stopped. It was started again"),
+], ids=["killed", "stopped"])  # fmt: skip
 def test_a_worker_that_is_gone_is_replaced_and_no_step_is_lost(tmp_path, rank, number, steps, more, words):
     ran = harmed(tmp_path, rank, number, f"train.steps={steps}", "train.steps_per_call=10", *more).ok()
     result = ran.result
