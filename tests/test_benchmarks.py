@@ -91,9 +91,7 @@ def test_a_table_without_a_full_run_is_named_and_stays(figures, tmp_path, monkey
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["figures.py", "--check"])
     assert figures.main() == 1
-    assert capsys.readouterr().out == (
-        "Expected benchmarks/results/ties.json, received none. Try python benchmarks/ties.py.\n"
-    )
+    assert "received none. Try python benchmarks/ties.py." in capsys.readouterr().out
 
 
 # Of tables that work something out, with what the pages do not have: what was not measured, and what failed.

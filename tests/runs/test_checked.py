@@ -65,9 +65,7 @@ def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_
         max(difference["relative"] for difference in ran.result["check"]["differences"]), rel=1e-3
     )
     strict = pipeline(*pairs, "tracking=none", "train.check=strict").failed()
-    assert (
-        "Expected 2 replicas that train what one device trains, for train.check=strict, received others: " in strict.err
-    )
+    assert "for train.check=strict, received others: " in strict.err
     (refused,) = [result for result in strict.results if result["status"] == "FAILED"]
     assert refused["error"].endswith("what it is meant to see.")
     assert refused["epochs"] is None

@@ -175,9 +175,7 @@ def test_each_share_is_said_once_with_what_it_is_of_and_a_negative_part_with_wha
     assert "contention 70% (69% to 70%)" in shares_of["contention"][1]
     assert re.search(r"communication -20% \(-20% to -20%\)|communication -20%", shares_of["communication"][0])
     assert "A negative part takes less of a step here than on one device, and so makes up for others." in lines
-    assert lines[-1] == (
-        "That leaves an efficiency of 50%, as timed once more after training; its first steps had 77%."
-    )
+    assert re.findall(r"\d+%", lines[-1]) == ["50%", "77%"]
 
 
 def assert_whole(ran: Ran) -> dict[str, Any]:

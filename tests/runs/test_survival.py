@@ -100,9 +100,7 @@ def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_and_by_
     assert only(longer) == first
     assert [*losses(first)][-1] == 48
     nonsense = pipeline(*command, "resume=nonsense").failed(2)
-    assert (
-        "Expected resume to be auto, never, or a run's folder, name or id in MLflow, received nonsense" in nonsense.err
-    )
+    assert "Expected resume to be auto, never, or a run's folder" in nonsense.err
 
 
 @pytest.mark.slow
