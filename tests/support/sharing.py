@@ -1,6 +1,6 @@
 """What processes that share memory come to, as JSON on the standard output: `python sharing.py WHAT`.
 
-They are forked from this one, which has imported no engine.
+They are forked from this one, which has imported JAX at most, and uses nothing of it.
 """
 
 import json
@@ -223,14 +223,15 @@ def compiled_killed():
     return together(3, work, looks_seconds=1e-4)
 
 
-def compiling(memory):
-    """(JAX, what adds in its compiled functions) in a process of its own."""
+def compiling(memory=None):
+    """(JAX, what adds in its compiled functions), once they are imported."""
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     import jax
 
     from pipeline.worker.jax.bucket import adding
+    from pipeline.worker.jax.engine import JaxEngine  # noqa: F401
 
-    return jax, adding(memory)
+    return jax, memory and adding(memory)
 
 
 def unable():
@@ -270,4 +271,6 @@ def left():
 
 if __name__ == "__main__":
     asked = [(what, *what.split(":")) for what in sys.argv[1:]]
+    if any("compiled" in what for what in sys.argv[1:]):
+        compiling()
     print(json.dumps({what: globals()[name](*map(int, given)) for what, name, *given in asked}))

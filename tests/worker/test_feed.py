@@ -11,6 +11,7 @@ from pipeline.worker.tensorflow import feed
 NUMBERS = (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_batches_that_are_fed_ahead_train_to_the_last_bit_as_those_that_are_asked_for_and_without_the_host():
     found = {int(number): came for number, came in scripts.came("fed", *NUMBERS).items()}
     for replicas, came in found.items():
