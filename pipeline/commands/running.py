@@ -80,8 +80,13 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
         if points.many and session.results:
             session.screen.say("")
             _print_table(points, session, display)
-        say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
-        code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+        # Run again, a command whose runs had all ended would train anew.
+        over = bool(points.to_run) and points.to_run.keys() <= session.results.keys()
+        how = "All that was to run had ended." if over else _how_to_go_on(points, session)
+        say_error(f"Ended by {interrupted}. {how}")
+        code = 128 + interrupted.number
+        if interrupted.number in PREEMPTING:
+            code = code_of(_done(points, session)) if over else PREEMPTED
         return code
     except Exception as error:
         code = refused(error)

@@ -60,6 +60,17 @@ def only(ran: Ran) -> Path:
     return folder
 
 
+def test_a_signal_that_comes_once_a_run_has_finished_does_not_have_it_trained_again(tmp_path):
+    command = UnderWay(tmp_path, *SMALL, *ONE, "train.epochs=1", cold=True)
+    while not list(tmp_path.glob("outputs/runs/*/result.json")):
+        assert command.process.poll() is None
+        time.sleep(0.001)
+    command.harm(signal.SIGTERM)
+    ran = command.ended(60).ok()
+    assert ran.result["status"] == "FINISHED"
+    assert not left_behind(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_and_by_another_only_if_that_is_named(
     pipeline, unharmed
