@@ -5,13 +5,3 @@
 from jax._src import compilation_cache, compiler, distributed, xla_bridge
 from jax._src.lru_cache import LRUCache
 from jaxlib import _jax
-
-# What is used of these.
-ATTRIBUTES = {
-    "LRUCache": ("get", "put"),
-    "_jax": ("make_gloo_tcp_collectives",),
-    "compilation_cache": ("put_executable_and_time",),
-    "compiler": ("_cache_write",),
-    "distributed": ("global_state",),
-    "xla_bridge": ("make_cpu_client", "register_backend_factory"),
-}

@@ -11,6 +11,3 @@ from keras.src.backend.common import global_state
 
 # A variable of Keras around one that is given, for state that lives in a loop.
 from keras.src.backend.common import variables as keras_variables
-
-# What is used of these under names that are not promised either.
-ATTRIBUTES = {"global_state": ("get_global_attribute", "set_global_attribute"), "keras_variables": ("Variable",)}

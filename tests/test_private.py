@@ -3,6 +3,7 @@
 Names of losses, metrics and optimizers, which are refused before Keras is imported, are those of the Keras there is.
 """
 
+import ast
 import re
 
 import keras
@@ -12,20 +13,58 @@ from conftest import ROOT
 from keras.src import losses, metrics, optimizers
 from test_imports import imported
 
-from pipeline import private, private_keras
+from pipeline import private, private_jax, private_keras
 from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
+from pipeline.worker.tensorflow.loss_scaling.reduction import _INSTEAD
 
-ATTRIBUTES = private.ATTRIBUTES | private_keras.ATTRIBUTES
+# What is used of public classes, and of what is made of private ones, under names that are not promised either.
+OF_CLASSES = {
+    "collective.CollectiveAllReduceExtended": "_initialize_local_devices",
+    "context.Context": "configure_coordination_service",
+    "keras.Model": "_flatten_layers _symbolic_build _compute_loss _should_eval",
+    "keras.callbacks.EarlyStopping": "_set_monitor_op",
+    "keras.optimizers.Optimizer": """
+        _apply_weight_decay _backend_apply_gradients _backend_increment_gradient_accumulators _backend_update_step
+        _backend_reset_gradient_accumulators _clip_gradients _track_variable _update_model_variables_moving_average
+    """,
+    "parameter_server_strategy.ParameterServerStrategyExtended": "_create_var_creator _container_strategy",
+    "parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_create_variable_round_robin",
+    "LRUCache": "get put",
+    "tf.Graph": "_get_function",
+    "tf.Operation": "_set_attr",
+    "tf.data.Dataset": "_as_serialized_graph _inputs",
+    "tf.distribute.MirroredStrategy": "_collective_key_base",
+    "tf.distribute.MultiWorkerMirroredStrategy": "_collective_key_base",
+}
 PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in ATTRIBUTES.items() for name in names])
-def test_what_is_used_of_it_is_still_there(owner, name):
-    root, *rest = owner.split(".")
-    found = {"keras": keras, "tf": tf}.get(root) or getattr(private, root, None) or getattr(private_keras, root)
+def used() -> set[str]:
+    """Dotted names of what our files use of what `private*.py` take: `array_slicing.can_slice_array`."""
+    names = {f"{owner}.{name}" for owner, of_owner in OF_CLASSES.items() for name in of_owner.split()}
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        taken = [alias for node in froms if str(node.module).startswith("pipeline.private") for alias in node.names]
+        called = {alias.asname or alias.name: alias.name for alias in taken}
+        dotted = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        chains = [text.partition(".") for text in dotted if re.fullmatch(r"[\w.]+", text)]
+        names |= {f"{called[root]}.{rest}" for root, _, rest in chains if root in called}
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(used()))
+def test_what_is_used_of_it_is_still_there(name):
+    root, *rest = name.split(".")
+    modules = (private, private_keras, private_jax)
+    found = {"keras": keras, "tf": tf}.get(root) or next(getattr(one, root) for one in modules if hasattr(one, root))
     for part in rest:
+        assert hasattr(found, part), f"{name} is gone from this version: see pipeline/private.py for its use"
         found = getattr(found, part)
-    assert hasattr(found, name), f"{owner}.{name} is gone from this version: see pipeline/private.py for its use"
+
+
+def test_all_operations_that_draw_are_still_there():
+    assert [name for module, name in _INSTEAD if not hasattr(module, name)] == []
 
 
 def test_no_other_file_reaches_into_tensorflow_or_keras():
