@@ -40,6 +40,15 @@ def refuse(*rules: tuple[object, str, object, str], error: type[UserError] = Use
             raise error(expected, received, try_this)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error that says something, or the name of its class.
+
+    >>> first_line(ValueError("\\n no such thing\\nsee there")), first_line(KeyError())
+    ('no such thing', 'KeyError')
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def as_typed(value: object) -> str:
     """A value as a person types it.
 

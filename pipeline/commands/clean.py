@@ -1,10 +1,7 @@
 """Removes runs that are old and not among the best, from disk and MLflow together: `python -m pipeline clean`.
 
-It says what it would remove, and with dry=false removes it. 0: said, or removed. 1: something could not be removed.
-2: a wrong argument.
-
-A sweep goes whole, or stays: without one of its runs its report would say less. Runs that are under way, that a command
-can resume, or that a sweep that stays has resumed, stay too.
+0: said, or with dry=false removed. 1: something could not be removed. 2: a wrong argument. A sweep goes whole, or
+stays: without one of its runs its report would say less.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.analyze.comparable import grouped
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock
 from pipeline.errors import UserError
@@ -56,10 +54,15 @@ BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
 )
 def clean(typed: Words) -> int:
     """Removes old runs, or lists them."""
-    rules, dry = _rules(typed), typed.is_true("dry")
-    console, now = show.console_on(sys.stdout), time.time()
+    best, older_than = typed["keep_best"], typed["older_than"]
+    age = seconds_of(older_than)
+    if age is None:
+        raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
+    if not best.isdecimal():
+        raise UserError("keep_best to be a whole number", best or "nothing", "keep_best=5")
+    dry, console, now = typed.is_true("dry"), show.console_on(sys.stdout), time.time()
     folders = gather(Path(typed["output_dir"]))
-    why = staying(folders, *rules, now)
+    why = staying(folders, int(best), age, typed.is_true("unfinished"), now)
     going = [folder for folder in folders if why[folder.folder] is None]
     failed = 0
     prepare(os.environ)
@@ -72,17 +75,6 @@ def clean(typed: Words) -> int:
     for line in [*_sum_up(going, stays, dry, failed), *_servers(dry, now)]:
         show.say(console, line)
     return 1 if failed else 0
-
-
-def _rules(typed: Words) -> tuple[int, int, bool]:
-    """Returns which runs go. Raises `UserError`."""
-    best, older_than = typed["keep_best"], typed["older_than"]
-    age = seconds_of(older_than)
-    if age is None:
-        raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
-    if not best.isdecimal():
-        raise UserError("keep_best to be a whole number", best or "nothing", "keep_best=5")
-    return int(best), age, typed.is_true("unfinished")
 
 
 def _remove(kept: Stored) -> str:
@@ -124,12 +116,11 @@ def _servers(dry: bool, now: float) -> Iterator[str]:
 
 
 def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int) -> list[str]:
-    """Returns lines that say how much goes, and why the rest stays."""
     size = amount(sum(folder.bytes for folder in going))
     why = brackets(listed(*(f"{count} {reason}" for reason, count in stays.items())))
     verb = "would go" if dry else "went"
-    lines = [f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."]
-    return [*lines, *(["Nothing was removed yet: type it again with dry=false."] if dry and going else [])]
+    line = f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."
+    return [line, *["Nothing was removed yet: type it again with dry=false."] * bool(dry and going)]
 
 
 @dataclass(frozen=True)
@@ -194,22 +185,21 @@ def staying(
 def gather(output: Path) -> list[Stored]:
     """The runs and sweeps in an output folder, oldest first."""
     runs = [_stored(folder, [folder]) for folder in _folders(output / "runs") if _is_run(folder)]
-    stored = [
-        *runs,
-        *(_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps") if _is_sweep(folder)),
-    ]
-    return sorted(stored, key=lambda stored: stored.written)
+    sweeps = [_stored(folder, _runs_of(folder)) for folder in _folders(output / "sweeps") if _is_sweep(folder)]
+    return sorted(runs + sweeps, key=lambda stored: stored.written)
 
 
 def _best(all_of: Iterable[Stored], keep_best: int) -> set[Path]:
-    """The runs that finished with the highest speedups, or throughput where there is none, of each model and data."""
-    groups: dict[tuple[str | None, str | None], list[tuple[tuple[float, float], Path]]] = {}
-    for stored in all_of:
-        for folder, result in stored.runs.items():
-            if result.finished:
-                speed = (result.speed.speedup or 0.0, result.speed.examples_per_second or 0.0)
-                groups.setdefault((result.choices.model, result.choices.data), []).append((speed, folder))
-    return {folder for group in groups.values() for _, folder in sorted(group, reverse=True)[:keep_best]}
+    groups = grouped(
+        (
+            (one.choices.model, one.choices.data),
+            (one.speed.speedup or 0.0, one.speed.examples_per_second or 0.0, folder),
+        )
+        for stored in all_of
+        for folder, one in stored.runs.items()
+        if one.finished
+    )
+    return {folder for group in groups.values() for *_, folder in sorted(group, reverse=True)[:keep_best]}
 
 
 def _stored(folder: Path, runs: Sequence[Path]) -> Stored:

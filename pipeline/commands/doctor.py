@@ -22,7 +22,7 @@ from pipeline.config.schema import Config
 from pipeline.doctor.examine import OF_DRIVER, examine, expected_of
 from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
 from pipeline.driver.planner import planned_on
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -68,8 +68,11 @@ def doctor(arguments: Sequence[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     checks = [check.strip() for check in options.only.split(",")]
+    wrong = next((one for one in overrides if one.startswith("-")), None)
+    unknown = next((one for one in checks if one not in CHECKS), None)
     try:
-        _check(overrides, checks)
+        refuse((wrong is not None, "options that exist", wrong, "--help"),
+               (unknown is not None, "--only to name checks", unknown, f"--only {','.join(CHECKS)}"))  # fmt: skip
         config = config_of(Config, overrides, options.config_dir)
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), options.json)
@@ -81,10 +84,6 @@ def doctor(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: bool) -> int:
-    """Examines the hosts of the cluster and prints the findings; returns the exit code.
-
-    `of_training`: something was typed about a training, whose plan is looked at then.
-    """
     cluster, code = cluster_of(config.cluster, os.environ), REFUSED
 
     def say(text: str) -> None:
@@ -112,12 +111,17 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """A row for each finding, hosts of which the same is to be said together, and how many there are of each kind."""
-    joined = sorted(_joined(findings), key=lambda finding: CHECKS.index(finding.check))
-    rows = [
-        (MARKS[one.severity], *map(clean, (one.check, one.host, one.found, f"expected {one.expected}")))
-        for one in joined
-    ]
+    hosts: dict[Finding, list[str]] = {}
+    for finding in findings:
+        # Figures that came to the same words are told by them.
+        key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
+        hosts.setdefault(key, []).append(finding.host)
+    joined = sorted(
+        [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()],
+        key=lambda finding: CHECKS.index(finding.check),
+    )
+    texts = [(one.check, one.host, one.found, f"expected {one.expected}") for one in joined]
+    rows = [(MARKS[one.severity], *map(clean, words)) for one, words in zip(joined, texts, strict=True)]
     lines = []
     for finding, line in zip(joined, columns(rows, ()) if rows else (), strict=True):
         lines.append(line)
@@ -126,25 +130,6 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
     counts = Counter(finding.severity for finding in findings)
     worse = (plural(counts[Severity.FAULT], "fault"), plural(counts[Severity.WARNING], "warning"))
     return [*lines, "", f"{listed(*worse, f'{counts[Severity.FINE]:,} fine')}."]
-
-
-def _joined(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that differ in their host alone become one, with all of these hosts."""
-    hosts: dict[Finding, list[str]] = {}
-    for finding in findings:
-        # Figures that came to the same words are told by them.
-        key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
-        hosts.setdefault(key, []).append(finding.host)
-    return [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()]
-
-
-def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
-    options = [override for override in overrides if override.startswith("-")]
-    if options:
-        raise UserError("options that exist", options[0], "--help")
-    unknown = [check for check in checks if check not in CHECKS]
-    if unknown:
-        raise UserError("--only to name checks", unknown[0], f"--only {','.join(CHECKS)}")
 
 
 def _examine(
@@ -221,7 +206,6 @@ def _addresses(config: Config, planned: Planned | None, host: str | None) -> lis
 
 
 def _write_links(measured: Sequence[LinkSpeed], output: Path) -> list[str]:
-    """Writes the links that were measured; returns a note about that."""
     if not measured:
         return []
     try:

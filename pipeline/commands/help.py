@@ -1,8 +1,6 @@
 """Turns the schema, the choices and the comments beside them into the pages of `--help`, and a shell's completion.
 
-`--help` is one page; `--help NAME` says more of a group, a choice, a key or a verb, `--help all` of every key.
-
-    source <(pipeline --completion bash)       # or zsh; fish: pipeline --completion fish | source
+source <(pipeline --completion bash)       # or zsh; fish: pipeline --completion fish | source
 """
 
 import dataclasses
@@ -12,6 +10,7 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from enum import EnumType
+from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -54,6 +53,8 @@ KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w.]*):(?P<value>(?: .*?
 DEFAULT_LINE = re.compile(r"  - (?P<group>\w+): \S+ # (?P<said>.*)$")
 MORE_LINE = re.compile(r"\s*#\s{2,}(?P<said>\S.*)$")
 BLOCK_LINE = re.compile(r"# [a-z_]+:(?: #.*)?$")
+# Lines no longer than a width, unless a word is.
+_wrapped = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 SHELLS = ("bash", "fish", "zsh")
 OPTIONS = ("--help", "--version", "--completion", "--cfg", "--config-dir", "--multirun", "-m")
 # The word under the cursor, which bash cuts at "=" and ":", is completed as it was typed, and answered without what is
@@ -90,13 +91,6 @@ def text(composer: Composer, words: Sequence[str], columns: int) -> str:
     """Returns the page about `words`: topics, and overrides of choices. Raises `UserError` for an unknown topic."""
     overrides = [word for word in words if "=" in word]
     topics = [word for word in words if "=" not in word] + [word.partition("=")[0] for word in overrides]
-    book = _book(composer, overrides)
-    width = max(NARROWEST, min(columns, WIDEST))
-    pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
-    return "\n".join("\n".join(line.rstrip() for line in page) + "\n" for page in pages)
-
-
-def _book(composer: Composer, overrides: Sequence[str]) -> Book:
     (composed, chosen), written = composer.composed(overrides), composer.written()
     groups, choices = meanings_of_groups(written), composer.choices()
     choices = {group: choices[group] for group in sorted(choices, key=[*groups, *choices].index)}
@@ -112,11 +106,13 @@ def _book(composer: Composer, overrides: Sequence[str]) -> Book:
             meanings = {
                 key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1
             } | meanings
-    return Book(choices, chosen, opening, dict(_flat(composed)), meanings | groups)
+    book = Book(choices, chosen, opening, dict(_flat(composed)), meanings | groups)
+    width = max(NARROWEST, min(columns, WIDEST))
+    pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
+    return "\n".join("\n".join(line.rstrip() for line in page) + "\n" for page in pages)
 
 
 def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
-    """Each key with its value as composed; what refers to another key is shown as it is written."""
 
     def walk(node: object, prefix: str) -> Iterator[tuple[str, object]]:
         if isinstance(node, dict) and node:
@@ -129,10 +125,8 @@ def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
 
 
 def _first(book: Book, width: int) -> Iterator[str]:
-    """The page that is read to its end."""
-    yield from _wrapped(
-        "Trains a Keras model under a distribution strategy, measures what it brings, and logs it to MLflow.", width
-    )
+    does = "Trains a Keras model under a distribution strategy, measures what it brings, and logs it to MLflow."
+    yield from _wrapped(does, width)
     yield ""
     yield from _pairs(EXAMPLES, width)
     yield from ("", "Verbs: python -m pipeline VERB --help")
@@ -147,7 +141,6 @@ def _first(book: Book, width: int) -> Iterator[str]:
 
 
 def _page(topic: str, book: Book, width: int) -> Iterator[str]:
-    """Yields the page of one topic."""
     all_keys = list(book.defaults)
     if topic == ALL:
         for group in dict.fromkeys(key.partition(".")[0] if "." in key else "" for key in all_keys):
@@ -183,7 +176,6 @@ def _group(group: str, book: Book, width: int) -> Iterator[str]:
 
 
 def _entry(key: str, book: Book, width: int) -> Iterator[str]:
-    """A key with its default, its type, and what it means."""
     _, kind, _, rest = find(key, Config)
     typed = "" if rest else f"({in_words(kind)})"
     line = f"  {key}={as_typed(book.defaults[key])}"
@@ -204,29 +196,17 @@ def _indented(words: str, width: int) -> list[str]:
     return [" " * 6 + line for line in _wrapped(words, width - 6)]
 
 
-def _wrapped(words: str, width: int) -> list[str]:
-    """Lines no longer than `width`, unless a word is."""
-    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
-
-
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Names and what they mean beside them; below, where there is no room beside."""
     widest = max(len(name) for name, _ in rows)
     beside = widest + INDENT <= width // 2 + 4
     left = widest + 4 if beside else INDENT + 2
     for name, meaning in rows:
         wrapped = _wrapped(meaning, width - left)
-        if beside:
-            first, *rest = wrapped or [""]
-            yield f"  {name:<{widest}}  {first}"
-        else:
-            yield f"  {name}"
-            rest = wrapped
-        yield from (" " * left + line for line in rest)
+        yield f"  {name:<{widest}}  {''.join(wrapped[:1])}" if beside else f"  {name}"
+        yield from (" " * left + line for line in (wrapped[1:] if beside else wrapped))
 
 
 def _shortened(options: Sequence[str]) -> Sequence[str]:
-    """Choices in a line; of hardware, which is a layout most of the time, some."""
     layouts = [option for option in options if option[0].isdigit()]
     return [option for option in options if option not in layouts] + ["4cpu", "8gpu, 2x8gpu ..."] * bool(layouts[3:])
 
@@ -296,10 +276,8 @@ def complete(arguments: Sequence[str]) -> int:
     shell = arguments[0] if arguments else ""
     if shell not in SHELLS:
         closest = near(shell, SHELLS) or ["bash"]
-        wrong = UserError(
-            f"--completion with one of {', '.join(SHELLS)}", shell or "none", f"pipeline --completion {closest[0]}"
-        )
-        print(f"pipeline: {wrong}", file=sys.stderr)
+        expected, instead = f"--completion with one of {', '.join(SHELLS)}", f"pipeline --completion {closest[0]}"
+        print(f"pipeline: {UserError(expected, shell or 'none', instead)}", file=sys.stderr)
         return 2
     script = {"bash": BASH, "zsh": ZSH + BASH, "fish": FISH}[shell]
     print(script.replace("__WORDS__", " ".join(words())), end="")

@@ -55,13 +55,9 @@ def sync(typed: Words) -> int:
 
 
 def _store_uri(text: str) -> str:
-    """The URI of a store, with an absolute path in it. Raises `UserError`."""
     if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
-        raise UserError(
-            "uri to be an MLflow store",
-            without_password(text),
-            f"uri=http://127.0.0.1:5000, or uri={sync_runs.local_uri(Path('outputs'))}",
-        )
+        instead = f"uri=http://127.0.0.1:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
+        raise UserError("uri to be an MLflow store", without_password(text), instead)
     path = sqlite_path(text)
     return text if path is None else f"sqlite:///{path.resolve()}"
 
@@ -91,7 +87,6 @@ def ui(typed: Words) -> int:
 
 
 def _free(port: str) -> int:
-    """The port, which nobody listens on. Raises `UserError`."""
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not 1 <= number <= 65535:
         raise UserError("a port from 1 to 65535", port, "port=5001")
@@ -114,18 +109,13 @@ def _serve(port: int, output: Path) -> int:
     if not store.exists():
         # Under a lock: a run may make it at this very moment.
         open_client(f"sqlite:///{store}", (output / "mlartifacts").as_uri())
-    with log.open("wb") as output_file:
+    places = ("--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", str(output / "mlartifacts"))
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1", *places]
+    # Its jobs are for other things than runs, and take a process each.
+    environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with log.open("wb") as file:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
-                *("--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", str(output / "mlartifacts")),
-            ],
-            stdout=output_file,
-            stderr=output_file,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            # Its jobs are for other things than runs, and take a process each.
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )
     with _ended_with_this(process):
         print(f"MLflow starts on {server}; Ctrl-C ends it.", flush=True)
@@ -151,7 +141,6 @@ def address_of(server: str) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
-    """Returns once the server answers. Raises `UserError` where it ended, or takes too long."""
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:
         with contextlib.suppress(urllib.error.URLError, OSError):
@@ -184,16 +173,12 @@ def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
         )
         yield
     finally:
-        _end(process)
+        # With the processes that it started, which are of its session.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
         if guard is not None:
             guard.kill()
             guard.communicate()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server and the processes it started, which are of its session."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)

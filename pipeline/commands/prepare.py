@@ -85,10 +85,7 @@ def _tell(message: object, code: int) -> int:
 
 
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
-    """Refuses values that make no sense, and functions that are not there or that no config may call.
-
-    Raises `UserError`; none of the functions has been imported by then.
-    """
+    """Refuses values that make no sense, and functions that are missing or not allowed, before any is imported."""
     check_numbers(config)
     size, fraction = config.shard_mib, config.validation_fraction
     both = f"processes={config.processes} with scheduler={config.scheduler}"

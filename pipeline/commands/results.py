@@ -71,10 +71,7 @@ def report(typed: Words) -> int:
 
 
 def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
-    """Has a tracker send the report to where the sweep's points are tracked, and returns the folder of its log.
-
-    None where they are tracked nowhere. Raises `OSError`.
-    """
+    """Has a tracker send the report to the points' store; its log's folder, None without a store. Raises `OSError`."""
     store = reports.store_of(written.sweep)
     if store is None:
         return None
@@ -114,28 +111,22 @@ def compare(typed: Words) -> int:
 
 def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The settings that runs differ in: by dotted key, the value of each."""
-    rows = _rows([_asked(run) for run in runs])
+    asked = [{name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST} for run in runs]
+    versions = [{"versions": run.result.environment.versions} for run in runs]
+    rows = _rows([one | other for one, other in zip(asked, versions, strict=True)])
     return [(key, values) for key, values in rows if key not in PLACES and len(set(map(repr, values))) > 1]
 
 
 def outcomes_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The results of runs that any of them has: by name, the value of each."""
-    return [
-        row
-        for row in _rows([{name: flat(run.result)[name] for name in OUTCOMES} for run in runs])
-        if any(value is not None for value in row[1])
-    ]
+    rows = _rows([{name: flat(run.result)[name] for name in OUTCOMES} for run in runs])
+    return [(name, values) for name, values in rows if any(value is not None for value in values)]
 
 
 def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
     """By dotted key, in the order in which they come, the values of each run; None where it has none."""
     dotted = [dict(comparable.flat(of_run)) for of_run in values]
     return [(key, tuple(of_run.get(key) for of_run in dotted)) for key in dict.fromkeys(chain(*dotted))]
-
-
-def _asked(run: LoggedRun) -> dict[str, object]:
-    settings = {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
-    return settings | {"versions": run.result.environment.versions}
 
 
 @verb(
@@ -150,11 +141,8 @@ def explain(typed: Words) -> int:
     run = load(find(typed.words[0], Path(typed["output_dir"])))
     lines = explained_lines(run.result.explained, run.result.speed.efficiency)
     if not lines:
-        raise UserError(
-            "a run that was explained",
-            f"{run.folder}, which was not",
-            "python -m pipeline explain strategy=... to train and explain",
-        )
+        instead = "python -m pipeline explain strategy=... to train and explain"
+        raise UserError("a run that was explained", f"{run.folder}, which was not", instead)
     console = show.console_on(sys.stdout)
     for line in lines:
         show.say(console, line)

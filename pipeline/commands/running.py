@@ -48,10 +48,7 @@ KILLED = 143
 
 
 def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> int:
-    """Runs all points, one after the other, and shows what came of them; returns the exit code.
-
-    `where_configs_are` are options to be typed again with a point's overrides.
-    """
+    """Runs all points and shows their results; returns the exit code. `where_configs_are`: options to type again."""
     display = Display()
     session = _session(display, tuple(where_configs_are))
     points, code = Requests(session, partial(tell, display=display)), 1
@@ -143,14 +140,17 @@ def attach(typed: Words) -> int:
         code = 2
         raise
     except signals.Interrupted as interrupted:
-        code = _left(session, interrupted)
+        if session.left is not None:
+            say_left(session.left)
+        else:
+            say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
+        code = PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
         return code
     finally:
         session.close(code)
 
 
 def _trained(supervisor: "Supervisor", session: Session, display: Display) -> int:
-    """Takes a run to its end, and shows its result; returns the exit code."""
     request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
@@ -168,15 +168,6 @@ def _trained(supervisor: "Supervisor", session: Session, display: Display) -> in
     return code_of([ended])
 
 
-def _left(session: Session, interrupted: signals.Interrupted) -> int:
-    """Says what becomes of a run whose command a signal has ended; returns the exit code."""
-    if session.left is not None:
-        say_left(session.left)
-    else:
-        say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
-    return PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
-
-
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
     from pipeline.driver import resume
@@ -185,7 +176,6 @@ def say_left(folder: Path) -> None:
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:
-    """Returns which checkpoints the runs that a signal has ended left, and how to resume them."""
     from pipeline.views.terminal.verdict_text import enumerated
 
     configs_of = [request.config for request in points.to_run.values()]
@@ -193,26 +183,22 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
     steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
     if not steps:
         return "The same command goes on with the sweep." if named else "Nothing was under way."
-    sentences = [
-        f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
-        for folder, step in sorted(steps.items())
-    ]
-    checkpoints = enumerated(sentences)
+    has = {folder: f"a checkpoint of step {step:,}" if step else "no checkpoint yet" for folder, step in steps.items()}
+    checkpoints = enumerated([f"{folder} has {has[folder]}" for folder in sorted(has)])
     how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
     if any(config.resume == start.NEVER for config in configs_of):
         return f"{checkpoints}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
-    also = (
-        ", and keeps the points that have finished"
-        if named
-        else "; with sweep.name=mine it would keep other points too"
-    )
+    also = "; with sweep.name=mine it would keep other points too"
+    if named:
+        also = ", and keeps the points that have finished"
     return f"{checkpoints}: the same command goes on {how}{also * points.many}."
 
 
 def _run(points: Requests, session: Session, display: Display) -> None:
-    """Runs what is to be run, and writes down what became of each."""
     if points.finished and points.sweep is not None:
-        session.screen.say(_kept_line(points))
+        count = points.finished + len(points.to_run)
+        kept = f"Sweep {points.sweep.folder.name}: {points.finished} of {count} points have finished and are kept."
+        session.screen.say(kept if points.to_run else f"{kept} Another sweep.name runs them anew.")
     if (count_at_once := most_at_once(points, session)) > 1:
         _run_at_once(points, session, display, count_at_once)
         return
@@ -249,7 +235,6 @@ def _run(points: Requests, session: Session, display: Display) -> None:
 
 
 def _run_at_once(points: Requests, session: Session, display: Display, count: int) -> None:
-    """The same, with several of them at once, in one table that fills."""
     from pipeline.driver.parallel import Parallel
     from pipeline.views.terminal.live import Board
 
@@ -271,7 +256,6 @@ def _run_at_once(points: Requests, session: Session, display: Display, count: in
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Screen]:
-    """A screen that is a file."""
     from pipeline.views.terminal.live import Terminal
 
     with path.open("a", encoding="utf-8") as file:
@@ -279,11 +263,16 @@ def _opened(path: Path) -> Iterator[Screen]:
 
 
 def _conclude(points: Requests, session: Session, display: Display) -> signals.Interrupted | None:
-    """Shows what came of all runs, then waits for MLflow to have them; returns the signal that has ended the wait."""
     written = _report(points, session, display)
     unsent, interrupted = session.settle()
     if written is not None and interrupted is None:
-        unsent, interrupted = _send(written, session)
+        folder = written.sweep.folder
+        try:
+            if sent := module("results").send(written, session.tracker(folder.parents[1])):
+                session.upload_later(sent, CLOSE_SECONDS)
+        except OSError as error:
+            say_error(f"The report of the sweep was not written: {error}")
+        unsent, interrupted = session.settle()
     for point in () if points.many else _done(points, session):
         tell_id(point, display)
     if unsent:
@@ -292,7 +281,6 @@ def _conclude(points: Requests, session: Session, display: Display) -> signals.I
 
 
 def _report(points: Requests, session: Session, display: Display) -> "WrittenReport | None":
-    """Shows the table of the sweep that has just ended, and writes and shows its report; None where there is none."""
     written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
         try:
@@ -314,25 +302,7 @@ def _print_table(points: Requests, session: Session, display: Display) -> None:
     display.console.print(sweep_table(_done(points, session)))
 
 
-def _send(written: "WrittenReport", session: Session) -> tuple[str | None, signals.Interrupted | None]:
-    """Sends the report of a sweep to where its points are tracked; returns the same as `Session.settle`."""
-    folder = written.sweep.folder
-    try:
-        if sent := module("results").send(written, session.tracker(folder.parents[1])):
-            session.upload_later(sent, CLOSE_SECONDS)
-    except OSError as error:
-        say_error(f"The report of the sweep was not written: {error}")
-    return session.settle()
-
-
-def _kept_line(points: Requests) -> str:
-    name, count = points.sweep.folder.name if points.sweep else "", points.finished + len(points.to_run)
-    line = f"Sweep {name}: {points.finished} of {count} points have finished and are kept."
-    return line if points.to_run else f"{line} Another sweep.name runs them anew."
-
-
 def _done(points: Requests, session: Session) -> list[RunResult]:
-    """Returns the runs that have ended, by their numbers."""
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
@@ -380,10 +350,5 @@ def _show_log(log: str | None, error: str, display: Display) -> None:
 def code_of(done: list[RunResult]) -> int:
     """The exit code of what has become of all points."""
     statuses = {point.result.ending.status for point in done}
-    if "FAILED" in statuses:
-        return 1
-    if "KILLED" in statuses:
-        return KILLED
-    if "PREEMPTED" in statuses:
-        return PREEMPTED
-    return 2 if statuses == {"REFUSED"} else 0
+    codes = {"FAILED": 1, "KILLED": KILLED, "PREEMPTED": PREEMPTED}
+    return next((code for status, code in codes.items() if status in statuses), 2 if statuses == {"REFUSED"} else 0)

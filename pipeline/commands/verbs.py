@@ -108,15 +108,10 @@ class Verb:
     most: int = 0
 
     @property
-    def name(self) -> str:
-        """The verb."""
-        return self.do.__name__
-
-    @property
     def usage(self) -> str:
         """Its form, in a line."""
         keys = [f"[{key.name}={'...' if key.default is None else key.default}]" for key in self.keys]
-        return " ".join(["python -m pipeline", self.name, *([self.words] if self.words else []), *keys])
+        return " ".join(["python -m pipeline", self.do.__name__, *[self.words] * bool(self.words), *keys])
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Runs the verb; returns the exit code, 2 for what is refused."""
@@ -153,13 +148,14 @@ class Verb:
                 values[name] = value
             else:
                 closest = near(name, values) or [self.keys[0].name]
-                raise UserError(f"a key of {self.name} ({', '.join(values)})", name, f"{closest[0]}={value}")
+                expected = f"a key of {self.do.__name__} ({', '.join(values)})"
+                raise UserError(expected, name, f"{closest[0]}={value}")
         if not self.least <= len(words) <= self.most:
-            raise UserError(f"{self.words or 'no words'} after {self.name}", " ".join(words) or "none", self.usage)
+            expected = f"{self.words or 'no words'} after {self.do.__name__}"
+            raise UserError(expected, " ".join(words) or "none", self.usage)
         return Words(tuple(words), values)
 
     def _no_option(self, option: str, value: str) -> UserError:
-        """Returns what is wrong with an option: keys are typed as elsewhere."""
         closest = near(option.lstrip("-").replace("-", "_"), [key.name for key in self.keys])
         instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
         return UserError("key=value", option, instead)
@@ -176,7 +172,12 @@ def main() -> int:
     """Runs the command line; returns the exit code."""
     # To look for garbage among what is imported, on the way and again at the end, takes a third of the time of --help.
     gc.set_threshold(OBJECTS)
-    _open_streams()
+    # Streams that are closed, as a daemon's may be, lead nowhere; else files that are opened took their place.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        setattr(sys, name, getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     try:
         os.getcwd()
     except OSError as error:
@@ -196,15 +197,6 @@ def main() -> int:
     finally:
         gc.freeze()
     return code
-
-
-def _open_streams() -> None:
-    """Has streams that are closed, as a daemon's may be, lead nowhere; else files that are opened took their place."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(opened, True)
-    os.close(opened)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        setattr(sys, name, getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _run() -> int:
@@ -235,12 +227,9 @@ def _doctor(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("pipeline"):
             raise
-        missing = UserError(
-            f"Python's module {error.name} to be installed in {sys.prefix}",
-            "none",
-            "python -m pip install --require-hashes -r requirements.lock",
-        )
-        print(f"pipeline: {missing}", file=sys.stderr)
+        expected = f"Python's module {error.name} to be installed in {sys.prefix}"
+        instead = "python -m pip install --require-hashes -r requirements.lock"
+        print(f"pipeline: {UserError(expected, 'none', instead)}", file=sys.stderr)
         return 3
 
 
@@ -293,5 +282,4 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
 
 
 def _is_word(argument: str) -> bool:
-    """True for what is neither an option nor an override."""
     return bool(argument) and "=" not in argument and not argument.startswith(("-", "+", "~"))

@@ -72,11 +72,9 @@ class Composer:
             if place is not None and not Path(place).is_dir():
                 raise UserError(f"{option} to be a folder", place, "its path from here, or an absolute one")
         if ours is not None and not any((Path(place) / f"{name}.yaml").is_file() for place in (own, ours) if place):
-            raise UserError(
-                f"--config-path to be a folder with {name}.yaml, in place of this program's own choices",
-                f"{ours}, which has none",
-                f"{in_shell(f'--config-dir={ours}')} for choices beside these",
-            )
+            expected = f"--config-path to be a folder with {name}.yaml, in place of this program's own choices"
+            instead = f"{in_shell(f'--config-dir={ours}')} for choices beside these"
+            raise UserError(expected, f"{ours}, which has none", instead)
         # Where files of choices are, a person's own first.
         self._places = [Path(os.path.abspath(place)) for place in (own, ours or offered.folder()) if place is not None]
         OwnChoices.folder = self._places[0] if own is not None else None
@@ -109,7 +107,6 @@ class Composer:
         return True
 
     def _text_of(self, typed: argparse.Namespace) -> str:
-        """Returns the part of the config that --cfg and --package name, as YAML."""
         config = self._load(typed.overrides)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_readonly(config.hydra, None)
@@ -148,15 +145,11 @@ class Composer:
         return True
 
     def _listed(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-        """Returns the choices, or the groups, of a group."""
         sources = [source for source in self._loader.get_sources() if source.is_group(group)]
         return sorted({name for source in sources for name in source.list(group, kind)})
 
     def written(self, group: str | None = None, choice: str = "") -> str:
-        """Returns the text of a choice's file, with its comments, or of the config's; "" of one that a package offers.
-
-        The text of a layout, which has no file, says what it is.
-        """
+        """Returns the text of a choice's file, or of the config's, with comments; "" of a package's choice."""
         name = f"{self._name}.yaml" if group is None else f"{group}/{choice}.yaml"
         file = next((place / name for place in self._places if (place / name).is_file()), None)
         layout = LAYOUT.match(choice) if group == "hardware" else None
@@ -195,22 +188,19 @@ class Composer:
             yield self._written(point, place, check)
 
     def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
-        """Returns the overrides of each run: every combination of what was typed and what the config sweeps."""
         lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
         values: dict[str, list[str]] = {}
         for override in _parsed([*lines, *_lines(whole.hydra.overrides.task)], self._loader):
             key = override.get_key_element()
             if override.is_interval_sweep():
-                raise UserError(
-                    f"values of {key} that can be counted", override.input_line, f"-m {key}=1,2 or {key}=range(1,3)"
-                )
+                instead = f"-m {key}=1,2 or {key}=range(1,3)"
+                raise UserError(f"values of {key} that can be counted", override.input_line, instead)
             swept = override.is_sweep_override()
             texts = self._swept(override) if swept else [override.get_value_element_as_str()]
             values[key] = [f"{key}={text}" for text in texts]
         return itertools.product(*values.values())
 
     def _swept(self, override: Override) -> list[str]:
-        """Returns the values that a sweep has of a key. Raises `UserError` where there are none."""
         key = override.get_key_element()
         texts: list[str] = []
         # A range of steps of 0, which never ends, or a glob of what is no group.
@@ -219,15 +209,12 @@ class Composer:
         if not texts:
             choices = self.choices().get(override.key_or_group)
             values = choices[:2] if choices else usual(override.key_or_group, self._schema)[:1]
-            raise UserError(
-                f"at least one value of {key} for a sweep",
-                f"{override.input_line}, which gives none",
-                f"-m {in_shell(f'{key}=' + (','.join(values) or 'null'))}",
-            )
+            instead = f"-m {in_shell(f'{key}=' + (','.join(values) or 'null'))}"
+            received = f"{override.input_line}, which gives none"
+            raise UserError(f"at least one value of {key} for a sweep", received, instead)
         return texts
 
     def _written(self, composed: DictConfig, sweep: Path | None, check: Check) -> Composed:
-        """Writes a config into its folder, from then on `hydra.runtime.output_dir`. Raises `UserError`."""
         if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
             raise missing_value("strategy.name")  # which its folder is called by
         HydraConfig.instance().set_config(composed)
@@ -325,19 +312,16 @@ class Composer:
             node, choice = composed.get(group), composed.hydra.runtime.choices.get(group)
             if not isinstance(node, DictConfig) or not choice or not OmegaConf.is_missing(node, "name"):
                 continue
-            names = self._keys(f"{group}/{choice}")
+            file = f"{group}/{choice}"
+            if file not in self._keys_of:
+                source = next((source for source in self._loader.get_sources() if source.is_config(file)), None)
+                content = None if source is None else source.load_config(file).config
+                self._keys_of[file] = [str(key) for key in content] if isinstance(content, DictConfig) else []
+            names = self._keys_of[file]
             # A file that says nothing is no choice that could be made, but for hardware.
             can_be_made = group == "hardware" or node.get("build") or names
             if can_be_made and "name" not in names:
                 node.name = str(choice).rpartition("/")[2]
-
-    def _keys(self, file: str) -> list[str]:
-        """Returns the keys of a choice's file; none where it says nothing."""
-        if file not in self._keys_of:
-            source = next((source for source in self._loader.get_sources() if source.is_config(file)), None)
-            content = None if source is None else source.load_config(file).config
-            self._keys_of[file] = [str(key) for key in content] if isinstance(content, DictConfig) else []
-        return self._keys_of[file]
 
 
 def _counts_first(own: Path, ours: Path, file: str) -> bool:
@@ -362,7 +346,6 @@ def config_of(schema: type[Typed], overrides: Sequence[str], own: str | None = N
 
 
 def _put(override: Override, composed: DictConfig) -> bool:
-    """Puts a value into a config as Hydra does; False where Hydra may refuse to."""
     key, value, adds = override.key_or_group, override.value(), override.is_add()
     if key == "hydra" or override.package is not None or override.is_delete():
         return False
@@ -376,7 +359,6 @@ def _put(override: Override, composed: DictConfig) -> bool:
 
 
 def _lines(overrides: ListConfig) -> list[str]:
-    """Returns overrides as they were typed: what they refer to may not exist."""
     return [str(line) for line in OmegaConf.to_container(overrides, resolve=False) or ()]
 
 

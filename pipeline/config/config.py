@@ -22,15 +22,11 @@ from pipeline.errors import UserError
 # What the schemas are called where a config names them.
 SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
 
-
 Typed = TypeVar("Typed", Config, PrepareConfig)
 
 
 def register(devices: Callable[[], int] | None = None, schema: type[Config] | type[PrepareConfig] = Config) -> None:
-    """Makes a schema known to Hydra, which then checks every key and type while composing.
-
-    `devices` counts those of this machine, for a sweep over them.
-    """
+    """Makes a schema known to Hydra, which then checks keys and types; `devices` counts this machine's, for a sweep."""
     store, name = ConfigStore.instance(), SCHEMAS[schema]
     # Made of hundreds of nodes: once in a process is enough.
     if f"{name}.yaml" not in store.repo:
@@ -126,7 +122,6 @@ def _typed_in(group: str, overrides: Sequence[Override]) -> set[str]:
 
 
 def _paths(key: str, value: object) -> Iterator[str]:
-    """`key`, and the dotted keys of all that is in it."""
     yield key
     if isinstance(value, dict):
         for name, inner in value.items():

@@ -226,7 +226,6 @@ def blank(schema: type) -> DictConfig:
 
 @cache
 def _scratch(schema: type) -> DictConfig:
-    """Returns a config of a schema that checks the types of what is put into it."""
     return copy.deepcopy(blank(schema))
 
 

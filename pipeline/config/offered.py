@@ -23,77 +23,72 @@ LEAST_LETTERS = 3
 
 # What other programs call a key, and what is typed here for it; "{}" is the value.
 ELSEWHERE = {
-    **dict.fromkeys(("lr", "initial_lr", "base_lr", "eta"), "train.learning_rate={}"),
-    **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), "train.global_batch={}"),
-    **dict.fromkeys(
-        ("per_device_batch_size", "per_device_train_batch_size", "per_gpu_batch_size", "per_replica_batch_size",
-         "local_batch_size", "micro_batch_size", "micro_batch"),
-        "train.replica_batch={}",
-    ),
-    **dict.fromkeys(("epoch", "num_epochs", "n_epochs", "max_epochs", "nb_epoch"), "train.epochs={}"),
-    **dict.fromkeys(("max_steps", "num_steps", "n_steps", "iterations", "iters", "train_steps"), "train.steps={}"),
-    **dict.fromkeys(("random_seed", "random_state", "manual_seed"), "train.seed={}"),
-    **dict.fromkeys(("gpu", "gpus", "num_gpus", "n_gpus", "ngpu", "gpus_per_node"), "hardware={}gpu"),
-    **dict.fromkeys(("cpus", "num_cpus"), "hardware={}cpu"),
-    **dict.fromkeys(("nodes", "nnodes", "num_nodes", "num_hosts", "num_machines"), "hardware.hosts={}"),
-    **dict.fromkeys(
-        ("nproc_per_node", "nproc", "np", "world_size", "num_processes", "n_workers", "replicas", "num_replicas",
-         "devices", "n_devices", "num_devices", "ntasks"),
-        "workers={}",
-    ),
-    **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers={} or data.parallel_reads={}"),
-    **dict.fromkeys(("dtype", "mixed_precision", "dtype_policy"), "train.precision={}"),
-    **dict.fromkeys(("fp16", "amp", "half"), "train.precision=mixed_float16"),
-    "bf16": "train.precision=mixed_bfloat16",
-    **dict.fromkeys(
-        ("output", "out", "out_dir", "output_path", "output_folder", "log_dir", "logdir", "save_dir", "results_dir"),
-        "output_dir={}",
-    ),
-    **dict.fromkeys(("data_dir", "data_path", "dataset_path", "train_dir", "train_data"), "data.path={}"),
-    **dict.fromkeys(("name", "run_name", "job_name", "project", "project_name", "experiment_name"),
-                    "tracking.experiment={}"),
-    **dict.fromkeys(("mlflow_uri", "tracking_uri", "mlflow_tracking_uri"), "tracking.uri={}"),
-    **dict.fromkeys(("master_port", "port"), "cluster.base_port={}"),
-    **dict.fromkeys(("master_addr", "bind_address"), "cluster.host={}"),
-    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "restore", "load_from"), "resume={}"),
-    **dict.fromkeys(("save_every", "save_steps", "checkpoint_every"), "checkpoint.every_steps={}"),
-    **dict.fromkeys(("max_restarts", "restarts"), "launch.max_restarts={}"),
-    **dict.fromkeys(("dry_run", "dry", "dryrun"), "mode=plan"),
-    **dict.fromkeys(("n_repeats", "num_runs", "trials", "n_trials"), "sweep.repeats={}"),
-    **dict.fromkeys(("arch", "architecture", "net", "network"), "model={}"),
-    "early_stopping": "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]",
-    "gradient_clipping": "train.optimizer={_target_: keras.optimizers.Adam, clipnorm: 1.0}",
-    **dict.fromkeys(
-        ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum", "gradient_accumulation"),
-        "train.optimizer={_target_: keras.optimizers.Adam, gradient_accumulation_steps: {}}",
-    ),
-    "weight_decay": "train.optimizer={_target_: keras.optimizers.AdamW, weight_decay: {}}",
-    "momentum": "train.optimizer={_target_: keras.optimizers.SGD, momentum: {}}",
-}  # fmt: skip
+    name: line
+    for line, names in {
+        "train.learning_rate={}": "lr initial_lr base_lr eta",
+        "train.global_batch={}": "batch_size batch bs train_batch_size",
+        "train.replica_batch={}": "per_device_batch_size per_device_train_batch_size per_gpu_batch_size "
+        "per_replica_batch_size local_batch_size micro_batch_size micro_batch",
+        "train.epochs={}": "epoch num_epochs n_epochs max_epochs nb_epoch",
+        "train.steps={}": "max_steps num_steps n_steps iterations iters train_steps",
+        "train.seed={}": "random_seed random_state manual_seed",
+        "hardware={}gpu": "gpu gpus num_gpus n_gpus ngpu gpus_per_node",
+        "hardware={}cpu": "cpus num_cpus",
+        "hardware.hosts={}": "nodes nnodes num_nodes num_hosts num_machines",
+        "workers={}": "nproc_per_node nproc np world_size num_processes n_workers replicas num_replicas devices "
+        "n_devices num_devices ntasks",
+        "workers={} or data.parallel_reads={}": "num_workers dataloader_num_workers",
+        "train.precision={}": "dtype mixed_precision dtype_policy",
+        "train.precision=mixed_float16": "fp16 amp half",
+        "train.precision=mixed_bfloat16": "bf16",
+        "output_dir={}": "output out out_dir output_path output_folder log_dir logdir save_dir results_dir",
+        "data.path={}": "data_dir data_path dataset_path train_dir train_data",
+        "tracking.experiment={}": "name run_name job_name project project_name experiment_name",
+        "tracking.uri={}": "mlflow_uri tracking_uri mlflow_tracking_uri",
+        "cluster.base_port={}": "master_port port",
+        "cluster.host={}": "master_addr bind_address",
+        "resume={}": "resume_from resume_from_checkpoint restore load_from",
+        "checkpoint.every_steps={}": "save_every save_steps checkpoint_every",
+        "launch.max_restarts={}": "max_restarts restarts",
+        "mode=plan": "dry_run dry dryrun",
+        "sweep.repeats={}": "n_repeats num_runs trials n_trials",
+        "model={}": "arch architecture net network",
+        "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]": "early_stopping",
+        "train.optimizer={_target_: keras.optimizers.Adam, clipnorm: 1.0}": "gradient_clipping",
+        "train.optimizer={_target_: keras.optimizers.Adam, gradient_accumulation_steps: {}}": "accumulate_grad_batches "
+        "gradient_accumulation_steps grad_accum gradient_accumulation",
+        "train.optimizer={_target_: keras.optimizers.AdamW, weight_decay: {}}": "weight_decay",
+        "train.optimizer={_target_: keras.optimizers.SGD, momentum: {}}": "momentum",
+    }.items()
+    for name in names.split()
+}
 # The same of values and choices.
 CALLED = {
-    **dict.fromkeys(("fp16", "float16", "half", "amp", "16", "16-mixed"), "mixed_float16"),
-    **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "mixed_bfloat16"),
-    **dict.fromkeys(("fp32", "full", "32", "single"), "float32"),
-    **dict.fromkeys(("dry", "dry_run", "dryrun", "dry-run"), "plan"),
-    **dict.fromkeys(("ddp", "distributed", "multiworker", "multi_node", "allreduce"), "multi_worker"),
-    **dict.fromkeys(("dp", "data_parallel", "dataparallel"), "mirrored"),
-    **dict.fromkeys(("fsdp", "tensor_parallel", "pipeline_parallel", "deepspeed", "zero"), "model_parallel"),
-    **dict.fromkeys(("ps", "async"), "parameter_server"),
-    **dict.fromkeys(("k8s", "kubeflow"), "kubernetes"),
-    **dict.fromkeys(("ssh", "remote"), "hosts"),
-    **dict.fromkeys(("tf_config", "vertex", "sagemaker"), "env"),
-    **dict.fromkeys(("sbatch", "srun", "submitit"), "slurm"),
-    **dict.fromkeys(("mpirun", "openmpi"), "mpi"),
-    "horovod": "multi_worker strategy.collective=horovod",
-    "mlflow": "sqlite",
-    "multiworkermirroredstrategy": "multi_worker",
-    **dict.fromkeys(("crossentropy", "cross_entropy", "nll"), "sparse_categorical_crossentropy"),
-    **dict.fromkeys(("bcewithlogits", "bce_with_logits"), "binary_crossentropy"),
-    **dict.fromkeys(("l1", "l1_loss"), "mean_absolute_error"),
-    **dict.fromkeys(("l2", "l2_loss"), "mean_squared_error"),
-    "f1": "f1_score",
-    **dict.fromkeys(("off", "no", "disabled"), "none"),
+    name: line
+    for line, names in {
+        "mixed_float16": "fp16 float16 half amp 16 16-mixed",
+        "mixed_bfloat16": "bf16 bfloat16 bf16-mixed",
+        "float32": "fp32 full 32 single",
+        "plan": "dry dry_run dryrun dry-run",
+        "multi_worker": "ddp distributed multiworker multi_node allreduce multiworkermirroredstrategy",
+        "mirrored": "dp data_parallel dataparallel",
+        "model_parallel": "fsdp tensor_parallel pipeline_parallel deepspeed zero",
+        "parameter_server": "ps async",
+        "kubernetes": "k8s kubeflow",
+        "hosts": "ssh remote",
+        "env": "tf_config vertex sagemaker",
+        "slurm": "sbatch srun submitit",
+        "mpi": "mpirun openmpi",
+        "multi_worker strategy.collective=horovod": "horovod",
+        "sqlite": "mlflow",
+        "sparse_categorical_crossentropy": "crossentropy cross_entropy nll",
+        "binary_crossentropy": "bcewithlogits bce_with_logits",
+        "mean_absolute_error": "l1 l1_loss",
+        "mean_squared_error": "l2 l2_loss",
+        "f1_score": "f1",
+        "none": "off no disabled",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -134,18 +129,13 @@ def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead:
     try:
         return offered[name].load()
     except Exception as error:
-        raise UserError(
-            f"{offered[name].value}, which a package offers as {key}={name}, to be there",
-            f"{type(error).__name__}: {error}",
-            f"{instead}, or install that package again",
-        ) from error
+        expected = f"{offered[name].value}, which a package offers as {key}={name}, to be there"
+        instead = f"{instead}, or install that package again"
+        raise UserError(expected, f"{type(error).__name__}: {error}", instead) from error
 
 
 def check_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, "EntryPoint"]:
-    """Returns what packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` for no name.
-
-    Imports nothing of theirs.
-    """
+    """Returns what packages offer of a kind, unimported, where `name` is not ours. Raises `UserError` for no name."""
     if name in ours:
         return {}
     # Reads a file of each package that is installed.
@@ -155,8 +145,7 @@ def check_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead
     if name not in offered:
         names = ", ".join(sorted({*ours, *offered})) or "none is installed"
         closest = near(name, [*ours, *offered])
-        instead = f"{key}={closest[0]}" if closest else instead
-        raise UserError(f"{key} to be one that is there ({names})", name, f"{instead}")
+        raise UserError(f"{key} to be one that is there ({names})", name, f"{key}={closest[0]}" if closest else instead)
     return offered
 
 
@@ -178,11 +167,10 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     """
     typed = word.lower()
     likeness = {name: _likeness(typed, name.lower()) for name in names}
-    alike_names = [name for name, alike in likeness.items() if alike >= ALIKE]
-    called = CALLED.get(typed)
-    if called is not None and called.partition(" ")[0] in likeness:
+    if (called := CALLED.get(typed)) is not None and called.partition(" ")[0] in likeness:
         return [called]
-    return sorted(alike_names, key=lambda name: -likeness[name])[:count]
+    alike = [name for name in likeness if likeness[name] >= ALIKE]
+    return sorted(alike, key=lambda name: -likeness[name])[:count]
 
 
 def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:

@@ -126,7 +126,6 @@ def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:
 
 
 def _inner(field: Field) -> "Kind | None":
-    """The dataclass of a field, unless it is taken whole."""
     kind = field.type
     return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 

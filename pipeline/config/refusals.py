@@ -42,7 +42,7 @@ from pipeline.config.instead import (
 )
 from pipeline.config.offered import near
 from pipeline.config.schema import NAMED, Config
-from pipeline.errors import UserError, as_typed
+from pipeline.errors import UserError, as_typed, first_line
 
 LISTS = (list[int], list[str])
 # A number written with a comma in each thousand.
@@ -83,9 +83,10 @@ def refusal(error: Exception, schema: type = Config, typed: Sequence[Override] =
     refused = None if cause is None else _of_value(cause, schema, typed, place)
     if refused is None and place is None:
         # Of two whose names Hydra's words hold, the longer one is meant.
-        named = [override for override in typed if override.key_or_group in _line(error)]
+        named = [override for override in typed if override.key_or_group in first_line(error)]
         refused = _misplaced(max(named, key=lambda override: len(override.key_or_group)), schema) if named else None
-    return refused or UserError("a config that can be composed", _line(cause or error).rstrip("."), help_of(schema))
+    why = first_line(cause or error).rstrip(".")
+    return refused or UserError("a config that can be composed", why, help_of(schema))
 
 
 def _of_value(
@@ -124,12 +125,10 @@ def _of_value(
 
 
 def _meet(one: str, other: str) -> bool:
-    """True if one key is the other, or in it."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _misplaced(override: Override, schema: type) -> UserError:
-    """Returns what is wrong with an override that Hydra has no place for."""
     key, line = override.get_key_element(), str(override.input_line)
     bare = key.lstrip("+~")
     if override.is_delete():
@@ -146,10 +145,6 @@ def _misplaced(override: Override, schema: type) -> UserError:
 
 
 def _new_argument(error: OmegaConfBaseException, override: Override, schema: type) -> UserError:
-    """Returns what is wrong with an argument that a function has none of, or that its choice has not named yet.
-
-    Only an argument that the function may take is said to be new.
-    """
     key, line = override.key_or_group, override.input_line
     group, _, name = key.rpartition(".")
     node = error.parent_node
@@ -220,7 +215,6 @@ def _value_of(override: Override) -> str:
 
 
 def _beside(key: str, schema: type) -> str:
-    """Returns the keys beside which `key` would stand, in words."""
     group = key.rpartition(".")[0]
     names = [name.rpartition(".")[2] for name in keys(schema) if name.rpartition(".")[0] == group]
     names += [] if group else groups_of(schema)
@@ -228,7 +222,6 @@ def _beside(key: str, schema: type) -> str:
 
 
 def _wrong_type(key: str, received: object, schema: type) -> UserError:
-    """Returns what is wrong with a value that is not of its key's type: a text as typed, or what a file holds."""
     _, kind, _, rest = find(key, schema)
     shown = as_typed(received)
     expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, shown))
@@ -261,7 +254,6 @@ def missing_value(key: str) -> UserError:
 
 
 def _dangling(key: str, error: InterpolationResolutionError) -> UserError:
-    """Returns what is wrong with a value that refers to one that is not there."""
     instead = f"{key}=.."
     if isinstance(error, InterpolationKeyError):
         parent = OmegaConf.to_container(error.parent_node, resolve=False)
@@ -269,7 +261,7 @@ def _dangling(key: str, error: InterpolationResolutionError) -> UserError:
         group, dot, _ = text.rpartition("${")[2].partition(".")
         if dot and group != key.split(".")[0]:
             instead = f"{key}=..., or a choice of {group} that has it"
-    return UserError(f"{key} to refer to a value that exists", _line(error), instead)
+    return UserError(f"{key} to refer to a value that exists", first_line(error), instead)
 
 
 def _missing_choice(error: MissingConfigException, schema: type) -> UserError:
@@ -283,7 +275,7 @@ def _missing_choice(error: MissingConfigException, schema: type) -> UserError:
     if not group:
         return UserError("--config-name to be a config of this program", choice, "it without that option")
     if not options:
-        return UserError("choices that are there", _line(error).rstrip("."), help_of(schema))
+        return UserError("choices that are there", first_line(error).rstrip("."), help_of(schema))
     layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
     return UserError(f"{group} to be one of {', '.join(options)}{layouts}", choice, chosen(group, choice, options))
 
@@ -300,9 +292,9 @@ Try without it.
 
 def _broken_yaml(error: Exception) -> UserError:
     if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
-        return UserError("YAML files in UTF-8", f"other bytes: {_line(error)}", "saving them as UTF-8")
+        return UserError("YAML files in UTF-8", f"other bytes: {first_line(error)}", "saving them as UTF-8")
     mark = error.problem_mark
-    place, problem = f"line {mark.line + 1}", error.problem or _line(error)
+    place, problem = f"line {mark.line + 1}", error.problem or first_line(error)
     return UserError(f"YAML in {mark.name}", f"in {place}: {problem}", f"mending {place}")
 
 
@@ -346,7 +338,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

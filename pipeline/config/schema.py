@@ -300,11 +300,9 @@ def holds_password(uri: object) -> bool:
 def check_password(uri: object) -> None:
     """Refuses a tracking server's address that holds a user and password. Raises `UserError`."""
     if holds_password(uri):
-        raise UserError(
-            "tracking.uri without a user and password, which would end up in files",
-            "one with them",
-            "the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        )
+        expected = "tracking.uri without a user and password, which would end up in files"
+        instead = "the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        raise UserError(expected, "one with them", instead)
 
 
 def check_name(key: str, name: str) -> None:
@@ -317,8 +315,5 @@ received a b/c. Try sweep.name=a_b_c.
     """
     if NAME.fullmatch(name) is None:
         near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
-        raise UserError(
-            f"{key} to be a folder's name of letters, digits, '.', '_' and '-'",
-            name.strip() or "nothing",
-            f"{key}={near}",
-        )
+        expected = f"{key} to be a folder's name of letters, digits, '.', '_' and '-'"
+        raise UserError(expected, name.strip() or "nothing", f"{key}={near}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.config.offered import elsewhere, near
 from pipeline.config.schema import Json
-from pipeline.errors import UserError
+from pipeline.errors import UserError, as_typed
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -47,11 +47,8 @@ def check_allowed(allowed: Sequence[str] | None) -> None:
     """Refuses a list of allowed packages in which something is none."""
     for name in allowed or ():
         if not isinstance(name, str) or not _is_dotted(name):
-            raise UserError(
-                "allowed_targets to be a list of packages, yours or a library's",
-                f"{name!r} in it",
-                "allowed_targets=[my_package], or null",
-            )
+            expected = "allowed_targets to be a list of packages, yours or a library's"
+            raise UserError(expected, f"{name!r} in it", "allowed_targets=[my_package], or null")
 
 
 def call(node: Mapping[str, Json], key: str, **given: object) -> Any:
@@ -165,11 +162,9 @@ def _check_one(
         raise _no_function(key, f"{target}: {rest[0]} is one itself")
     if allowed is not None and len(rest) > 1 and not isinstance(definition, ast.ClassDef):
         # What is behind a name that only an import can tell may be another package.
-        raise UserError(
-            f"{key}._target_ to name a function of a module directly, since allowed_targets is set",
-            f"{target}: what {module}.{rest[0]} is cannot be told from its source",
-            "the module that defines it",
-        )
+        expected = f"{key}._target_ to name a function of a module directly, since allowed_targets is set"
+        received = f"{target}: what {module}.{rest[0]} is cannot be told from its source"
+        raise UserError(expected, received, "the module that defines it")
     if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
         _check_arguments(definition.args, 0, node, key, added)
     if isinstance(definition, ast.ClassDef) and len(rest) == 1:
@@ -193,7 +188,6 @@ def _of_every_optimizer(search: tuple[str, ...]) -> list[str]:
 
 
 def _as_typed(key: str, target: str) -> str:
-    """Returns what names a function at a place of the config, as a person types it."""
     if not key.startswith("train."):
         return f"{key}.{KEY}={target}"
     name, in_list, _ = key.partition("[")
@@ -203,7 +197,6 @@ def _as_typed(key: str, target: str) -> str:
 
 
 def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> UserError:
-    """Returns what is wrong with a name whose module is not there, or which is not among those that its module has."""
     expected = f"{key}._target_ to name a function that exists"
     if not isinstance(names, list):
         received = f"{target}: there is no module {module or target.split('.')[0]!r}"
@@ -217,17 +210,12 @@ def _check_safe(node: Mapping[str, Json], key: str) -> str:
     """Returns what `node` names. Refuses what is no name, and arguments with which Keras would run code of a file."""
     target = node[KEY]
     if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
-        received = "none" if target is None else repr(target)
-        raise UserError(
-            f"{key}._target_ to be like package.function", received, f"{_as_typed(key, 'my_package.my_function')}"
-        )
+        received, instead = "none" if target is None else repr(target), _as_typed(key, "my_package.my_function")
+        raise UserError(f"{key}._target_ to be like package.function", received, instead)
     for name, safe in SAFE.items():
         if node.get(name, safe) is not safe:
-            raise UserError(
-                f"{key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is loaded",
-                node[name],
-                f"{key}.{name}={str(safe).lower()}",
-            )
+            expected = f"{key}.{name} to be {as_typed(safe)}, since a file may hold code that runs when it is loaded"
+            raise UserError(expected, node[name], f"{key}.{name}={as_typed(safe)}")
     return target
 
 
@@ -238,19 +226,13 @@ def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | Non
     theirs = [package for package in allowed if package not in OURS]
     package = place.split(".")[0]
     stands = "" if place == target else f", which stands for {place}"
-    others = f"{', '.join(theirs)}, " if theirs else ""
-    instead = f"a function of theirs, or allowed_targets=[{','.join([*theirs, package])}] if you trust {package}"
-    if package == "pipeline":
-        instead = "a function of theirs"
-    raise UserError(
-        f"{key}._target_ to be in an allowed package ({others}keras, or this program's strategies, models and data)",
-        f"{target}{stands}",
-        f"{instead}",
-    )
+    expected = f"an allowed package ({', '.join([*theirs, 'keras'])}, or this program's strategies, models and data)"
+    trusting = f", or allowed_targets=[{','.join([*theirs, package])}] if you trust {package}"
+    instead = f"a function of theirs{trusting * (package != 'pipeline')}"
+    raise UserError(f"{key}._target_ to be in {expected}", f"{target}{stands}", instead)
 
 
 def _is_dotted(name: str) -> bool:
-    """Names joined by dots, none of them one that Python keeps for itself."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
 
 
@@ -267,12 +249,10 @@ def _check_arguments(
     Where `more` names what it takes beside its own, it takes no other, whatever its signature says.
     """
     placed = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
-    names = list(dict.fromkeys([*placed[bound:], *(kwonlyarg.arg for kwonlyarg in signature.kwonlyargs), *more]))
-    required = placed[bound : len(placed) - len(signature.defaults)] + [
-        kwonlyarg.arg
-        for kwonlyarg, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
-        if default is None
-    ]
+    named = {one.arg: default for one, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)}
+    names = list(dict.fromkeys([*placed[bound:], *named, *more]))
+    required = placed[bound : len(placed) - len(signature.defaults)]
+    required += [name for name, default in named.items() if default is None]
     for name in node:
         if name != KEY and name not in names and (more or signature.kwarg is None):
             meant = [line.partition("=")[0].rpartition(".")[2] for line in elsewhere(name, "")]

@@ -20,18 +20,6 @@ from pipeline.data.tfds import tfds
 from pipeline.data.tfrecord import tfrecord
 
 __all__ = [
-    "DataError",
-    "cifar10",
-    "clicks",
-    "csv",
-    "digits",
-    "fashion_mnist",
-    "images",
-    "mnist",
-    "mnist5k",
-    "numpy",
-    "synthetic",
-    "text",
-    "tfds",
-    "tfrecord",
-]
+    "DataError", "cifar10", "clicks", "csv", "digits", "fashion_mnist", "images", "mnist", "mnist5k", "numpy",
+    "synthetic", "text", "tfds", "tfrecord",
+]  # fmt: skip

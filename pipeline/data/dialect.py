@@ -131,13 +131,9 @@ def lines(path: str, dialect: Dialect) -> list[int]:
     """Returns the line that each record below the names begins in, from 1: quotes may hold several lines."""
 
     def starts(records: Any) -> list[int]:
-        starts_by_record = [1]
-        for _ in records:
-            starts_by_record.append(records.line_num + 1)
-        return starts_by_record
+        return [1, *(records.line_num + 1 for _ in records)]
 
-    starts_by_record = read(path, dialect.encoding, dialect.separator, starts)
-    return starts_by_record[dialect.skipped + dialect.named : -1]
+    return read(path, dialect.encoding, dialect.separator, starts)[dialect.skipped + dialect.named : -1]
 
 
 def too_long(path: str, dialect: Dialect) -> str | None:
@@ -163,8 +159,9 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
 
     def records(file: BinaryIO) -> Made:
         with io.TextIOWrapper(file, encoding, newline="") as text:
-            source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
-            delimiter = "\t" if separator == SEPARATORS["space"] else separator
+            is_space = separator == SEPARATORS["space"]
+            source = ("\t".join(line.split()) if is_space else line for line in text)
+            delimiter = "\t" if is_space else separator
             return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
 
     try:
@@ -189,16 +186,11 @@ def opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
         raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error
 
 
-def _tabbed(line: str) -> str:
-    return "\t".join(line.split())
-
-
 def _first(records: Iterator[Record]) -> list[Record]:
     return list(islice(records, _FIRST))
 
 
 def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
-    """Refuses values that say nothing of a file."""
     is_one = separator is None or separator in SEPARATORS or (len(separator) == 1 and separator not in '"\r\n')
     refuse(
         (header not in (None, True, False), "data.build.header to be true or false", header, "data.build.header=false"),
@@ -210,8 +202,8 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
     try:
         codecs.lookup(encoding or "utf-8")
     except LookupError as error:
-        expected = "data.build.encoding to be one that Python knows"
-        raise DataError(expected, encoding, "data.build.encoding=latin-1") from error
+        instead = "data.build.encoding=latin-1"
+        raise DataError("data.build.encoding to be one that Python knows", encoding, instead) from error
 
 
 def _encoding(path: str) -> str:
@@ -277,7 +269,6 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
 
 
 def _decimal(path: str, records: Sequence[Record]) -> str | None:
-    """The decimal sign that the columns of numbers have; None where none of them says."""
     signs: dict[str, str] = {}
     for place in range(max(map(len, records), default=0)):
         fields = [record[place].strip() for record in records if place < len(record)]
@@ -285,8 +276,7 @@ def _decimal(path: str, records: Sequence[Record]) -> str | None:
         if sum(map(_is_number, column)) * 2 <= len(column):
             continue
         for field in column:
-            sign = _sign_of(field)
-            if sign:
+            if sign := _sign_of(field):
                 signs.setdefault(sign, field)
     if len(signs) > 1:
         instead = "data.build.decimal=point, or comma, which says what it is"
@@ -307,7 +297,6 @@ def _sign_of(field: str) -> str | None:
 
 
 def _names(path: str, record: Record) -> tuple[str, ...]:
-    """The names of columns, in which one that has none is called by its place."""
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(record)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:

@@ -87,9 +87,8 @@ class Examples:
     @property
     def in_files(self) -> bool:
         """True if they are records in files, read in order, and not arrays of which any row can be had."""
-        return (
-            isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(segment, Segment) for segment in self.raw)
-        )
+        raw = self.raw
+        return isinstance(raw, tuple) and bool(raw) and all(isinstance(segment, Segment) for segment in raw)
 
     @property
     def is_made(self) -> bool:
@@ -119,11 +118,10 @@ class Examples:
 
     def without(self, broken: Sequence[Broken]) -> Examples:
         """The same without what is broken."""
-        if self.in_files:
-            return dataclasses.replace(
-                self, raw=tuple(part for segment in self.raw for part in _whole(segment, broken))
-            )
-        return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
+        if not self.in_files:
+            return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
+        raw = tuple(part for segment in self.raw for part in _whole(segment, broken))
+        return dataclasses.replace(self, raw=raw)
 
 
 def leaves(structure: Nested[T]) -> list[T]:

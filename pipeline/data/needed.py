@@ -56,9 +56,15 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
         return
     if reader == "tfrecord":
         manifest.load(location, lambda file: Path(file).read_text())
-    else:
-        _expect_files(reader, location)
-        _expect_understood(reader, location, arguments)
+        return
+    _expect_files(reader, location)
+    if reader == "images":
+        _arranged(location, arguments)
+    if reader == "csv":
+        written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
+        tables = [file for file in table_files(location)[:FIRST_FILES] if not file.lower().endswith(".parquet")]
+        for file in tables:
+            dialect.find(file, *written)
 
 
 def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
@@ -84,13 +90,10 @@ def may_be_few(target: str, arguments: Mapping[str, Any], least: int) -> bool:
         return False
     # Of each class that has two, at least half of this share trains: see `split`.
     enough = math.ceil(2 * least / (1 - float(arguments.get("validation_fraction", 0.2))))
-    return (_images(path, arguments, enough) if target.endswith("images") else _rows(path, enough)) < enough
-
-
-def _images(path: str, arguments: Mapping[str, Any], enough: int) -> int:
-    """Returns how many images train or are held out, or `enough`."""
+    if target.endswith("csv"):
+        return _rows(path, enough) < enough
     files = folders.files_below(_arranged(path, arguments).train, PICTURES)
-    return sum(1 for _ in itertools.islice(files, enough))
+    return sum(1 for _ in itertools.islice(files, enough)) < enough
 
 
 def _rows(path: str, enough: int) -> int:
@@ -113,7 +116,6 @@ def _rows(path: str, enough: int) -> int:
 
 
 def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:
-    """Returns where the images of each part are. Raises `DataError` for folders that say neither parts nor classes."""
     chosen = class_names(arguments.get("classes"))
     return folders.arranged(Path(path).absolute(), PICTURES, chosen, arguments.get("validation_path"))[0]
 
@@ -123,19 +125,7 @@ def class_names(classes: Sequence[str] | str | None) -> list[str]:
     return [classes] if isinstance(classes, str) else list(map(str, classes or ()))
 
 
-def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:
-    """Refuses images in neither parts nor classes, and tables whose first rows do not say how to read."""
-    if reader == "images":
-        _arranged(path, arguments)
-    if reader == "csv":
-        written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
-        for file in itertools.islice(table_files(path), FIRST_FILES):
-            if not file.lower().endswith(".parquet"):
-                dialect.find(file, *written)
-
-
 def _expect_files(reader: str, path: str) -> None:
-    """Refuses a path at which there is nothing that a reader takes, or nothing that may be read."""
     what, example = WHAT[reader]
     where = Path(path)
     if not where.exists():
@@ -172,15 +162,12 @@ def table_files(path: str) -> list[str]:
         candidates = [path] if where.is_file() else glob.glob(path)
     chosen = sorted(file for file in candidates if file.lower().endswith(TABLES))
     if not chosen:
-        received = candidates[0] if candidates else "no such file"
-        raise DataError(
-            f"{path} to be or to have files that end in {', '.join(TABLES)}", received, "data.path=FILE.csv"
-        )
+        expected = f"{path} to be or to have files that end in {', '.join(TABLES)}"
+        raise DataError(expected, candidates[0] if candidates else "no such file", "data.path=FILE.csv")
     return chosen
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """The names of the files in a folder and below it, hidden ones left out."""
     for _, inner, names in os.walk(folder, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".")]
         yield from (name for name in names if not name.startswith("."))

@@ -28,7 +28,11 @@ def numpy(
     x, y = saved_arrays.part(where, saved_arrays.TRAIN)
     if saved_arrays.name_of(where, saved_arrays.VALIDATION) is not None:
         held_out = saved_arrays.part(where, saved_arrays.VALIDATION)
-        _check_alike(where, (x, y), held_out)
+        for name, ours, theirs in zip(("x", "y"), (x, y), held_out, strict=True):
+            one, other = (f"{list(array.shape[1:])} {array.dtype}" for array in (ours, theirs))
+            if ours.shape[1:] != theirs.shape[1:] or ours.dtype.kind != theirs.dtype.kind:
+                received = f"{name} of {one} to train and of {other} to validate"
+                raise DataError(f"examples of one shape and type in {where}", received, "saving both anew")
     else:
         train, validation = saved_arrays.rows(y, validation_fraction, split_seed)
         (x, y), held_out = (x[train], y[train]), (x[validation], y[validation])
@@ -48,7 +52,6 @@ def _named(part: Part, names: tuple[str, ...], flaws: tuple[str, ...]) -> Exampl
 
 
 def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
-    """The x of each part in the type that is trained on."""
     x = arrays[0]
     if x.dtype.kind not in "fiub":
         received, instead = f"x of type {x.dtype}", "x.astype('float32')"
@@ -63,7 +66,6 @@ def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
 
 
 def _labels(where: Path, arrays: list[Array]) -> tuple[list[Array], tuple[str, ...] | None]:
-    """The y of each part in the type that is trained on, and what classes are called, where they are text."""
     kind = arrays[0].dtype.kind
     if kind in "US" and arrays[0].ndim == 1:
         try:
@@ -73,21 +75,9 @@ def _labels(where: Path, arrays: list[Array]) -> tuple[list[Array], tuple[str, .
         names = np.unique(np.concatenate(texts))
         return [np.searchsorted(names, text).astype(np.int32) for text in texts], tuple(names.tolist())
     if kind not in "fiub":
-        dtype, shape = arrays[0].dtype, list(arrays[0].shape[1:])
-        raise DataError(
-            f"one class or number for each example in {where}",
-            f"y of type {dtype} and shape {shape} for each",
-            "numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text",
-        )
+        received = f"y of type {arrays[0].dtype} and shape {list(arrays[0].shape[1:])} for each"
+        instead = "numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text"
+        raise DataError(f"one class or number for each example in {where}", received, instead)
     if kind == "f":
         return [floats(array, np.float32, f"y of {where}") for array in arrays], None
     return whole(arrays, f"y of {where}"), None
-
-
-def _check_alike(where: Path, train: Part, held_out: Part) -> None:
-    """Refuses parts whose examples have other shapes or types."""
-    for name, ours, theirs in zip(("x", "y"), train, held_out, strict=True):
-        one, other = (f"{list(array.shape[1:])} {array.dtype}" for array in (ours, theirs))
-        if ours.shape[1:] != theirs.shape[1:] or ours.dtype.kind != theirs.dtype.kind:
-            received = f"{name} of {one} to train and of {other} to validate"
-            raise DataError(f"examples of one shape and type in {where}", received, "saving both anew")

@@ -196,13 +196,11 @@ message_type { name: "Example" field { name: "features" number: 1 type_name: ".p
 
 @cache
 def _message() -> type[Message]:
-    """The class of `tf.train.Example`, in a pool of its own."""
     # Not with this module: a plan, which imports it, reads no record.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
-    example_class: type[Message] = message_factory.GetMessageClass(
-        pool.FindMessageTypeByName("pipeline.records.Example")
-    )
+    descriptor = pool.FindMessageTypeByName("pipeline.records.Example")
+    example_class: type[Message] = message_factory.GetMessageClass(descriptor)
     return example_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -37,15 +37,7 @@ def training_examples(path: str, validation_fraction: float = 0.2, split_seed: i
     ending, held_out = name_of(where, TRAIN), name_of(where, VALIDATION)
     if ending is None:
         return None
-    _expect_whole(where, [f"{name}{of}" for of in (ending, held_out) if of is not None for name in ("x", "y")])
-    y = _read(where, f"y{ending}")
-    if not y.size:
-        return None
-    return len(y) if held_out is not None else len(rows(_flat(y), validation_fraction, split_seed)[0])
-
-
-def _expect_whole(where: Path, names: Sequence[str]) -> None:
-    """Refuses arrays that are cut off, and of a small .npz those whose bytes have changed."""
+    names = [f"{name}{of}" for of in (ending, held_out) if of is not None for name in ("x", "y")]
 
     def read(arrays: Mapping[str, Array]) -> None:
         assert isinstance(arrays, np.lib.npyio.NpzFile), "an .npz file is one"
@@ -60,6 +52,10 @@ def _expect_whole(where: Path, names: Sequence[str]) -> None:
             _mapped(where / f"{name}.npy")
     elif where.stat().st_size <= WHOLE_BYTES:
         _opened(where, read)
+    y = _read(where, f"y{ending}")
+    if not y.size:
+        return None
+    return len(y) if held_out is not None else len(rows(_flat(y), validation_fraction, split_seed)[0])
 
 
 def part(where: Path, endings: tuple[str, ...]) -> Part:
@@ -116,7 +112,6 @@ def _read(where: Path, name: str) -> Array:
 
 
 def _mapped(path: Path) -> Array:
-    """An array of a folder, of which nothing is read before it is used."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
@@ -125,7 +120,6 @@ def _mapped(path: Path) -> Array:
 
 
 def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
-    """Returns what `use` makes of the arrays of an .npz file."""
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):

@@ -50,18 +50,11 @@ def synthetic(
     refuse((not 0 <= noise <= 1, "noise between 0 and 1 for data=synthetic", noise, "data.build.noise=0.7"))
     # A stream for each use: the validation part stays the same however many examples train.
     streams = [np.random.default_rng([seed, use]) for use in range(3)]
-    means = np.float32(1 - noise) * _class_means(shape, num_classes, streams[0])
+    # All axes but the last are cut into a few cells of one value, wide enough for a convolution to see.
+    cells = [min(size, _MEAN_CELLS) for size in shape[:-1]]
+    means = np.float32(1 - noise) * streams[0].random((num_classes, *cells, shape[-1]), dtype=np.float32)
     train = _draw(means, shape, train_examples, noise, streams[1])
     return train, _draw(means, shape, validation_examples, noise, streams[2])
-
-
-def _class_means(shape: Sequence[int], num_classes: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """One mean per class, float32 [class, *cells, shape[-1]] in [0, 1].
-
-    All axes but the last are cut into a few cells of one value, wide enough for a convolution to see.
-    """
-    cells = [min(size, _MEAN_CELLS) for size in shape[:-1]]
-    return rng.random((num_classes, *cells, shape[-1]), dtype=np.float32)
 
 
 def _spread(cells: NDArray[np.float32], shape: Sequence[int]) -> NDArray[np.float32]:

@@ -81,7 +81,6 @@ def csv(
 def _maker(
     table: _Table, columns: Sequence[str], num_classes: int | None, names: tuple[str, ...] | None
 ) -> Callable[[Array, Array, Array], Examples]:
-    """A function that makes examples of some rows of a table; `columns` are the features, and last the label."""
 
     def make(x: Array, y: Array, chosen: Array) -> Examples:
         def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
@@ -91,13 +90,8 @@ def _maker(
             flaws = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
             return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in flaws]
 
-        return Examples(
-            raw=(x[chosen], y[chosen]),
-            spec=(Leaf((x.shape[1],), "float32"), Leaf((), y.dtype.name)),
-            num_classes=num_classes,
-            class_names=names,
-            look=look,
-        )
+        spec = Leaf((x.shape[1],), "float32"), Leaf((), y.dtype.name)
+        return Examples((x[chosen], y[chosen]), spec, num_classes=num_classes, class_names=names, look=look)
 
     return make
 
@@ -115,8 +109,6 @@ def _standardized(x: Array, train: Array) -> Array:
 
 
 class _Table:
-    """The rows of some files, where each of them was, and the column of labels."""
-
     def __init__(self, paths: Sequence[str], dialects: Sequence[Dialect | None], label: str | None) -> None:
         import pandas
 
@@ -164,26 +156,22 @@ class _Table:
             unknown = [f"no name above {name.replace('Unnamed: ', 'column ')}" for name in others if _is_unnamed(name)]
             others = [name for name in others if not _is_unnamed(name)]
         if unknown or not others or (chosen is not None and not chosen):
-            raise DataError(
-                f"data.build.features to be columns of {self._paths[0]} besides the label {self.label} "
-                f"({', '.join(others) or 'there are none'})",
-                ", ".join(unknown) or "none",
-                f"'data.build.features=[{','.join(others)}]'" if others else "another data.path",
-            )
+            expected = f"data.build.features to be columns of {self._paths[0]} besides the label {self.label}"
+            instead = f"'data.build.features=[{','.join(others)}]'" if others else "another data.path"
+            named = ", ".join(others) or "there are none"
+            raise DataError(f"{expected} ({named})", ", ".join(unknown) or "none", instead)
         return others if chosen is None else list(chosen)
 
     def notes(self, features: Sequence[str], automatic: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
         from pandas.api import types
 
-        def is_rounded(values: pandas.Series) -> bool:
-            return bool(types.is_integer_dtype(values) and values.abs().max() > EXACT)
-
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, each in dialects.items() if each is not None and not each.named]
         zeros = {name for each in dialects.values() if each is not None for name in each.codes if name in features}
         numbering = [name for name in self._numbering if automatic and name not in features and name != self.label]
-        large = [name for name in features if rounds and is_rounded(self._frame[name])]
+        whole = [name for name in features if rounds and types.is_integer_dtype(self._frame[name])]
+        large = [name for name in whole if self._frame[name].abs().max() > EXACT]
         where = self._paths[0]
         return (
             *(
@@ -208,20 +196,18 @@ class _Table:
         """Returns a column of features, float64, with NaN where there is no number."""
         values = self._frame[name]
         if not _is_number(values):
-            self._refuse_text(name, chosen)
-        values_as_float = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
-        over = np.isfinite(values_as_float) & (np.abs(values_as_float) > np.finfo(np.float32).max)
-        if over.any():
-            row = int(np.flatnonzero(over)[0])
-            received = f"{values_as_float[row]} in {self.place(row)}"
+            self._refuse_text(name, values, chosen)
+        numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
+        over = np.flatnonzero(np.isfinite(numbers) & (np.abs(numbers) > np.finfo(np.float32).max))
+        if len(over):
+            received = f"{numbers[over[0]]} in {self.place(int(over[0]))}"
             instead = "another unit, or data.build.features without it"
             raise DataError(f"numbers in column {name} that float32 holds", received, instead)
-        return values_as_float
+        return numbers
 
-    def _refuse_text(self, name: str, chosen: Sequence[str]) -> None:
+    def _refuse_text(self, name: str, values: pandas.Series, chosen: Sequence[str]) -> None:
         import pandas
 
-        values = self._frame[name]
         wrong = values[values.notna() & pandas.to_numeric(values.astype(object), errors="coerce").isna()]
         row = int((wrong if len(wrong) else values).index[0])
         numeric = [other for other in chosen if _is_number(self._frame[other])]

@@ -95,7 +95,6 @@ def _topics() -> list[str]:
 
 
 def _files(path: str) -> Sequence[str]:
-    """The files at a path, in a folder or of a pattern, by name."""
     if is_remote(path):
         return [path]
     where = Path(path)

@@ -14,6 +14,7 @@ from pipeline.data.errors import WHAT, DataError, refuse
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.image_sets import one_at_a_time
 from pipeline.data.needed import PREPARED, check_image
+from pipeline.errors import first_line
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -53,13 +54,10 @@ def tfds(
             "preparing it with file_format='tfrecord'"))  # fmt: skip
     train = _part(builder, train_split, "train_split", keys, image_size)
     validation = _validation(builder) if validation_split == AUTO else validation_split
-    if validation is None:
-        return train, None
-    return train, _part(builder, validation, "validation_split", keys, image_size)
+    return train, None if validation is None else _part(builder, validation, "validation_split", keys, image_size)
 
 
 def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Builder:
-    """The library's reader of a data set that is prepared, or that it downloads and prepares first."""
     try:
         import tensorflow_datasets
         from tensorflow_datasets.core import read_only_builder
@@ -85,14 +83,12 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
         return builder
     except Exception as error:
         if isinstance(error, tensorflow_datasets.core.DatasetNotFoundError) and path is None and not download:
-            expected = f"data.name={name} to be prepared in"
             where = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=folder)))
             instead = "data.build.download=true, or data.build.data_dir=FOLDER"
-            raise DataError(f"{expected} {where}", "none there", instead) from error
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise DataError(f"data.name={name} to be prepared in {where}", "none there", instead) from error
         expected = f"Expected {path or name} to be a data set of TensorFlow Datasets that can be had, received: "
         instead = "data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared"
-        raise DataError(f"{expected}{reason.rstrip('.')}. Try {instead}.") from error
+        raise DataError(f"{expected}{first_line(error).rstrip('.')}. Try {instead}.") from error
 
 
 def _validation(builder: Builder) -> str:
@@ -160,7 +156,6 @@ def _likely(info: Info) -> str:
 
 
 def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
-    """Returns a function from a record, a scalar string tensor, to an example (x, y)."""
     import tensorflow as tf
 
     size = (image_size[0], image_size[1]) if image_size else None

@@ -59,16 +59,12 @@ def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[
     if not encoded:
         return contents
     check_image("tfrecord", channels or 3, image_size)
-    shapes = {
-        feature.name: (*(image_size or feature.shape[:2]), channels or feature.shape[2] or 3) for feature in encoded
-    }
+    shapes = {one.name: (*(image_size or one.shape[:2]), channels or one.shape[2] or 3) for one in encoded}
     if any(None in shape for shape in shapes.values()):
         expected = "images of one size, or a size that they are brought to"
         raise DataError(expected, f"{path} with images of several", "'data.build.image_size=[32,32]'")
-    features = tuple(
-        dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in contents.features
-    )
-    return dataclasses.replace(contents, features=features)
+    features = (dataclasses.replace(one, shape=shapes.get(one.name, one.shape)) for one in contents.features)
+    return dataclasses.replace(contents, features=tuple(features))
 
 
 def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples:
@@ -94,7 +90,6 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
 
 
 def _flaws(contents: Manifest, folder: str, split: str) -> tuple[str, ...]:
-    """Classes without examples."""
     if contents.num_classes is None or split != manifest.TRAIN:
         return ()
     empty = [int(label) for label, count in contents.classes(split).items() if not count]
@@ -130,7 +125,6 @@ def _parser(contents: Manifest) -> Make:
 
 
 def _decoder(contents: Manifest, resize: bool) -> Make | None:
-    """Returns a function that decodes the images of an example; None where there are none."""
     images = [feature for feature in contents.features if feature.stored == "image"]
     decoders = {image.name: pictures.decoder(image.shape[2] or 3, _size(image), resize) for image in images}
     if not decoders:
@@ -193,7 +187,6 @@ def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
 
 
 def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
-    """Says what is wrong with a record; None where nothing is."""
     try:
         values_by_name = records.parsed(data)
     except ValueError as error:
@@ -207,8 +200,7 @@ def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
         if len(values) != count or (one and not isinstance(values[0], bytes)):
             return f"has {len(values)} values of {feature.name}, {count} of shape {feature.shape} were expected"
         if feature.stored == "image":
-            why = pictures.fault(values[0], None if resize else _size(feature))
-            if why:
+            if why := pictures.fault(values[0], None if resize else _size(feature)):
                 return f"has an image {feature.name} that {why}"
             continue
         kind = np.dtype(feature.dtype)

@@ -113,20 +113,16 @@ def measure(host: str, port: int, token: bytes, clock: Callable[[], float] = tim
                 # As long as the last one lets expect.
                 if exchanges and exchanges[-1][1] * size / exchanges[-1][0] > PATIENCE_SECONDS:
                     break
-                exchanges.append((size, _exchange(side, size, clock)))
+                side.prepare(size)
+                # The fastest counts: whatever else hosts do meanwhile only makes them slower.
+                seconds: list[float] = []
+                while len(seconds) < REPEATS and sum(seconds) < SECONDS:
+                    side.request(size)
+                    seconds.append(_seconds(clock, side.add_up))
+                exchanges.append((size, min(seconds)))
     except OSError as error:
         return LinkFacts(error=error.strerror or str(error))
     return LinkFacts(statistics.median(round_trips), tuple(exchanges))
-
-
-def _exchange(side: "_Side", size: int, clock: Callable[[], float]) -> float:
-    """Seconds of the fastest exchange of a size: whatever else hosts do meanwhile only makes them slower."""
-    side.prepare(size)
-    seconds: list[float] = []
-    while len(seconds) < REPEATS and sum(seconds) < SECONDS:
-        side.request(size)
-        seconds.append(_seconds(clock, side.add_up))
-    return min(seconds)
 
 
 class _Side:

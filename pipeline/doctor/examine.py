@@ -87,7 +87,6 @@ def _python() -> str:
 
 
 def _is_name(host: str) -> bool:
-    """True for a name, whose address is to be found."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -116,7 +116,6 @@ def gpus(host: str, installed: Gpus, accelerator: Accelerator | None, expected: 
 
 
 def _why_no_gpu(gpus: Gpus, accelerator: Accelerator, required: int, backend: str) -> tuple[str, str]:
-    """(Why the backend sees too few GPUs, what to do)."""
     install = BACKENDS[backend].install_gpu
     cuda = (accelerator.cuda or "").partition(".")[0]
     oldest = DRIVERS.get(cuda, "of its CUDA")
@@ -183,9 +182,8 @@ def shm(host: str, free: int, gpus: int) -> Finding:
 
 def threads(host: str, limit: int) -> Finding:
     """The limit of processes and threads."""
-    few = limit < THREADS
-    remedy = "ulimit -u unlimited, or docker run --pids-limit=-1" if few else ""
-    return Finding("threads", host, WARNING if few else FINE, f"{limit:,} at most", f"{THREADS:,}", remedy)
+    remedy = "ulimit -u unlimited, or docker run --pids-limit=-1" if limit < THREADS else ""
+    return Finding("threads", host, WARNING if remedy else FINE, f"{limit:,} at most", f"{THREADS:,}", remedy)
 
 
 def open_files(host: str, soft: int, hard: int) -> Finding:

@@ -101,9 +101,8 @@ def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path 
     on_bus = sum(vendor == NVIDIA and kind.startswith(DISPLAY) for vendor, kind in pci_devices("class", pci))
     report: dict[str, Any] = {}
     if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
-        libraries, error = _in_a_process(
-            [LIBRARIES, accelerator.cuda or "", accelerator.cudnn or ""], environ, LIBRARIES_SECONDS
-        )
+        command = [LIBRARIES, accelerator.cuda or "", accelerator.cudnn or ""]
+        libraries, error = _in_a_process(command, environ, LIBRARIES_SECONDS)
         report = libraries or {"driver_error": error}
     return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
@@ -225,7 +224,6 @@ def _in_a_process(
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None if there is no such file, or another word in it."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

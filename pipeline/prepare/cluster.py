@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_line
 from pipeline.launch import LaunchError
 from pipeline.launch.signals import DRIVER_PID, die_with_driver
 from pipeline.prepare import folder as folders
@@ -95,7 +95,7 @@ class Workers:
             raise LaunchError("Dask workers that live", received, instead) from error
         except Exception as error:
             where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
-            received = f"from {where}: {type(error).__name__}: {_line(error)}"
+            received = f"from {where}: {type(error).__name__}: {first_line(error)}"
             instead = "the same Python packages on all of them, or scheduler=null"
             raise LaunchError("Dask workers that can do this work", received, instead) from error
 
@@ -153,7 +153,7 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
     try:
         client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except Exception as error:
-        received, instead = f"no answer ({_line(error)})", "`dask scheduler` there, or scheduler=null"
+        received, instead = f"no answer ({first_line(error)})", "`dask scheduler` there, or scheduler=null"
         raise LaunchError(f"a Dask scheduler at {scheduler}", received, instead) from error
     try:
         try:
@@ -178,7 +178,3 @@ def dask_setup(worker: object) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -88,8 +88,6 @@ def prepare(
 
 
 class _Filling:
-    """The steps that need workers."""
-
     def __init__(
         self,
         config: PrepareConfig,
@@ -136,7 +134,6 @@ class _Filling:
         return manifest
 
     def _describe(self) -> Description:
-        """The description of the source, once all that comes one after another is gathered."""
         flaws: tuple[str, ...] = ()
         if self._state.gathered is None:
             source = self._description()
@@ -144,7 +141,13 @@ class _Filling:
                 return source
             flaws = source.flaws
             self._job.refuse((), flaws)
-            self._gather(source)
+            # Where all workers find them, but for those that an earlier command has gathered.
+            job = self._job
+            pieces = [(job, number, kind, which) for number, (kind, which) in enumerate(source.pieces)]
+            missing = [piece for piece in pieces if not folders.piece_facts(job.folder, piece[1]).is_file()]
+            self._shows.begin("reading", len(pieces), len(pieces) - len(missing))
+            for _ in self._workers.results(work.gather, missing):
+                self._shows.done(0)
             named, count = source.class_names, source.num_classes
             self._note(replace(self._state, gathered=len(source.pieces), num_classes=count, class_names=named))
         count, named = self._state.num_classes, self._state.class_names
@@ -161,15 +164,6 @@ class _Filling:
             instead = f"out=ANOTHER, or removing {path}"
             raise DataError(f"the source that {path} was begun with", "one that has changed since", instead)
         return first
-
-    def _gather(self, source: Description) -> None:
-        """Gathers every piece where all workers find it, but for those that an earlier command has gathered."""
-        job = self._job
-        pieces = [(job, number, kind, which) for number, (kind, which) in enumerate(source.pieces)]
-        missing = [piece for piece in pieces if not folders.piece_facts(job.folder, piece[1]).is_file()]
-        self._shows.begin("reading", len(pieces), len(pieces) - len(missing))
-        for _ in self._workers.results(work.gather, missing):
-            self._shows.done(0)
 
     def _shards(self) -> dict[str, int]:
         config, parts = self._config, self._source.parts
@@ -238,7 +232,6 @@ class _Filling:
         return manifest
 
     def _expect_examples(self) -> None:
-        """Refuses a source without examples, or without any of a class."""
         source = self._source
         if TRAIN not in source.parts or not source.parts[TRAIN].examples:
             raise _no_examples(sum(source.skipped.values()))
@@ -248,12 +241,8 @@ class _Filling:
         classes = source.parts[TRAIN].classes
         if source.num_classes is None or classes is None or self._job.skip:
             return
-        empty = [
-            source.class_names[number] if source.class_names else str(number)
-            for number in range(source.num_classes)
-            if number not in classes
-        ]
-        if empty:
+        named = source.class_names or [*map(str, range(source.num_classes))]
+        if empty := [named[number] for number in range(source.num_classes) if number not in classes]:
             received = f"none of class {', '.join(empty[:NAMED])}"
             instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
             raise DataError(f"training examples of each of {source.num_classes} classes", received, instead)
@@ -281,7 +270,6 @@ def _settings(config: PrepareConfig, search: Sequence[str]) -> dict[str, Any]:
 
 
 def _expect_same(path: Path, settings: Mapping[str, Any], manifest: Manifest | None, state: FolderState | None) -> None:
-    """Refuses a folder that was begun with other settings."""
     before: Any = state.asked if state else manifest.source.get("asked") if manifest else settings
     if before is None:
         received = f"{path}, whose manifest does not say what it was made from"

@@ -107,7 +107,7 @@ class Folder:
 
     def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
-        write_whole(self.path / HIDDEN / "state.json", msgspec.json.encode(state).decode())
+        write_whole(self.path / HIDDEN / "state.json", msgspec.json.encode(state))
 
     def manifest(self) -> Manifest | None:
         """The manifest; None if the folder is not finished."""
@@ -188,21 +188,11 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
             os.fsync(file.fileno())
         if facts is not None:
             facts.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(facts, msgspec.json.encode(writing.facts(path.name)).decode())
+            write_whole(facts, msgspec.json.encode(writing.facts(path.name)))
         hidden.replace(path)
         _sync_folder(path.parent)
     finally:
         hidden.unlink(missing_ok=True)
-
-
-def facts_path(folder: str, name: str) -> Path:
-    """The file of a shard's facts."""
-    return Path(folder, HIDDEN, "shards", f"{name}.json")
-
-
-def piece_path(folder: str, number: int, split: str) -> Path:
-    """The file of a piece's records, if they are copied."""
-    return Path(folder, HIDDEN, "pieces", f"{number:05d}-{split}.tfrecord")
 
 
 def piece_facts(folder: str, number: int) -> Path:
@@ -246,7 +236,6 @@ def missing(folder: str, facts: Iterable[SourceFacts]) -> list[str]:
 
 
 def _read(kind: type[T], path: Path) -> T | None:
-    """The value that a JSON file holds; None if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):
@@ -329,12 +318,3 @@ def orders(
 def shuffled(rows: NDArray[np.int64], seed: int, use: int) -> NDArray[np.int64]:
     """The rows in an order that the seed decides, and what they are used for."""
     return np.random.default_rng([seed, use]).permutation(rows)
-
-
-def share(order: NDArray[np.int64], number: int, shards: int) -> NDArray[np.int64]:
-    """The rows of one shard: each has as many as the others, or one more.
-
-    >>> [share(np.arange(5), number, 2).tolist() for number in range(2)]
-    [[0, 1], [2, 3, 4]]
-    """
-    return order[number * len(order) // shards : (number + 1) * len(order) // shards]

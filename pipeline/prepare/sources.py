@@ -70,7 +70,12 @@ class Arrays(Rows):
         self.features = tuple(values.feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
         self.labels = values.labels_of(self._arrays.get("y"))
         self.broken = self._broken(classes)
-        self.nbytes = self._nbytes()
+        # A whole number takes a byte or two, whatever its array has for it.
+        sizes = [
+            2 * array.size if one.stored == "ints" else array.nbytes
+            for one, array in zip(self.features, self._arrays.values(), strict=True)
+        ]
+        self.nbytes = sum(sizes) + self.count * (records.HEADER + records.FOOTER + 16 * len(sizes))
         self.digest = self._digest()
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
@@ -83,14 +88,6 @@ class Arrays(Rows):
                     {name: values.stored(np.asarray(array[place]), kind) for name, (array, kind) in columns.items()}
                 )
                 yield Example(records.framed(data), None if self.labels is None else int(self.labels[row]))
-
-    def _nbytes(self) -> int:
-        # A whole number takes a byte or two, whatever its array has for it.
-        sizes = [
-            2 * array.size if one.stored == "ints" else array.nbytes
-            for one, array in zip(self.features, self._arrays.values(), strict=True)
-        ]
-        return sum(sizes) + self.count * (records.HEADER + records.FOOTER + 16 * len(sizes))
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
@@ -279,7 +276,6 @@ def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
 
 
 def _whys(part: Examples) -> dict[int, str]:
-    """The examples that their source itself calls broken, and why."""
     broken = part.look(part, 0, 1, True) if part.look else []
     return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in broken for more in range(flaw.examples)}
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from pipeline.config import targets
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Segment
+from pipeline.data.examples import Segment, share_of
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
-from pipeline.errors import UserError, first_of
+from pipeline.errors import UserError, first_line, first_of
 from pipeline.prepare import folder as folders
 from pipeline.prepare import sources, values
 from pipeline.prepare.folder import ShardPiece
@@ -69,10 +69,7 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """A split: the number of its examples, about how many bytes they are, and how many of each class.
-
-    `classes` is None if labels are no whole numbers.
-    """
+    """A split: how many examples, about how many bytes, and examples by class, None if labels are no whole numbers."""
 
     examples: int
     nbytes: int
@@ -128,7 +125,21 @@ def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> f
         if description.digest != digest:
             raise not_the_same(job)
         rows, order = orders[split]
-        return _write(job, folders.file_name(split, number, shards), rows, folders.share(order, number, shards))
+        name = folders.file_name(split, number, shards)
+        lost: list[str] = []
+        sizes: set[tuple[int, int]] = set()
+        facts, own = Path(job.folder, folders.HIDDEN, "shards", f"{name}.json"), share_of(len(order), number, shards)
+        with folders.partial(Path(job.folder, name), facts) as (file, writing):
+            for example in rows.make(order[own.start : own.stop]):
+                if example.record is None:
+                    lost.append(str(example.why))
+                    continue
+                writing.write(file, example.record, example.label)
+                if example.size is not None and len(sizes) < 2:
+                    sizes.add(example.size)
+            job.refuse(lost)
+            writing.skipped, writing.sizes = tuple(lost), tuple(sorted(sizes))
+        return writing.facts(name)
 
 
 def not_the_same(job: ShardJob) -> DataError:
@@ -152,8 +163,7 @@ def _named_errors(job: ShardJob) -> Iterator[None]:
         if isinstance(error, OSError) and str(error.filename or "").startswith(job.folder):
             reason = error.strerror or error
             raise DataError(f"to be able to write {error.filename}", reason, "out=ANOTHER, or making space") from None
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
-        received = f"{type(error).__name__}: {first.rstrip('.')}"
+        received = f"{type(error).__name__}: {first_line(error).rstrip('.') if str(error).strip() else 'no reason'}"
         instead = f"calling it in a Python of your own, or see {folders.log(job.folder)}"
         raise DataError(f"{job.build[targets.KEY]} to make data", received, instead) from None
 
@@ -171,7 +181,6 @@ def _kept(job: ShardJob, use: str, make: Callable[[], T]) -> T:
 
 
 def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> tuple[object, object]:
-    """The data of the function, for a shard of them if it can be called for one."""
     return sources.parts_of(targets.call(dict(job.build), "data.build", shard=shard, shards=shards))
 
 
@@ -272,7 +281,6 @@ def _part(rows: Rows, order: NDArray[np.int64]) -> ShardPart:
 
 
 def _count_classes(parts: Mapping[str, ShardPart]) -> int | None:
-    """The number of classes, if all whole numbers from 0 on have examples; others are no classes."""
     train = parts[TRAIN].classes if TRAIN in parts else None
     if not train or any(part.classes is None for part in parts.values()):
         return None
@@ -281,7 +289,6 @@ def _count_classes(parts: Mapping[str, ShardPart]) -> int | None:
 
 
 def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, ShardPiece]:
-    """A shard of the streams of a source, as records in files of their own."""
     parts = _parts(job) if shards == 1 else _call(job, shard, shards)
     if shards == 1:
         # An iterator can be gone through once.
@@ -294,7 +301,7 @@ def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, 
 def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
     encoder = values.Encoder(split, job.num_classes)
-    path = folders.piece_path(job.folder, number, split)
+    path = Path(job.folder, folders.HIDDEN, "pieces", f"{number:05d}-{split}.tfrecord")
     rows = None if sources.is_stream(part) else sources.rows_of(part, split, job.num_classes)
     examples: Iterator[values.Example]
     if rows is None:
@@ -331,19 +338,3 @@ def _indexed(job: ShardJob, number: int, split: str, place: int) -> dict[str, Sh
     piece = _streamed_part(job, number, split, one.without(broken), f" of {segment.path}")
     lost = (f"{flaw.name} {flaw.why}" for flaw in broken for _ in range(flaw.examples))
     return {split: dataclasses.replace(piece, lost=(*lost, *piece.lost))}
-
-
-def _write(job: ShardJob, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folders.SourceFacts:
-    lost: list[str] = []
-    sizes: set[tuple[int, int]] = set()
-    with folders.partial(Path(job.folder, name), folders.facts_path(job.folder, name)) as (file, writing):
-        for example in rows.make(chosen):
-            if example.record is None:
-                lost.append(str(example.why))
-                continue
-            writing.write(file, example.record, example.label)
-            if example.size is not None and len(sizes) < 2:
-                sizes.add(example.size)
-        job.refuse(lost)
-        writing.skipped, writing.sizes = tuple(lost), tuple(sorted(sizes))
-    return writing.facts(name)

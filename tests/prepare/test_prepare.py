@@ -611,7 +611,7 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
 def test_layouts_have_every_example_once_whatever_the_number_of_shards():
     order = folder.shuffled(np.arange(1_001), seed=3, use=0)
     for shards in (1, 2, 7, 1_001):
-        parts = [folder.share(order, number, shards) for number in range(shards)]
+        parts = [[order[place] for place in examples.share_of(len(order), number, shards)] for number in range(shards)]
         assert sorted(np.concatenate(parts).tolist()) == list(range(1_001))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
