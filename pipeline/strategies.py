@@ -12,6 +12,8 @@ import tensorflow as tf
 from pipeline.private import collective, parameter_server_strategy, parameter_server_strategy_v2, ps_values
 
 Creator: TypeAlias = Callable[..., tf.Variable]
+Resolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
+Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
 
 
 def default() -> tf.distribute.Strategy:
@@ -76,9 +78,8 @@ def tpu(devices: tuple[str, ...], address: str | None = None) -> tf.distribute.S
         )
     # Fewer replicas than devices take an assignment of their own: without one, TensorFlow makes one for each device.
     chosen = tf.tpu.experimental.DeviceAssignment.build(topology, num_replicas=len(devices))
-    return tf.distribute.TPUStrategy(
-        resolver, experimental_device_assignment=chosen if available > len(devices) else None
-    )
+    assignment = chosen if available > len(devices) else None
+    return tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment)
 
 
 def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:
@@ -151,30 +152,17 @@ def multi_worker(
 class _MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """TensorFlow's strategy, told which local devices to use: left alone it takes every GPU, or one CPU."""
 
-    def __init__(
-        self,
-        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
-        options: tf.distribute.experimental.CommunicationOptions,
-        devices: tuple[str, ...],
-    ) -> None:
-        tf.distribute.Strategy.__init__(self, _MultiWorkerExtended(self, resolver, options, devices))
+    def __init__(self, resolver: Resolver | None, options: Options, devices: tuple[str, ...]) -> None:
+        tf.distribute.Strategy.__init__(self, _MultiWorkerExtended(devices, self, resolver, options))
 
 
 class _MultiWorkerExtended(collective.CollectiveAllReduceExtended):  # type: ignore[misc]
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
-        options: tf.distribute.experimental.CommunicationOptions,
-        devices: tuple[str, ...],
-    ) -> None:
+    def __init__(self, devices: tuple[str, ...], strategy: object, resolver: Resolver | None, options: Options) -> None:
         self._chosen = devices
         local = None if resolver else [f"/device:{device}" for device in devices]
         super().__init__(strategy, resolver, options, devices=local)
 
-    def _initialize_local_devices(
-        self, cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver, worker_device: str
-    ) -> tuple[tuple[str, ...], str]:
+    def _initialize_local_devices(self, cluster_resolver: Resolver, worker_device: str) -> tuple[tuple[str, ...], str]:
         kind = self._chosen[0].split(":")[0]
         return tuple(f"{worker_device}/device:{device}" for device in self._chosen), kind
 
@@ -202,13 +190,8 @@ def serve(
 ) -> tf.distribute.Server:
     """Starts the worker or parameter server at `address`, one of `workers` or `parameter_servers`, in this process."""
     job, addresses = ("worker", workers) if address in workers else ("ps", parameter_servers)
-    return tf.distribute.Server(
-        _cluster(coordinator, workers, parameter_servers),
-        job_name=job,
-        task_index=addresses.index(address),
-        protocol="grpc",
-        config=config,
-    )
+    cluster, place = _cluster(coordinator, workers, parameter_servers), addresses.index(address)
+    return tf.distribute.Server(cluster, job_name=job, task_index=place, protocol="grpc", config=config)
 
 
 def _cluster(coordinator: str, workers: tuple[str, ...], parameter_servers: tuple[str, ...]) -> tf.train.ClusterSpec:
@@ -218,7 +201,7 @@ def _cluster(coordinator: str, workers: tuple[str, ...], parameter_servers: tupl
 class _ServerStrategy(parameter_server_strategy_v2.ParameterServerStrategyV2):  # type: ignore[misc]
     """TensorFlow's strategy, with variables laid over the servers by size."""
 
-    def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+    def __init__(self, resolver: Resolver) -> None:
         super().__init__(resolver)
         self._extended = _ServerExtended(self, resolver, None)
         tf.distribute.Strategy.__init__(self, self._extended)

@@ -56,7 +56,6 @@ class Calibration:
     freedom: float
     spread: float
     equal: int
-    predictions: int
 
     def half_width(self, unsure: float = 0.0) -> float:
         """Half the interval, as a logarithm, for a fit that is so unsure (a standard deviation)."""
@@ -86,14 +85,8 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
     squares += float(weights @ (off - shift) ** 2) + shift**2 / OF_MODEL
     freedom = PRIOR_FREEDOM + sum(len(values) - 1 for values in equal) + len(predictions)
     spread = math.sqrt((PRIOR_FREEDOM * expected**2 + squares) / freedom)
-    return Calibration(
-        shift=shift,
-        deviation=spread * math.sqrt(1 + 1 / weight),
-        freedom=freedom,
-        spread=spread,
-        equal=sum(map(len, equal)),
-        predictions=len(predictions),
-    )
+    deviation, equal_runs = spread * math.sqrt(1 + 1 / weight), sum(map(len, equal))
+    return Calibration(shift, deviation, freedom, spread, equal_runs)
 
 
 def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibration:
@@ -126,8 +119,7 @@ def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
     >>> from pipeline.record.files import FittedOn
     >>> made = Prediction(examples_per_second=100.0, low=90.0, high=110.0, confidence=0.9, fitted_on=FittedOn(runs=1),
     ...                   step_seconds=1.0, parts={})
-    >>> wider = calibrated(made, Calibration(shift=math.log(0.9), deviation=0.07, freedom=20, spread=0.06, equal=8,
-    ...                                      predictions=4))
+    >>> wider = calibrated(made, Calibration(shift=math.log(0.9), deviation=0.07, freedom=20, spread=0.06, equal=8))
     >>> round(wider.examples_per_second, 6), wider.low < 81 < 99 < wider.high
     (90.0, True)
     >>> wider.notes
@@ -185,15 +177,11 @@ def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> l
     [(0.1, True)]
     """
     distinct = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == identity}
-    return [
-        Scored(
-            **_fields(line),
-            measured=measured,
-            error=round(line.examples_per_second / measured - 1, 6),
-            held=line.low <= measured <= line.high,
-        )
-        for line in distinct.values()
-    ]
+    predictions = []
+    for line in distinct.values():
+        error, held = round(line.examples_per_second / measured - 1, 6), line.low <= measured <= line.high
+        predictions.append(Scored(**_fields(line), measured=measured, error=error, held=held))
+    return predictions
 
 
 def _fields(predicted: Predicted) -> dict[str, Any]:

@@ -55,10 +55,7 @@ SHARED = frozenset({"python", "keras", "numpy"})
 
 @dataclass(frozen=True)
 class Unlike:
-    """In what two runs differ that keeps their speeds from being compared, and its value in each.
-
-    Of a doubt, which is enough in one of them, there are no `values`.
-    """
+    """In what two runs differ that keeps their speeds from being compared, and its values; a doubt has none."""
 
     name: str
     values: tuple[str, str] | None = None
@@ -173,18 +170,18 @@ def engines(runs: Sequence[LoggedRun]) -> dict[str, list[int]]:
 
 
 def facts(run: LoggedRun) -> dict[str, str]:
-    """The facts that two runs must share for their speeds to compare, by name, as text.
-
-    Unknown ones are left out: a refused run has no plan, and one of an earlier version lacks settings.
-    """
+    """The facts that two runs must share for their speeds to compare, by name, as text; unknown ones are left out."""
     result, settings = run.result, run.settings
     versions = result.environment.versions
+    held, batch = "replica batch", result.layout.replica_batch
+    if result.layout.scaling == "strong":
+        held, batch = "global batch", result.layout.global_batch
     values = {
         "model": _built(result.choices.model, settings.get("model_build")),
         "data": _built(result.choices.data, settings.get("data_build")),
         "precision": result.layout.precision,
         "scaling": result.layout.scaling,
-        "batch rule": _batch_rule(result.layout),
+        "batch rule": None if batch is None else f"{held} {batch:,}",
         "machine": result.environment.machine,
         "versions": {name: number for name, number in versions.items() if name in SHARED} or None,
         f"versions of {engine_of(result)}": {name: versions[name] for name in versions if name not in SHARED} or None,
@@ -271,21 +268,12 @@ def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _differing(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names of the facts that are not the same in all runs of which they are known."""
     names = dict.fromkeys(name for one in all_facts for name in one)
     return [name for name in names if len({one[name] for one in all_facts if name in one}) > 1]
 
 
 def _data_servers(plan: Plan) -> int:
-    """Processes on each host that make examples beside training."""
     return len(plan.ranks(DATA_SERVER)) // (plan.hardware.hosts or 1)
-
-
-def _batch_rule(layout: Layout) -> str | None:
-    held, batch = "replica batch", layout.replica_batch
-    if layout.scaling == "strong":
-        held, batch = "global batch", layout.global_batch
-    return None if batch is None else f"{held} {batch:,}"
 
 
 def _built(name: str | None, build: object) -> str | None:
@@ -311,10 +299,7 @@ def _short(value: str, *others: str) -> str:
 
 
 def of_step(plan: Plan) -> dict[str, object]:
-    """The facts that decide the time of a step, beside workers, batch, size and links.
-
-    Of the model it is the function: what its arguments come to are parameters.
-    """
+    """The facts that decide the time of a step, beside workers, batch, size and links; a model's is its function."""
     return parts.flat(plan, Part.STEP_TIME) | {
         "strategy_build": {key: value for key, value in plan.strategy.build.items() if key != "address"},
         "data_build": of_shape(plan.data.build),

@@ -29,12 +29,8 @@ UNSEEN = 0.2
 PROBABLE = 0.8
 
 
-class Answer(StrEnum):
-    """The outcome of comparing a pair."""
-
-    FASTER = "faster"
-    AS_FAST = "as fast"
-    NOT_KNOWN = "not known"
+# The outcome of comparing a pair.
+Answer = StrEnum("Answer", {"FASTER": "faster", "AS_FAST": "as fast", "NOT_KNOWN": "not known"})
 
 
 @dataclass(frozen=True)
@@ -136,10 +132,7 @@ class Judge:
         return self.compare(contestant, alone if self._one is None else None, comparisons)
 
     def is_no_faster(self, contestant: Contestant, alone: Contestant | None, comparisons: int) -> bool:
-        """True if it is known to be as fast as one device at most, and was no faster in any repeat.
-
-        What disturbs a run makes it slower.
-        """
+        """True if it is known to be at most as fast as one device, and was no faster in any repeat."""
         compared = self.over_one(contestant, alone, comparisons)
         one = ONE_DEVICE if self._one is not None or alone is None else self._estimate(alone)
         if compared is None or self._estimate(contestant).most > one.middle + math.log1p(MARGIN):
@@ -178,14 +171,9 @@ class Judge:
         answer = Answer.NOT_KNOWN
         if max(faster, as_fast) >= PROBABLE:
             answer = Answer.AS_FAST if as_fast > faster else Answer.FASTER
-        return Comparison(
-            answer,
-            math.exp(apart),
-            math.exp(apart - quantile * less),
-            math.exp(apart + quantile * more),
-            float(as_fast if answer is Answer.AS_FAST else max(0.0, faster)),
-            other,
-        )
+        ratio, low, high = map(math.exp, (apart, apart - quantile * less, apart + quantile * more))
+        odds = float(as_fast if answer is Answer.AS_FAST else max(0.0, faster))
+        return Comparison(answer, ratio, low, high, odds, other)
 
     def _is_in_turn(self, contestant: Contestant) -> bool:
         return self.in_turn and all(map(_in_turn, contestant.runs))

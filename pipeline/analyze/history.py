@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run as it was written: its folder, its result, and the settings that plan.json has, by their names there.
-
-    Of a run of an earlier version some settings may be missing: those are not known.
-    """
+    """One run as it was written: its folder, its result, and the settings that plan.json has, by their names there."""
 
     folder: Path
     result: Result
@@ -123,26 +120,22 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
         where = [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     paths = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
     runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(paths, key=log.written)]
+    timed = [run for run in runs if run.result.finished and run.result.speed.examples_per_second]
     return [
-        TimedRun(run, run.plan, run.result.training.parameters)
-        for run in runs
-        if run.result.finished
-        and run.result.training.parameters
-        and run.result.speed.examples_per_second
-        and run.plan is not None
+        TimedRun(run, run.plan, parameters)
+        for run in timed
+        if (parameters := run.result.training.parameters) and run.plan is not None
     ]
 
 
 def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
-    """The folder of the sweep that `name`, given for `key`, names, by its name or path. Raises `UserError`, which
-    tells what can be typed `otherwise`.
-    """
+    """The folder of a sweep by its name or path, typed for `key`. Raises `UserError`, with what to type `otherwise`."""
     for folder in (Path(name), output / "sweeps" / name):
         if name and _is_sweep(folder):
             return folder
     last = max(filter(_is_sweep, output.glob("sweeps/*")), key=log.written, default=None)
     instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
-    raise UserError(f"{key} to be a sweep's name or folder", name or "none", f"{instead}")
+    raise UserError(f"{key} to be a sweep's name or folder", name or "none", instead)
 
 
 def _is_sweep(folder: Path) -> bool:

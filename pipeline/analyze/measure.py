@@ -225,10 +225,7 @@ def counted(point: Sequence[Repeat], baseline: Sequence[Repeat], repeats: int, d
 
 
 def is_disturbed(point: Sequence[Repeat], baseline: Sequence[Repeat], devices: int) -> bool:
-    """True if repeats, in turn with the baseline's, show other work, much spread, or a baseline that was slowed.
-
-    Fewer than three do not tell.
-    """
+    """True if three or more repeats, in turn with the baseline's, show other work, spread, or a slowed baseline."""
     if len(point) < FEWEST:
         return False
     if any((repeat.other_work or 0.0) >= BUSY for repeat in (*point, *baseline)):

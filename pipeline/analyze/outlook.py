@@ -55,9 +55,8 @@ def best(results: Sequence[Result]) -> dict[str, int]:
     """
     places = {}
     for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
-        values = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
-        if values:
-            places[what] = min(values, key=lambda place: values[place])
+        if values := [(value, place) for place, one in enumerate(results) if (value := needs(one)) is not None]:
+            places[what] = min(values)[1]
     return places
 
 

@@ -128,27 +128,22 @@ def _parts(models: Sequence[tuple[float, Fit]], case_terms: Mapping[str, float])
 def _take_out(
     case_terms: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
 ) -> None:
-    """Sets the terms to 0 that are the rest of others. Raises `UserError` for those that no run tells of."""
     workers = _listed(sorted({run.case.workers for run in runs}))
     for name, value in list(case_terms.items()):
         if value and "beyond" in name and name not in names:
             # No run tells of it, so that the terms of which it is the rest stand for all.
             case_terms[name] = 0.0
         elif value and strange and name.startswith("communication"):
-            where = "between hosts" if case.hosts > 1 else "within one host"
-            elsewhere = "within one host" if case.hosts > 1 else "between hosts"
+            both = ("between hosts", "within one host")
+            where, elsewhere = both if case.hosts > 1 else both[::-1]
+            expected = f"runs whose devices exchange {where}, as those of the {case.workers} workers would"
             link = ", or python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"
-            raise UserError(
-                f"runs whose devices exchange {where}, as those of the {case.workers} workers would",
-                f"runs that do so {elsewhere} alone (workers={workers})",
-                f"runs on such hardware first{link}",
-            )
+            received = f"runs that do so {elsewhere} alone (workers={workers})"
+            raise UserError(expected, received, f"runs on such hardware first{link}")
         elif value and name not in names:
-            raise UserError(
-                f"runs of two workers or more to predict workers={case.workers} from",
-                f"workers={workers} alone, which says nothing of what workers cost each other ({name})",
-                "workers=2 first",
-            )
+            received = f"workers={workers} alone, which says nothing of what workers cost each other ({name})"
+            expected = f"runs of two workers or more to predict workers={case.workers} from"
+            raise UserError(expected, received, "workers=2 first")
 
 
 def _doublings(case: Case, runs: Sequence[Observed]) -> float:
@@ -293,22 +288,21 @@ def _shared(runs: Sequence[TimedRun]) -> float | None:
 
 
 def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
-    """A note on how far the case is beyond the measured ones."""
     phrases = []
-    for name, superlative, value, measured in (
-        ("workers are", "most", case.workers, [run.case.workers for run in runs]),
-        ("the replica batch is", "largest", case.replica_batch, [run.case.replica_batch for run in runs]),
-        ("the parameters are", "most", case.parameters, [run.case.parameters for run in runs]),
+    for words, key, superlative in (
+        ("workers are", "workers", "most"),
+        ("the replica batch is", "replica_batch", "largest"),
+        ("the parameters are", "parameters", "most"),
     ):
+        value, measured = getattr(case, key), [getattr(run.case, key) for run in runs]
         if value > max(measured):
-            phrases.append(f"{name} {value / max(measured):.3g} times the {superlative}")
+            phrases.append(f"{words} {value / max(measured):.3g} times the {superlative}")
         elif value < min(measured):
-            phrases.append(f"{name} {value / min(measured):.2g} of the least")
+            phrases.append(f"{words} {value / min(measured):.2g} of the least")
     return [f"Extrapolated: {_listed(phrases)} that was measured."] if phrases else []
 
 
 def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
-    """Notes on what too few runs, or too few sizes, leave open."""
     notes = []
     if len(runs) <= PRIOR_FREEDOM:
         notes.append("Too few runs to estimate the fit's error: the interval reflects noise between repeats only.")

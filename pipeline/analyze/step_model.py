@@ -155,7 +155,6 @@ def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
 
 
 def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
-    """For each value the median of its group."""
     every = comparable.grouped(zip(groups, values, strict=True))
     middles = {group: np.median(of_group) for group, of_group in every.items()}
     return np.asarray([middles[group] for group in groups])

@@ -13,13 +13,8 @@ from pipeline.analyze.compare import Answer, Comparison, Contestant, Judge
 from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.outlook import Knee
 
-
-class Use(StrEnum):
-    """The recommendation: the best of a sweep, one device, or neither is known."""
-
-    BEST = "best"
-    ONE_DEVICE = "one device"
-    NOT_KNOWN = "not known"
+# The recommendation: the best of a sweep, one device, or neither is known.
+Use = StrEnum("Use", {"BEST": "best", "ONE_DEVICE": "one device", "NOT_KNOWN": "not known"})
 
 
 @dataclass(frozen=True)
@@ -126,15 +121,12 @@ def _use(
 
 
 def _left_out(runs: Sequence[LoggedRun], measured: Sequence[int], group: Sequence[int]) -> dict[Marks, list[int]]:
-    marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
-    return comparable.grouped(
-        (
-            Marks(tuple(doubt for doubt in marks[place].doubts if doubt in comparable.REFUSED), marks[place].differs),
-            place,
-        )
-        for place in measured
-        if place not in group or not comparable.sound(runs[place])
-    )
+    left_out = dict[Marks, list[int]]()
+    for place, marks in zip(measured, comparable.marks([runs[place] for place in measured]), strict=True):
+        if place not in group or not comparable.sound(runs[place]):
+            refused = tuple(doubt for doubt in marks.doubts if doubt in comparable.REFUSED)
+            left_out.setdefault(Marks(refused, marks.differs), []).append(place)
+    return left_out
 
 
 def _engines(runs: Sequence[LoggedRun], best: Contestant, against: Sequence[Comparison]) -> Engines | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -131,14 +131,14 @@ class Attention(layers.Layer):  # type: ignore[misc]
     def call(self, x: Any) -> Any:
         """[batch, length, width] to the same."""
         query, key, value = (self._by_head(project(x)) for project in (self.query, self.key, self.value))
-        cosine, sine = _angles(ops.shape(x)[1], query.shape[-1], self.compute_dtype)
-        mixed = ops.dot_product_attention(
-            _rotated(query, cosine, sine),
-            _rotated(key, cosine, sine),
-            value,
-            is_causal=True,
-            flash_attention=self.flash_attention,
-        )
+        head_width = query.shape[-1]
+        frequencies = _ROTARY_BASE ** (-ops.arange(0, head_width, 2, dtype="float32") / head_width)
+        # Places beyond 256 are not to be told apart in 16 bits.
+        angles = ops.expand_dims(ops.arange(ops.shape(x)[1], dtype="float32"), 1) * frequencies
+        angles = ops.expand_dims(angles, 1)
+        cosine, sine = ops.cast(ops.cos(angles), self.compute_dtype), ops.cast(ops.sin(angles), self.compute_dtype)
+        query, key = (_rotated(each, cosine, sine) for each in (query, key))
+        mixed = ops.dot_product_attention(query, key, value, is_causal=True, flash_attention=self.flash_attention)
         return self.projection(ops.reshape(mixed, ops.shape(x)))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -172,15 +172,6 @@ def _dense(units: int, name: str, dtype: Any) -> layers.Dense:
     return layers.Dense(units, use_bias=False, kernel_initializer=normal, name=name, dtype=dtype)
 
 
-def _angles(length: Any, head_width: int, dtype: str) -> tuple[Any, Any]:
-    """Cosines and sines of each token's place times each frequency, [length, 1, head_width / 2]."""
-    frequencies = _ROTARY_BASE ** (-ops.arange(0, head_width, 2, dtype="float32") / head_width)
-    # Places beyond 256 are not to be told apart in 16 bits.
-    angles = ops.expand_dims(ops.arange(length, dtype="float32"), 1) * frequencies
-    angles = ops.expand_dims(angles, 1)
-    return ops.cast(ops.cos(angles), dtype), ops.cast(ops.sin(angles), dtype)
-
-
 def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
     """[batch, length, head, head_width], each pair of whose numbers is turned by its token's angle."""
     first, second = ops.split(x, 2, axis=-1)
@@ -203,16 +194,12 @@ def _chosen(input_shape: object, size: str, blocks: int | None, width: int | Non
         raise ValueError(
             f"Expected a size of model=transformer ({', '.join(SIZES)}), received {size}. Try model.build.size=tiny."
         )
-    usual = SIZES[size]
-    chosen = Dimensions(
-        usual.blocks if blocks is None else blocks,
-        usual.width if width is None else width,
-        usual.heads if heads is None else heads,
-    )
+    typed = {"blocks": blocks, "width": width, "heads": heads}
+    chosen = replace(SIZES[size], **{name: count for name, count in typed.items() if count is not None})
     if chosen.blocks < 1:
         raise ValueError(
             f"Expected at least one block for model=transformer, received {chosen.blocks}. "
-            f"Try model.build.blocks={usual.blocks}."
+            f"Try model.build.blocks={SIZES[size].blocks}."
         )
     if chosen.heads < 1 or chosen.width < 1 or chosen.width % (2 * chosen.heads):
         raise ValueError(
