@@ -105,7 +105,6 @@ class Tracker:
         os.close(names)
 
     def _start(self) -> None:
-        """Starts the process unless it runs. Raises `OSError`."""
         if self._runs():
             return
         package = str(Path(__file__).resolve().parents[3])
@@ -116,20 +115,16 @@ class Tracker:
             self._names, names_file = tempfile.mkstemp()
             os.unlink(names_file)
         with self._log.open("ab") as log:
+            command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())]
+            environ = {**self._environ, "PYTHONPATH": path}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())],
-                stdin=self._names,
-                stdout=log,
-                stderr=log,
-                env={**self._environ, "PYTHONPATH": path},
-                start_new_session=True,
+                command, stdin=self._names, stdout=log, stderr=log, env=environ, start_new_session=True
             )
 
     def _runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def _name(self, folder: Path) -> None:
-        """Names a folder to the follower, which then sends its log at once."""
         with self._lock, contextlib.suppress(OSError):
             if self._names is not None:
                 os.write(self._names, os.fsencode(folder) + b"\0")
@@ -138,22 +133,19 @@ class Tracker:
         process = self._process
         if process is not None and not reached():
             self._name(folder)
-            _until(
-                reached,
-                process,
-                timeout,
-                lambda: waits() and self._runs(),
-                lambda: read_tracking(folder).copied.problem,
-            )
+
+            def problem() -> str | None:
+                return read_tracking(folder).copied.problem
+
+            _until(reached, process, timeout, lambda: waits() and self._runs(), problem)
 
 
 def remember(folder: Path, store: TrackingStore) -> None:
     """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
     state, store = read_tracking(folder), replace(store, uri=without_password(store.uri))
     is_same = (state.store.uri if state.store else None) == store.uri
-    write_tracking(
-        folder, replace(state, store=store, copied=replace(state.copied, problem=None) if is_same else Copied())
-    )
+    copied = replace(state.copied, problem=None) if is_same else Copied()
+    write_tracking(folder, replace(state, store=store, copied=copied))
 
 
 def _is_sent(folder: Path) -> bool:

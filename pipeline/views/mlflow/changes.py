@@ -241,11 +241,10 @@ class LogState:
         self._tag(texts.NOTE_TAG, event.text)
 
     def _profiled(self, event: events.Profiled) -> None:
-        profile = event.values
-        self._tag("profile.bound", profile.bound)
-        self._metric("profile/input_examples_per_second", profile.input_examples_per_second, event, 0)
-        self._metric("profile/model_examples_per_second", profile.model_examples_per_second, event, 0)
-        self._metric("profile/ceiling_examples_per_second", profile.ceiling_examples_per_second, event, 0)
+        self._tag("profile.bound", event.values.bound)
+        for name in ("input", "model", "ceiling"):
+            called = f"{name}_examples_per_second"
+            self._metric(f"profile/{called}", getattr(event.values, called), event, 0)
 
     def _checked(self, event: events.Checked) -> None:
         """Takes the outcome of the check; the sentence about it is a note of the result."""

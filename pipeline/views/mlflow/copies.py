@@ -115,7 +115,11 @@ class Copy:
             if not self._read():
                 return False
             if patient and self._comes_early():
-                self._announce()
+                # All is read once more when its metrics are sent.
+                if self.run_id is None:
+                    self._create()
+                    self._send_texts()
+                self._rewind()
                 return False
             self._send()
             self.sent += self._count
@@ -157,7 +161,6 @@ class Copy:
         write_tracking(self.folder, self._tracking)
 
     def _read(self) -> bool:
-        """Takes the changes of the next stretch of the log; False where the log has no more."""
         if self._count:
             return True
         for event, end in log.read(self.log, self._position):
@@ -180,13 +183,6 @@ class Copy:
         soon = began is None or self.state.time_ms - began < FIRST_MS
         return self._copied.offset == 0 and not self.state.ended and "point" not in self.state.repeats and soon
 
-    def _announce(self) -> None:
-        """Creates the run in MLflow with its settings; all is read once more when its metrics are sent."""
-        if self.run_id is None:
-            self._create()
-            self._send_texts()
-        self._rewind()
-
     def _send(self) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
@@ -208,7 +204,10 @@ class Copy:
                 self._upload()
             finally:
                 client.set_terminated(self.run_id, status, time_ms)
-            self._delete_twins()
+            # Runs that a server made after it had been given up on: empty, and never to end.
+            for twin in self._with_this_key(str(self._copied.experiment_id)):
+                if twin != self.run_id:
+                    client.delete_run(twin)
             self._copied = replace(self._copied, closed=status)
 
     def _send_texts(self) -> None:
@@ -218,7 +217,6 @@ class Copy:
         self._log("tags", [RunTag(*tag) for tag in self.state.changes.tags.items()], TEXTS_A_REQUEST)
 
     def _log(self, kind: str, items: Sequence[Any], size: int) -> None:
-        """Sends items of a kind, so many in a request."""
         for start in range(0, len(items), size):
             self._open().log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
 
@@ -248,6 +246,8 @@ class Copy:
         self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
 
     def _experiment(self, run: Run) -> str:
+        from mlflow.exceptions import MlflowException
+
         client, name = self._open(), self._store.experiment or run.experiment or "pipeline"
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
@@ -262,26 +262,15 @@ class Copy:
         if experiment.lifecycle_stage == "deleted":
             restore = f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`"
             raise UserError(f"the MLflow experiment {name!r} to be active", "a deleted one", restore)
-        self._describe(experiment, run)
-        return str(experiment.experiment_id)
-
-    def _describe(self, experiment: Any, run: Run) -> None:
-        """Gives an experiment that others made its page, where they let us."""
-        from mlflow.exceptions import MlflowException
-
+        # One that others made gets its page, where they let us.
         with contextlib.suppress(MlflowException):
-            for name, content in missing(experiment.tags, ms(run)).items():
-                self._open().set_experiment_tag(experiment.experiment_id, name, content)
+            for tag, content in missing(experiment.tags, ms(run)).items():
+                client.set_experiment_tag(experiment.experiment_id, tag, content)
+        return str(experiment.experiment_id)
 
     def _with_this_key(self, experiment: str) -> list[str]:
         query = f"tags.`{KEY_TAG}` = '{_key(self.state.run or Run())}'"
         return sorted(run.info.run_id for run in self._open().search_runs([experiment], query))
-
-    def _delete_twins(self) -> None:
-        """Deletes runs that a server made after it had been given up on: empty, and never to end."""
-        for twin in self._with_this_key(str(self._copied.experiment_id)):
-            if twin != self.run_id:
-                self._open().delete_run(twin)
 
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
@@ -330,6 +319,5 @@ def distinct(name: str, run_id: str) -> str:
 
 
 def _key(run: Run) -> str:
-    """The run's key, fit for a quoted string in a search."""
     key = run.key or f"{run.folder}@{run.time}"
     return re.sub(r"[^\w.@:/ -]", "_", key)[:NAME_CHARACTERS]

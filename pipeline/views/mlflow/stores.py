@@ -217,7 +217,6 @@ def _make_sqlite(path: Path, artifacts: str | None) -> None:
 
 
 def _remove_from(uri: str, run_id: str) -> bool:
-    """Removes a run; False where the store has no such run."""
     from mlflow.exceptions import MlflowException
 
     path = sqlite_path(uri)
@@ -233,22 +232,18 @@ def _remove_from(uri: str, run_id: str) -> bool:
     if run.info.lifecycle_stage != "deleted":
         client.delete_run(run_id)
     if path is not None:
-        _purge(uri, run)
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        # As `mlflow gc` does, which would take all deleted experiments too.
+        artifacts = local_artifacts(run.info.artifact_uri)
+        if artifacts is not None and artifacts.parent.name == run_id:
+            shutil.rmtree(artifacts.parent, ignore_errors=True)
+        store = SqlAlchemyStore(uri, "")
+        try:
+            store._hard_delete_run(run_id)
+        finally:
+            store.engine.dispose()
     return True
-
-
-def _purge(uri: str, run: Any) -> None:
-    """Takes a deleted run out of a local store, as `mlflow gc` does, which would take all deleted experiments too."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    artifacts = local_artifacts(run.info.artifact_uri)
-    if artifacts is not None and artifacts.parent.name == run.info.run_id:
-        shutil.rmtree(artifacts.parent, ignore_errors=True)
-    store = SqlAlchemyStore(uri, "")
-    try:
-        store._hard_delete_run(run.info.run_id)
-    finally:
-        store.engine.dispose()
 
 
 def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[], float]) -> Finding:
@@ -316,7 +311,6 @@ def _examine_file(store: Path, host: str) -> Finding:
 
 
 def _login(environ: Mapping[str, str]) -> dict[str, str]:
-    """The header that logs in to a server, if the environment has what with."""
     name, token = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_TOKEN")
     if name:
         both = f"{name}:{environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()

@@ -64,8 +64,13 @@ def run_folders(root: Path) -> list[Path]:
     """The folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
     if (root / LOG).exists():
         return [root]
-    folders = sorted(log.parent for log in root.rglob(LOG))
-    return [folder for folder in folders if (folder / TRACKING).exists() or _home(folder) == folder.name]
+
+    def is_home(folder: Path) -> bool:
+        first = next((event for event, _ in log.read(folder / LOG)), None)
+        return isinstance(first, Run) and Path(first.folder or "").name == folder.name
+
+    folders = sorted(path.parent for path in root.rglob(LOG))
+    return [folder for folder in folders if (folder / TRACKING).exists() or is_home(folder)]
 
 
 def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) -> str:
@@ -158,12 +163,6 @@ def _patiently(do: Callable[[], T]) -> T:
                 raise
             time.sleep(RETRY_SECONDS * 2**attempt)
     return do()
-
-
-def _home(folder: Path) -> str | None:
-    """The name of the folder that a log says it was written in."""
-    first = next((event for event, _ in log.read(folder / LOG)), None)
-    return Path(first.folder).name if isinstance(first, Run) and first.folder else None
 
 
 def _store_of(folder: Path, uri: str | None) -> TrackingStore | None:

@@ -52,15 +52,9 @@ KIND_TAG, VIEW_TAG = "mlflow.experimentKind", f"mlflow.sharedViewState.{VIEW}"
 KIND, WORKFLOW = "custom_model_development", "machine_learning"
 # What a column shows, and its width in pixels: all but the last are in sight on a page 1,440 wide, beside its panel.
 COLUMNS = {
-    "params.`strategy`": 95,
-    "metrics.`train/workers`": 100,
-    "metrics.`speedup`": 98,
-    "tags.`speedup_range`": 112,
-    "metrics.`efficiency`": 80,
-    "metrics.`examples_per_second`": 155,
-    "metrics.`val/accuracy`": 95,
-    "tags.`sweep`": 150,
-}
+    "params.`strategy`": 95, "metrics.`train/workers`": 100, "metrics.`speedup`": 98, "tags.`speedup_range`": 112,
+    "metrics.`efficiency`": 80, "metrics.`examples_per_second`": 155, "metrics.`val/accuracy`": 95, "tags.`sweep`": 150,
+}  # fmt: skip
 # Of the columns that stand still at the left, which MLflow shows by itself.
 WIDTHS = {"attributes.`Run Name`": 240, "runDateAndNestInfo": 130}
 BARS = ("examples_per_second", "speedup", "efficiency", "val/accuracy")
@@ -188,13 +182,11 @@ def tensors(dtype: object, shape: Any) -> str:
     """
     named = shape if isinstance(shape, Mapping) else {None: shape}
     dtypes = dtype if isinstance(dtype, Mapping) else {}
-    return json.dumps(
-        [
-            ({} if name is None else {"name": str(name)})
-            | {"type": "tensor", "tensor-spec": {"dtype": str(dtypes.get(name, dtype)), "shape": [-1, *axes]}}
-            for name, axes in named.items()
-        ]
-    )
+    specs: list[dict[str, Any]] = []
+    for name, axes in named.items():
+        spec = {"dtype": str(dtypes.get(name, dtype)), "shape": [-1, *axes]}
+        specs.append({**({} if name is None else {"name": str(name)}), "type": "tensor", "tensor-spec": spec})
+    return json.dumps(specs)
 
 
 @dataclass
@@ -245,10 +237,8 @@ def sentence(result: Result) -> str:
     lead = f"**{throughput}**{brackets(listed(doubtful, ends))}"
     if speed.speedup is not None:
         efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
-        lead = (
-            f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, speedup_span(speed)))}{efficiency}: "
-        )
-        lead += f"{throughput}{brackets(ends)}"
+        within = brackets(listed(doubtful, speedup_span(speed)))
+        lead = f"**{speed.speedup:.2f} times one device**{within}{efficiency}: {throughput}{brackets(ends)}"
     strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
     scaling = f"{layout.scaling} scaling" if layout.scaling else ""
     sure = f"{percent(speed.interval_confidence)} intervals" if ends and speed.interval_confidence else ""
@@ -289,15 +279,13 @@ def address(server: str, experiment: str) -> str:
 
 
 def _view() -> dict[str, Any]:
-    """The state of MLflow's runs page that differs from its own: sorting, columns and charts."""
     section = {"uuid": VIEW, "name": "Comparison", "display": True, "isReordered": False}
     charts: list[dict[str, Any]] = [
         {"type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20} for name in BARS
     ]
-    charts += [
-        {"type": "SCATTER", "xaxis": _metric(across), "yaxis": _metric(up), "runsCountToCompare": 100}
-        for across, up in SCATTERS
-    ]
+    for across, up in SCATTERS:
+        axes = {axis: {"key": name, "type": "METRIC"} for axis, name in (("xaxis", across), ("yaxis", up))}
+        charts.append({"type": "SCATTER", **axes, "runsCountToCompare": 100})
     own = {"metricSectionId": VIEW, "deleted": False, "isGenerated": False}
     return {
         "orderByKey": "metrics.`speedup`",
@@ -310,7 +298,3 @@ def _view() -> dict[str, Any]:
         "compareRunSections": [section],
         "compareRunCharts": [chart | own | {"uuid": f"{VIEW}{index}"} for index, chart in enumerate(charts)],
     }
-
-
-def _metric(name: str) -> dict[str, str]:
-    return {"key": name, "type": "METRIC"}

@@ -1,7 +1,5 @@
 """Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
 
-    python -m pipeline report NAME
-
 It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
 """
 
@@ -78,10 +76,7 @@ def warm_up() -> None:
 
 
 def write(folder: Path) -> WrittenReport:
-    """Writes the report of the sweep in `folder`.
-
-    Raises `UserError` where there is no sweep, and `OSError` where the folder cannot be written to.
-    """
+    """Writes the report of the sweep in `folder`. Raises `UserError` without a sweep, `OSError` if it cannot write."""
     sweep = gather(folder)
     runs, same = [point.run for point in sweep.points], [point.configuration for point in sweep.points]
     decided = verdict.decide(runs, same, sweep.knee_share)
@@ -90,10 +85,13 @@ def write(folder: Path) -> WrittenReport:
     beside.mkdir(exist_ok=True)
     for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
         old.unlink()
-    figures = [path for figure in drawn if isinstance(figure, Drawn) for path in _kept(figure, beside)]
+    figures: dict[Path, bytes] = {}
+    for figure in (figure for figure in drawn if isinstance(figure, Drawn)):
+        figures |= {beside / f"{figure.name}.svg": figure.svg, beside / f"{figure.name}.png": figure.png}
+    for path, content in figures.items():
+        path.write_bytes(content)
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
-    command = page.next_command(sweep, decided)
-    written = WrittenReport(sweep, decided, html, table, tuple(figures), drawn, command)
+    written = WrittenReport(sweep, decided, html, table, tuple(figures), drawn, page.next_command(sweep, decided))
     _write_pages(written)
     return written
 
@@ -115,8 +113,7 @@ def with_ids(written: WrittenReport) -> WrittenReport:
 def track(folder: Path, written: WrittenReport, tracker: Tracking, store: TrackingStore) -> None:
     """Writes the report as an event log that `tracker` sends to `store`: the one run that stands for the sweep.
 
-    Like a run's, it is an event log that is sent, now or by `python -m pipeline sync`: written again, a report
-    goes on in the same log and so in the same run.
+    Written again, a report goes on in the same log and so in the same run.
     """
     beside = folder.resolve() / FOLDER
     log = EventLog(beside / LOG)
@@ -148,10 +145,8 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Tracki
 def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
     """Returns what to type where MLflow does not hold the report after so many seconds; None where it does."""
     drained, problem = tracker.drain(folder.resolve() / FOLDER, seconds)
-    if drained:
-        return None
     lacks = f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}"
-    return f"{lacks}. `python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
+    return None if drained else f"{lacks}. `python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
 
 
 def store_of(sweep: ReportedSweep) -> TrackingStore | None:
@@ -160,20 +155,14 @@ def store_of(sweep: ReportedSweep) -> TrackingStore | None:
     return next((store for store in stores if store and store.uri), None)
 
 
-def points_csv(sweep: ReportedSweep) -> str:
-    """A row for each point with all numbers of its result, its group, its marks and what was asked for."""
-    rows = [_row(point, sweep) for point in sweep.points]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _write_pages(written: WrittenReport) -> None:
     write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
-    write_whole(written.csv, points_csv(written.sweep))
+    rows = [_row(point, written.sweep) for point in written.sweep.points]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(written.csv, text.getvalue())
 
 
 def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
@@ -191,15 +180,7 @@ def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
     }
 
 
-def _kept(drawn: Drawn, folder: Path) -> list[Path]:
-    paths = [folder / f"{drawn.name}.svg", folder / f"{drawn.name}.png"]
-    for path, content in zip(paths, (drawn.svg, drawn.png), strict=True):
-        path.write_bytes(content)
-    return paths
-
-
 def _report_event(written: WrittenReport, now: float) -> Report:
-    """Returns the report as MLflow shows it: files and texts. Its points have the numbers."""
     best = written.verdict.best
     ids = [(point, point.result.tracked.mlflow_run_id) for point in written.sweep.points]
     listed = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -22,24 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class StrategyLook(TypedDict):
-    """The colour and the marker of a strategy, as matplotlib takes them."""
-
-    color: str
-    marker: str
-
-
+# The colour and the marker of a strategy, as matplotlib takes them.
+StrategyLook = dict[str, Any]
 Dash = str | tuple[float, tuple[float, ...]]
 MARKERS = "osD^vPX"
 DASHES: tuple[Dash, ...] = (
-    "-",
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (5, 1.5, 1, 1.5)),
-    (0, (8, 2)),
-    (0, (3, 1)),
-    (0, (2, 3)),
-)
+    "-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (3, 1)), (0, (2, 3)),
+)  # fmt: skip
 # Inches. Every figure is as wide as a phone shows at a readable size.
 WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
 FONT, SMALL, DPI = 11, 9.5, 144
@@ -125,8 +114,7 @@ def rendered(name: str, title: str, description: str, figure: Figure, handles: S
 def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
     """A figure with `count` panels under each other and room for a legend of so many rows below."""
     below = BOTTOM + ROW * rows + 0.1
-    height = TOP + count * PANEL + (count - 1) * 0.25 + below
-    return _figure(height, count, below, 0.25 / PANEL)
+    return _figure(TOP + count * PANEL + (count - 1) * 0.25 + below, count, below, 0.25 / PANEL)
 
 
 def bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Figure, Axes, float]:
@@ -156,13 +144,6 @@ def bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Fig
         axes.plot(*([at] for at in above), **look, ms=6, ls="none", clip_on=False,
                   transform=axes.transData + beside)  # fmt: skip
     return figure, axes, thick
-
-
-def interval_handle(name: str) -> Artist:
-    """Returns a legend's entry for the intervals of all lines."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=INK, marker="|", ms=9, mew=1.6, ls="none", label=name)
 
 
 def _figure(

@@ -40,16 +40,18 @@ def draw(sweep: ReportedSweep) -> list[canvas.Drawn | canvas.MissingFigure]:
 def look(place: int) -> canvas.StrategyLook:
     """Returns the look of the strategy with this place among others: where colours begin again, markers go on."""
     count, markers = len(canvas.STRATEGIES), canvas.MARKERS
-    marker = markers[(place + place // count) % len(markers)]
-    return canvas.StrategyLook(color=canvas.STRATEGIES[place % count], marker=marker)
+    return {"color": canvas.STRATEGIES[place % count], "marker": markers[(place + place // count) % len(markers)]}
 
 
 def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
+    from matplotlib.lines import Line2D
+
     title = "Speedup and efficiency against workers"
     points = [point for point in sweep.measured if point.result.speed.speedup is not None]
     if not points:
-        why = "no point has a speedup: it needs a baseline, and measure.steps other than 0"
-        return canvas.MissingFigure(title, why)
+        return canvas.MissingFigure(
+            title, "no point has a speedup: it needs a baseline, and measure.steps other than 0"
+        )
     if len({_workers(point) for point in points}) < 2:
         return canvas.MissingFigure(title, "all points have as many workers")
     series = grouped((_series(point, sweep), point) for point in points)
@@ -86,8 +88,8 @@ def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     below.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     texts = "; ".join(f"{_strategy(point)}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points)
     handles = [*above.get_legend_handles_labels()[0]]
-    if sweep.confidences:
-        handles.append(canvas.interval_handle(interval_name(sweep)))
+    if name := interval_name(sweep):
+        handles.append(Line2D([], [], color=canvas.INK, marker="|", ms=9, mew=1.6, ls="none", label=name))
     return canvas.rendered("scaling", title, f"Speedup over one device, by workers. {texts}.", figure, handles)
 
 
@@ -166,10 +168,7 @@ def _steps(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
 
 
 def interval_name(sweep: ReportedSweep) -> str:
-    """Returns the name of a sweep's intervals, in two words.
-
-    Of points with more and with fewer repeats there are several.
-    """
+    """Returns the name of a sweep's intervals, in two words; points with more and with fewer repeats have several."""
     if not sweep.confidences:
         return ""
     return f"{' or '.join(map(percent, sweep.confidences))} interval{'s' * (len(sweep.confidences) > 1)}"
@@ -196,7 +195,6 @@ def causes(point: ReportedRun) -> dict[str, float]:
 
 
 def _series(point: ReportedRun, sweep: ReportedSweep, name: str = "") -> str:
-    """Returns a point's name, or its strategy's, with its group, if there are several, and the marks of its speed."""
     several = len({measured.group for measured in sweep.measured}) > 1
     group = f"group {point.group}" if several and point.group else ""
     return f"{name or _strategy(point)}{brackets(listed(group, *mark_texts(point.marks)))}"
@@ -223,7 +221,6 @@ def _ends(middle: float | None, low: float | None, high: float | None) -> Ends:
 
 
 def _foreseen(point: ReportedRun) -> Ends | None:
-    """The last prediction made of a point, as speedups."""
     one, predictions = point.result.speed.baseline_examples_per_second, point.result.predictions
     if not one or not predictions:
         return None
@@ -232,7 +229,7 @@ def _foreseen(point: ReportedRun) -> Ends | None:
 
 
 def _first(points: Sequence[ReportedRun]) -> Sequence[ReportedRun]:
-    """The points, of too many the fastest, in their order."""
+    # Of too many the fastest, in their order.
     fastest = sorted(points, key=lambda point: -_throughput_of(point)[0])[:MOST_BARS]
     return sorted(fastest, key=lambda point: point.place)
 

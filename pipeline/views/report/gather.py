@@ -139,13 +139,10 @@ class ReportedSweep:
 
     def seconds_to_target(self, point: ReportedRun) -> float | None:
         """Seconds of training until a point reached what every point did."""
-        target = self.target
-        if target is None:
+        if (target := self.target) is None:
             return None
-        reached = (
-            seconds for seconds, value in self.curve(point) if (value <= target if self.falls else value >= target)
-        )
-        return next(reached, None)
+        curve = self.curve(point)
+        return next((seconds for seconds, value in curve if (value <= target if self.falls else value >= target)), None)
 
 
 def gather(folder: Path) -> ReportedSweep:
@@ -156,9 +153,7 @@ def gather(folder: Path) -> ReportedSweep:
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
         # Each is a configuration of its own.
-        points = [
-            ReportedRun(place, str(place), _run(folder), tuple(_typed(folder))) for place, folder in enumerate(folders)
-        ]
+        points = [ReportedRun(place, str(place), _run(path), _typed(path)) for place, path in enumerate(folders)]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
     return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
@@ -173,13 +168,11 @@ def _listed(place: int, entry: Entry, folder: Path) -> ReportedRun:
         if entry.status is entry.error is None and run.settings:
             error = "it was started and has not ended; the same command goes on with it"
             ending = replace(ending, status="UNFINISHED", error=error)
-    return ReportedRun(
-        place, str(entry.place), replace(run, result=replace(run.result, ending=ending)), entry.overrides
-    )
+    run = replace(run, result=replace(run.result, ending=ending))
+    return ReportedRun(place, str(entry.place), run, entry.overrides)
 
 
 def _knee_share(points: Sequence[ReportedRun]) -> float:
-    """The share of a worker that pays, as the sweep's config has it."""
     for point in points:
         try:
             share = OmegaConf.select(OmegaConf.load(point.run.folder / "hydra" / "config.yaml"), "predict.knee_share")
@@ -191,7 +184,6 @@ def _knee_share(points: Sequence[ReportedRun]) -> float:
 
 
 def _grouped(points: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """The points with what is to be said of their speeds."""
     measured = [place for place, point in enumerate(points) if point.result.speed.examples_per_second is not None]
     runs = [points[place].run for place in measured]
     letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
@@ -214,12 +206,12 @@ def _run(folder: Path) -> LoggedRun:
     return history.of(folder, results.read(folder) or Result())
 
 
-def _typed(folder: Path) -> list[str]:
+def _typed(folder: Path) -> tuple[str, ...]:
     try:
         typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
     except UNREADABLE:
-        return []
-    return list(map(str, typed)) if isinstance(typed, list) else []
+        return ()
+    return tuple(map(str, typed)) if isinstance(typed, list) else ()
 
 
 def _naturally(folder: Path) -> list[tuple[int, str]]:

@@ -131,8 +131,8 @@ def score(sweep: ReportedSweep) -> str:
 def _about(sweep: ReportedSweep) -> str:
     finished = sum(point.status == "FINISHED" for point in sweep.points)
     machines = sorted({clean(point.result.environment.machine) for point in sweep.measured} - {""})
-    points = f"{finished} of {len(sweep.points)} points finished"
-    return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
+    where = f", on {'; '.join(machines)}" if machines else ""
+    return f"{finished} of {len(sweep.points)} points finished{where}."
 
 
 def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict[str, Cell]:
@@ -171,7 +171,6 @@ def _breakable(typed: str) -> Markup:
 
 
 def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:
-    """The cell of a number; one that is not known has no mark."""
     return Cell(or_missing(value, write, MISSING), NUMBER, under, "" if value is None else mark)
 
 
@@ -225,10 +224,7 @@ def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> li
 
 
 def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
-    """Returns the command to type next: it trains as the verdict says or, where that is not known, measures more.
-
-    "" where that takes several commands.
-    """
+    """Returns what to type next, to train as the verdict says or measure more; "" where that takes several commands."""
     if decided.best is None:
         return ""
     options = _options(map(_began, sweep.points))
@@ -251,7 +247,6 @@ def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
 
 
 def _but(overrides: Iterable[str], *keys: str) -> list[str]:
-    """The overrides of all but these keys, and of what is in them."""
     overrides_list = [(override.lstrip("+~").partition("=")[0], override) for override in overrides]
     return [override for key, override in overrides_list if key.partition(".")[0] not in keys and key not in keys]
 
@@ -266,8 +261,7 @@ def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], object
 
 
 def _fact(point: ReportedRun, name: str, more: str) -> str | None:
-    value = comparable.facts(point.run).get(name)
-    return value and listed(value, more)
+    return (value := comparable.facts(point.run).get(name)) and listed(value, more)
 
 
 def _batch(point: ReportedRun) -> str | None:
@@ -310,7 +304,6 @@ def _began(point: ReportedRun) -> Run:
 
 
 def _options(runs: Iterable[Run]) -> list[str]:
-    """The options with which points were run, beside what was asked for."""
     for run in runs:
         if command := run.tags.get("command"):
             return [word for word in shlex.split(str(command)) if word.startswith("--")]

@@ -15,7 +15,6 @@ from pipeline.record.events import Epoch, Event
 from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
-from pipeline.views.terminal.result import resumed_line
 from pipeline.views.terminal.run_state import Doing, RunState
 from pipeline.views.terminal.sweep_table import begins_line, came_to, ended_line, numbers_of, shared_and_own, sweep_rows
 from pipeline.views.terminal.words import (
@@ -89,7 +88,10 @@ class Terminal:
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
-        self.say(resumed_line(folder, status, step, saved_step))
+        where = "from the beginning, since it has no checkpoint"
+        if saved_step:
+            where = f"from the checkpoint of step {saved_step:,}"
+        self.say(f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)")
 
     def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
         """Shows a plan; of one that follows another, what it does not share with that."""
@@ -167,20 +169,14 @@ class Progress:
             # Of a sweep it is the points that stay.
             stay = self._ahead is None or not isinstance(event, Epoch)
             self._waiting += [line.text for line in lines if line.lasting and stay]
-            if self._is_time_to_draw():
+            # Now and then; while repeats are timed, only where one ends and before the next begins.
+            is_time = self._seen.turned if self._seen.timing else self._now - self._drawn >= REFRESH_SECONDS
+            if is_time or self._seen.failing:
                 self._draw()
         elif self._console.is_interactive:
             self._say([line.text for line in lines if line.lasting])
         else:
             self._say([line.text for line in lines] or self._after_a_while())
-
-    def _is_time_to_draw(self) -> bool:
-        """Now and then; while repeats are timed, only where one ends and before the next begins."""
-        if self._seen.failing:
-            return True
-        if self._seen.timing:
-            return self._seen.turned
-        return self._now - self._drawn >= REFRESH_SECONDS
 
     def _draw(self) -> None:
         from rich.live import Live
@@ -236,9 +232,8 @@ class Progress:
         if self._live is None:
             return
         try:
-            self._live.stop()
-        except IndexError:
-            pass  # it was interrupted before it had begun
+            with suppress(IndexError):  # it was interrupted before it had begun
+                self._live.stop()
         except (OSError, UnicodeError):
             self._gone = True
         finally:
@@ -274,19 +269,18 @@ class Board:
         """Shows that a point is under way."""
         self._points[key] = point
         beside = sum(other.result.ending.status == "RUNNING" for other in self._points.values()) - 1
-        if self._live is None:
-            self._say(listed(f"-- {_named(point)} begins", f"beside {beside} other{'s' * (beside > 1)}" * (beside > 0)))
+        others = f"beside {beside} other{'s' * (beside > 1)}" * (beside > 0)
+        self._say(listed(f"-- {_named(point)} begins", others))
 
     def ended(self, key: Key, point: RunResult, seconds: float) -> None:
         """Shows what became of a point, and how long it took."""
         self._points[key] = point
         self._done += 1
-        if self._live is None:
-            far = f"{self._done} of {len(self._points)} points"
-            self._say(f"-- {_named(point)}: {came_to(point.result, seconds)} ({far})")
+        self._say(f"-- {_named(point)}: {came_to(point.result, seconds)} ({self._done} of {len(self._points)} points)")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
+        if self._live is None:
+            self._console.print(text, soft_wrap=True)
 
     def _table(self) -> RenderableType:
         from rich.text import Text
@@ -295,10 +289,6 @@ class Board:
 
 
 def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
-    """Draws a bar with what is happening, how far it is and for how long, and its figures under it.
-
-    Of a sweep that it is a point of, above it the table so far, and below it how far that is.
-    """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -318,9 +308,8 @@ def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 
         seconds = 0.0 if ahead.seconds_left is None else ahead.seconds_left - elapsed
         # A point that takes longer than those before it leaves it open.
         left = f"{duration(seconds)} left" if seconds > 0 else ""
-        count = len(ahead.points)
-        done = f"{ahead.done} of {count}" if narrow else f"{ahead.done} of {count} points"
-        bar = ProgressBar(total=count, completed=ahead.done)
+        done = f"{ahead.done} of {len(ahead.points)}{' points' * (not narrow)}"
+        bar = ProgressBar(total=len(ahead.points), completed=ahead.done)
         row.add_row(Text("sweep", style="bold"), bar, Text(done), Text(left, style="dim"))
     figures = listed(view.where * narrow, view.figures)
     indent = 2 if narrow else 12
@@ -330,10 +319,7 @@ def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 
 
 
 def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
-    """The points of a sweep in a row each: what they differ in, and their speeds as far as they have ended.
-
-    Of more points than fit, those around the one that is under way.
-    """
+    """The points that fit, around the current one: what they differ in, and their speeds as far as they have ended."""
     from rich.table import Table
     from rich.text import Text
 
@@ -347,8 +333,7 @@ def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
     current = numbers.index(ahead.number)
     first = max(0, min(current - shown // 2, len(numbers) - shown))
     for place in range(first, min(first + shown, len(numbers))):
-        point = ahead.points[place]
-        speed, speedup = _speeds(point.result, numbers[place] == ahead.number)
+        speed, speedup = _speeds(ahead.points[place].result, place == current)
         style = "bold" if place == current else ""
         cells = [str(numbers[place]), *(values[name][place] for name in names), speed, speedup]
         table.add_row(*(Text(cell, style=style) for cell in cells))
@@ -356,7 +341,6 @@ def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
 
 
 def _speeds(result: Result, current: bool) -> tuple[str, str]:
-    """Throughput and speedup, or in place of the first how it stands."""
     status, speed = clean(result.ending.status), result.speed
     if speed.examples_per_second is None:
         return (RUNNING if current else status or TO_COME), ""
@@ -364,7 +348,6 @@ def _speeds(result: Result, current: bool) -> tuple[str, str]:
 
 
 def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
-    """By the last name of each key that differs between points, the value that each of them has."""
     columns: dict[str, list[str]] = {}
     for place, own in enumerate(shared_and_own(points)[1]):
         for line in own:

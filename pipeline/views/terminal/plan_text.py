@@ -1,6 +1,7 @@
 """Turns a plan, and what it needs in bytes, into the lines that a person reads before anything starts."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -36,10 +37,7 @@ MOST_SERVERS = 4
 
 
 def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
-    """The plan in a few lines; with `full`, also how it trains and a line for every process.
-
-    `reused` is the folder of the run that has measured its baseline before, where one has.
-    """
+    """The plan in lines; with `full`, each process too. `reused` is the folder of the run that has its baseline."""
     labelled = [
         ("plan", _headline(plan)),
         ("processes", _processes(plan)),
@@ -65,7 +63,6 @@ def _headline(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> str:
-    """Returns the number of processes and hosts, and what each of them holds."""
     roles = Counter(process.role for process in plan.processes)
     count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
     training = [process for process in plan.processes if process.replicas]
@@ -100,7 +97,6 @@ def _length(plan: Plan) -> str:
 
 
 def _data(plan: Plan) -> str:
-    """Returns how processes divide the files of the training data, and why."""
     if plan.data.divided is None:
         return ""
     files, readers = plural(plan.data.train_files, "file"), len(plan.leaders)
@@ -115,7 +111,6 @@ def _data(plan: Plan) -> str:
 
 
 def _served(plan: Plan) -> str:
-    """Returns the processes that make the batches, where those that train do not."""
     if plan.data.service:
         return f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
     return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
@@ -164,7 +159,8 @@ def _process_rows(plan: Plan) -> list[str]:
             str(process.rank),
             process.role,
             plan.host_of(process),
-            _address(process.address),
+            # Port 0 stands for one that is chosen at the start.
+            re.sub(":0$", ":(free port)", process.address or "-"),
             _devices(process.devices),
             ranges(process.replicas) or "-",
             ranges(process.cores) or "any",
@@ -173,14 +169,6 @@ def _process_rows(plan: Plan) -> list[str]:
         for process in plan.processes
     ]
     return [*columns([header, *rows], right=(0, 2)), "", "threads: within an operation + between operations"]
-
-
-def _address(address: str | None) -> str:
-    """Returns the address of a process; port 0 stands for one that is chosen at the start."""
-    if address is None:
-        return "-"
-    host, _, port = address.rpartition(":")
-    return f"{host}:(free port)" if port == "0" else address
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -217,16 +205,13 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
 
 
 def _host(estimate: Estimate) -> list[tuple[str, str]]:
-    """Returns the memory of a host whose CPU devices share it."""
     host = estimate.host
     if host is None:
         return []
-    unknown = "over " if any(place.activations is None for place in estimate.memory) else ""
+    unknown = "over " * any(place.activations is None for place in estimate.memory)
     has = "" if host.gib is None else f" of {host.gib:g} GiB"
-    first = (
-        f"{unknown}{amount(host.total)}{has}: {amount(host.devices)} of its devices, "
-        f"{amount(host.imported + host.computing)} of what computes"
-    )
+    parts = f"{amount(host.devices)} of its devices, {amount(host.imported + host.computing)} of what computes"
+    first = f"{unknown}{amount(host.total)}{has}: {parts}"
     copied = f"{amount(host.copied)} to copy while a checkpoint is written" if host.copied else ""
     rest = listed(f"{amount(host.data)} of data and batches" if host.data else "", copied)
     return [("host", first), ("", rest)] if rest else [("host", first)]
@@ -257,22 +242,12 @@ def _planned(place: int, point: RunResult) -> list[str]:
 
 
 def _memory_row(memory: HostMemory, fed: bool) -> tuple[str, ...]:
-    unknown = memory.activations is None
-    return (
-        memory.place,
-        *map(_amount, (memory.parameters, memory.gradients, memory.slots)),
-        "unknown" if memory.activations is None else _amount(memory.activations),
-        *((_amount(memory.batches),) if fed else ()),
-        "over " * unknown + amount(memory.total),
-    )
-
-
-def _amount(count: int) -> str:
-    return amount(count) if count else MISSING
+    columns = (memory.parameters, memory.gradients, memory.slots, memory.activations, *[memory.batches] * fed)
+    texts = ("unknown" if count is None else amount(count) if count else MISSING for count in columns)
+    return memory.place, *texts, "over " * (memory.activations is None) + amount(memory.total)
 
 
 def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
-    """Every place, or of many servers the fullest and the emptiest."""
     first, *others = memory
     if len(others) <= MOST_SERVERS:
         return [first, *others]
@@ -282,12 +257,11 @@ def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
 
 
 def _data_held(plan: Plan, estimate: Estimate) -> str:
-    if estimate.example_bytes is None:
+    size, count = estimate.example_bytes, plan.data.train_examples
+    if size is None:
         return "read as it trains"
-    all_of_it = ""
-    if plan.data.train_examples is not None:
-        all_of_it = f", {amount(estimate.example_bytes * plan.data.train_examples)} for those that train"
-    return f"{amount(estimate.example_bytes)} an example, in the memory of every process that trains{all_of_it}"
+    all_of_it = "" if count is None else f", {amount(size * count)} for those that train"
+    return f"{amount(size)} an example, in the memory of every process that trains{all_of_it}"
 
 
 def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
@@ -298,17 +272,16 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
     step = "for a step of one worker" if plan.strategy.asynchronous else "a step"
     below = [_traffic(traffic) for traffic in _busiest(exchanged.traffic)]
     if exchanged.between:
-        takes, gbps = "", plan.hardware.link_gbps
-        if gbps:
-            takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s"
+        gbps = plan.hardware.link_gbps
+        takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s" if gbps else ""
         all_step = " when each worker makes a step" if plan.strategy.asynchronous else ""
         busiest = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
         below.append(f"{amount(exchanged.between)} of it between hosts; {busiest}")
     else:
         below.append("all of it within one host")
     if exchanged.bucket:
-        bucket = amount(exchanged.bucket)
-        below.append(f"gradients leave for other hosts in buckets of {bucket} while others are computed")
+        bucket = f"buckets of {amount(exchanged.bucket)}"
+        below.append(f"gradients leave for other hosts in {bucket} while others are computed")
     if exchanged.small:
         layers = plural(exchanged.small // 2, "batch normalization")
         waited = f"{exchanged.small} small ones a step, waited for one after the other"
@@ -317,24 +290,19 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
 
 
 def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
-    """All of it, or of many servers the busiest."""
     servers = [one for one in traffic if one.who.startswith("server ")]
     if len(servers) <= MOST_SERVERS:
         return traffic
     largest = max(servers, key=lambda server: server.sends + server.receives)
-    return [
-        *(one for one in traffic if one not in servers),
-        Traffic(f"the busiest of {len(servers):,} servers", largest.sends, largest.receives),
-    ]
+    busiest = dataclasses.replace(largest, who=f"the busiest of {len(servers):,} servers")
+    return [*(one for one in traffic if one not in servers), busiest]
 
 
 def _traffic(traffic: Traffic) -> str:
-    parts = listed(
-        f"sends {amount(traffic.sends)}" if traffic.sends else "",
-        f"receives {amount(traffic.receives)}" if traffic.receives else "",
-    )
+    both = (("sends", traffic.sends), ("receives", traffic.receives))
+    parts = " and ".join(f"{verb} {amount(count)}" for verb, count in both if count)
     server = " when each worker makes a step" if "server" in traffic.who else ""
-    return f"{traffic.who} {parts.replace(', ', ' and ') or 'has no part in it'}{server}"
+    return f"{traffic.who} {parts or 'has no part in it'}{server}"
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -106,7 +106,6 @@ def _throughput(result: Result) -> str:
 
 
 def _width(prediction: Prediction) -> str:
-    """Returns the interval's width beside what equal runs differ by."""
     equal = prediction.equal
     source = f"as {equal} of them tell" if equal else "as on other machines, since none was run again here"
     wide = f"{percent((prediction.high - prediction.low) / 2 / prediction.examples_per_second)} to either side"
@@ -130,14 +129,12 @@ def _finish(result: Result) -> str:
 
 
 def _energy(result: Result) -> str:
-    joules = result.cost.energy_joules
     if result.cost.seconds_to_finish is None:
         return ""
-    if joules is None:
+    if (joules := result.cost.energy_joules) is None:
         return "not known: no run that it is fitted on could read an energy counter"
     return f"{rate(joules / 3600)} Wh, at the power of a worker that was measured"
 
 
 def _few(values: Sequence[str]) -> str:
-    """All of a few values, or the ends of many."""
     return " and ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"

@@ -51,28 +51,30 @@ def result_table(point: RunResult) -> RenderableType:
 
 def result_rows(point: RunResult) -> list[tuple[str, str]]:
     """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
-    result, folder = point.result, clean(point.folder)
+    result, folder, speed, layout = point.result, clean(point.folder), point.result.speed, point.result.layout
     status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training
     logs = f"{folder}: events.jsonl, and a .log of each process" if folder else ""
     trained = listed(_epochs(training), named("loss", training.loss), pairs(training.metrics))
+    percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
+    phases = (("start", training.seconds_startup), ("train", training.seconds_training))
     rows = [
         ("error", "" if finished else "\n".join(lines_of(result.ending.error)) or "no reason was given"),
         ("look at", "" if finished else clean(result.ending.log) or logs),
         ("verdict", single_line(result)),
-        ("throughput", _throughput(result) or "not measured" * finished),
-        ("speedup", _speedup(result) or "- (no baseline to compare with)" * finished),
+        ("throughput", _throughput(speed) or "not measured" * finished),
+        ("speedup", _speedup(speed, layout) or "- (no baseline to compare with)" * finished),
         ("efficiency", _efficiency(result)),
-        ("baseline", _baseline(result.speed)),
-        ("batch", batch_text(result.layout)),
-        ("step time", _step_times(result.speed)),
+        ("baseline", _baseline(speed)),
+        ("batch", batch_text(layout)),
+        ("step time", listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))),
         ("input wait", _input_wait(result)),
         *_labelled("profile", profile_lines(result.profile)),
-        *_labelled("lost", explained_lines(result.explained, result.speed.efficiency)),
+        *_labelled("lost", explained_lines(result.explained, speed.efficiency)),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),
         ("validation", listed(named("loss", training.val_loss), pairs(training.val_metrics))),
-        ("time", _seconds(result)),
+        ("time", listed(*(f"{duration(value)} to {what}" for what, value in phases if value is not None))),
         ("survived", _survived(result)),
         *(("note", clean(note)) for note in result.notes),
         ("folder", folder if finished else ""),
@@ -150,7 +152,6 @@ def explained_line(explained: Explanation | None) -> str:
 
 
 def _labelled_texts(rows: Sequence[tuple[str, str]], width: int) -> Iterator[Text]:
-    """Yields rows of a label and a text; the first is what stands out."""
     left = max(len(label) for label, _ in rows) + 2
     for place, (label, text) in enumerate(rows):
         for number, line in enumerate(text.splitlines() or [""]):
@@ -162,7 +163,6 @@ def _labelled_texts(rows: Sequence[tuple[str, str]], width: int) -> Iterator[Tex
 
 
 def _epochs(training: Training) -> str:
-    """Returns how many were trained, and of how many where a callback ended training."""
     trained, planned = plural(training.epochs, "epoch"), plural(training.planned_epochs, "epoch")
     return trained if training.stopped_by is None else f"{training.epochs} of {planned}"
 
@@ -180,24 +180,21 @@ def _what(result: Result) -> str:
     return f"{what}{marks(result.layout)}".strip() or "a run"
 
 
-def _throughput(result: Result) -> str:
-    speed = result.speed
+def _throughput(speed: Speed) -> str:
     if speed.examples_per_second is None:
         return ""
     return listed(per_second(speed), _interval(speed, throughput_span(speed)), plural(speed.repeats, "repeat"))
 
 
-def _speedup(result: Result) -> str:
-    speed = result.speed
+def _speedup(speed: Speed, layout: Layout) -> str:
     if speed.speedup is None:
         return ""
     within = span(speed.speedup_low, speed.speedup_high, times, " to ")
-    scaling = f"{clean(result.layout.scaling) or 'unknown'} scaling"
-    return listed(f"{times(speed.speedup)}{marks(result.layout)}", _interval(speed, within), scaling)
+    scaling = f"{clean(layout.scaling) or 'unknown'} scaling"
+    return listed(f"{times(speed.speedup)}{marks(layout)}", _interval(speed, within), scaling)
 
 
 def _survived(result: Result) -> str:
-    """Returns how often it resumed or restarted, and what that cost; empty where it never did."""
     survival = result.survival
     if not any((survival.resumed, survival.restarts, survival.rollbacks, survival.steps_repeated)):
         return ""
@@ -212,14 +209,7 @@ def _survived(result: Result) -> str:
     )
 
 
-def resumed_line(folder: str, status: str, step: int, saved: int | None) -> str:
-    """Returns a line that names the run a command goes on with, and from where."""
-    where = f"from the checkpoint of step {saved:,}" if saved else "from the beginning, since it has no checkpoint"
-    return f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)"
-
-
 def _efficiency(result: Result) -> str:
-    """The speedup over the number of devices, and so its interval."""
     value, speed = result.speed.efficiency, result.speed
     if comparable.disturbed_baseline(result):
         return "not known: the baseline was disturbed, since the speedup is more than there are devices"
@@ -233,8 +223,7 @@ def _efficiency(result: Result) -> str:
 
 
 def _baseline(speed: Speed) -> str:
-    value = speed.baseline_examples_per_second
-    if value is None:
+    if (value := speed.baseline_examples_per_second) is None:
         return ""
     return listed(f"{rate(value)} examples/s on one device, no strategy", clean(speed.baseline_source))
 
@@ -249,15 +238,8 @@ def batch_text(layout: Layout) -> str:
     return f"{layout.replica_batch:,} x {replicas} = {layout.global_batch:,} a step"
 
 
-def _step_times(speed: Speed) -> str:
-    percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
-    return listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))
-
-
 def _input_wait(result: Result) -> str:
-    """Returns the share of the step time spent waiting for batches, and the worker that waited longest."""
-    share = result.input.wait
-    if share is None:
+    if (share := result.input.wait) is None:
         return ""
     shares = [(value, clean(name)) for name, value in result.input.wait_by_worker.items()]
     longest = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
@@ -273,18 +255,12 @@ def _staleness(result: Result) -> str:
 
 
 def _steps_of_workers(result: Result) -> str:
-    """Returns the steps of each worker of an asynchronous training, and updates that were made more than once."""
     steps, updates, of_worker = result.staleness.steps, result.staleness.updates, result.staleness.worker_steps
     if steps is None or not result.layout.asynchronous:
         return ""
     shares = listed(*(f"{count:,} by {clean(worker)}" for worker, count in of_worker.items()))
     again = max(0, (updates or 0) - steps)
     return listed(f"{steps:,}: {shares}", f"{plural(again, 'update')} made again" * bool(again))
-
-
-def _seconds(result: Result) -> str:
-    phases = ((result.training.seconds_startup, "start"), (result.training.seconds_training, "train"))
-    return listed(*(f"{duration(value)} to {what}" for value, what in phases if value is not None))
 
 
 def _interval(speed: Speed, within: str) -> str:

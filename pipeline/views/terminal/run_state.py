@@ -38,10 +38,7 @@ class Doing:
 
 @dataclass
 class _ProcessGroup:
-    """Progress of the processes of the run ("point") or of its baseline, by rank.
-
-    All of them are `expected` to join, and `leaders` of them to tell the rest.
-    """
+    """Progress of the run's processes ("point") or its baseline's: `expected` join, `leaders` tell the rest."""
 
     expected: int
     leaders: int
@@ -114,10 +111,19 @@ class RunState:
             return self._measuring()
         if self._training.begun:
             return self._training.view()
-        return self._coming_up()
+        groups = self._groups.values()
+        expected = sum(group.expected for group in groups)
+        leaders = sum(group.leaders for group in groups)
+        joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
+        if joined < expected and not built:
+            return Doing("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
+        if built < leaders:
+            return Doing("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
+        if self._all_measured():
+            return Doing("training", 0, self._training.total, "the first steps")
+        return Doing("preparing", where="tracing the training step")
 
     def _lines(self, event: events.Event) -> list[StatusMessage]:
-        """Notes an event, and returns the lines to show for it."""
         training = self._training
         match event:
             case events.Started() | events.Joined() | events.Built() | events.Calibrated():
@@ -182,7 +188,6 @@ class RunState:
         return []
 
     def _measured(self, event: events.Measured) -> list[StatusMessage]:
-        """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
         group, examples, seconds = self._group(event), number(event.examples), number(event.seconds)
         if examples is not None and seconds is not None and seconds > 0:
             group.measure(event.repeat, event.rank, examples, seconds)
@@ -200,7 +205,8 @@ class RunState:
 
     def _trained(self, event: events.Steps | events.Epoch | events.Saved) -> list[StatusMessage]:
         training = self._training
-        begins = self._once(f"training: {training.length}", key="training")
+        length = listed(plural(training.epochs, "epoch"), plural(training.total, "step")) or "length unknown"
+        begins = self._once(f"training: {length}", key="training")
         training.begun = True
         match event:
             case events.Steps():
@@ -239,19 +245,6 @@ class RunState:
         if sum(key.startswith("failed") for key in self._shown) >= MOST_FAILURES:
             return self._once("More processes failed; events.jsonl has them all.", lasting=True)
         return self._once(f"failed: {self._who(event)}: {error}", lasting=True, key=f"failed {error}")
-
-    def _coming_up(self) -> Doing:
-        groups = self._groups.values()
-        expected = sum(group.expected for group in groups)
-        leaders = sum(group.leaders for group in groups)
-        joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
-        if joined < expected and not built:
-            return Doing("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
-        if built < leaders:
-            return Doing("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
-        if self._all_measured():
-            return Doing("training", 0, self._training.total, "the first steps")
-        return Doing("preparing", where="tracing the training step")
 
     def _measuring(self) -> Doing:
         done = {name: len(group.rate_of) for name, group in self._groups.items()}
@@ -294,15 +287,13 @@ class RunState:
 
 
 class _TrainingState:
-    """A training's progress and its latest figures."""
-
     def __init__(self, plan: Plan) -> None:
         self.begun = False
         self.saved: int | None = None  # the step of the last checkpoint
         self.validated = 0  # steps of a validation that is under way
         self.facts = ""
         self._plan = plan
-        self._epochs = plan.training.epochs
+        self.epochs = plan.training.epochs
         self._per_epoch = plan.steps_per_epoch(plan.data.train_examples) if plan.data.train_examples else None
         self._validation_steps: int | None = None
         self._step, self._epoch, self._over = 0, 1, False
@@ -318,18 +309,14 @@ class _TrainingState:
         """Optimizer steps in all, where known."""
         if self._plan.training.steps:
             return self._plan.training.steps
-        return self._epochs * self._per_epoch if self._epochs and self._per_epoch else None
-
-    @property
-    def length(self) -> str:
-        return listed(plural(self._epochs, "epoch"), plural(self.total, "step")) or "length unknown"
+        return self.epochs * self._per_epoch if self.epochs and self._per_epoch else None
 
     def epoch_of(self, epoch: int) -> str:
-        return _of("epoch", epoch, self._epochs)
+        return _of("epoch", epoch, self.epochs)
 
     def take_built(self, event: events.Built) -> None:
         """Takes sizes that are known once data and model are built."""
-        self._epochs = event.epochs or self._epochs
+        self.epochs = event.epochs or self.epochs
         self._per_epoch = event.steps_per_epoch or self._per_epoch
         held_out = event.validation_examples
         if held_out is not None:
@@ -357,7 +344,7 @@ class _TrainingState:
         self._epoch = max(self._epoch, event.epoch + 1)
         self._step = max(self._step, event.step)
         self.validated = 0
-        self._over = event.epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
+        self._over = event.epoch >= (self.epochs or math.inf) or self._step >= (self.total or math.inf)
 
     def view(self) -> Doing:
         if self.validated:
@@ -367,16 +354,13 @@ class _TrainingState:
         if self._over:
             return Doing("saving" if self._plan.training.save else "ending", 1, 1, "training is over")
         where = listed(self.epoch_of(self._epoch), _of("step", self._step, self.total))
-        return Doing("training", self._step, self.total, where, self._figures())
-
-    def _figures(self) -> str:
         steps, examples, seconds = (math.fsum(call[place] for call in self._calls) for place in range(3))
         left = ""
         if self.total and steps and seconds:
             left = f"{duration(max(0, self.total - self._step) * seconds / steps)} left"
         speed = f"{rate(examples / seconds)} examples/s" if examples > 0 and seconds > 0 else ""
         saved = f"saved at {self.saved:,}" if self.saved else ""
-        return listed(speed, left, self._scores(), saved)
+        return Doing("training", self._step, self.total, where, listed(speed, left, self._scores(), saved))
 
     def _scores(self) -> str:
         if self._last is None:
@@ -393,5 +377,4 @@ def _speed(group: str, value: float) -> str:
 
 
 def _of(noun: str, done: int, total: int | None) -> str:
-    """Returns how far something is, and of how many where that is known."""
     return f"{noun} {done:,} of {total:,}" if total else f"{noun} {done:,}"

@@ -71,7 +71,6 @@ def sweep_table(points: Sequence[RunResult]) -> RenderableType:
 
 
 def _lines(lines: Sequence[str], header: str = "") -> Fitted:
-    """Lines that are broken between words, under a bold header."""
     styled = [*[(header, "bold")] * bool(header), *((line, "") for line in lines)]
     return Fitted(lambda width: (text for line, style in styled for text in texts(line, width, style)))
 
@@ -90,7 +89,7 @@ def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
             if status.isupper():
                 text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
             yield text
-    for line in ["", *sweep_notes(points, stacked)]:
+    for line in ["", *_notes(points, stacked)]:
         yield from texts(line, width)
 
 
@@ -126,14 +125,15 @@ def stacked_rows(points: Sequence[RunResult]) -> list[str]:
 
 def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
     """Yields the doubts about each point, what sets its pace, what it lost, and what was typed for it alone."""
-    for point, mark, own in zip(points, _marks(points), shared_and_own(points)[1], strict=True):
-        result = point.result
-        doubts = listed(mark, "input-bound" * (result.input.bound is True))
+    measured = [place for place, point in enumerate(points) if _measured(point.result)]
+    marks = dict(zip(measured, comparable.marks(_runs(points[place] for place in measured)), strict=True))
+    for place, (point, own) in enumerate(zip(points, shared_and_own(points)[1], strict=True)):
+        result, marked = point.result, mark_texts(marks[place]) if place in marks else []
+        doubts = listed(*marked, "input-bound" * (result.input.bound is True))
         yield doubts, profile_line(result.profile), explained_line(result.explained), " ".join(own)
 
 
 def _figures(result: Result, metric: str) -> list[str]:
-    """The numbers of a point with their names, those that are known."""
     speed, value, waits = result.speed, _validation(result, metric), result.input.wait
     return [
         per_second(speed, brackets(throughput_span(speed, "-"))),
@@ -144,13 +144,11 @@ def _figures(result: Result, metric: str) -> list[str]:
     ]
 
 
-def sweep_notes(points: Sequence[RunResult], stacked: bool = False) -> list[str]:
-    """Returns shared overrides, meanings of the numbers, reasons for missing ones, notes, and differences."""
-    results, runs = [point.result for point in points], [*zip(numbers_of(points), _runs(points), strict=True)]
-    shared = shared_and_own(points)[0]
+def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
+    runs, shared = [*zip(numbers_of(points), _runs(points), strict=True)], shared_and_own(points)[0]
     return [
         *([f"All with {' '.join(shared)}."] if shared else []),
-        *_legend(results, stacked),
+        *_legend([point.result for point in points], stacked),
         *reasons(points),
         *noted(runs, (WAITED, TOOK)),
         *(f"Of different engines ({engines}): {OWN_BASELINE}." for engines in [engines_text(runs)] if engines),
@@ -228,18 +226,13 @@ def _numbers(place: int, result: Result, metric: str, width: int) -> list[str]:
 
 
 def _intervals(result: Result) -> tuple[str, ...]:
-    """The cells under the numbers."""
     wait, speed = or_missing(result.input.wait, percent, ""), result.speed
     return ("", "", "", throughput_span(speed, "-"), speedup_span(speed, "-"), wait, "", "")
 
 
 def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
-    """Returns the meanings of short names, as far as the table has such numbers; stacked rows have few."""
-    measured = [result for result in results if _measured(result)]
-    metric = _metric(results)
-    lines = []
-    shares = {share for result in measured if (share := result.speed.interval_confidence)}
-    if shares:
+    measured, metric, lines = [result for result in results if _measured(result)], _metric(results), []
+    if shares := {share for result in measured if (share := result.speed.interval_confidence)}:
         under = " or ".join(map(percent, sorted(shares)))
         lines.append(f"{'In brackets' if stacked else 'Under throughput and speedup'}: {under} intervals.")
     if not stacked and any(result.speed.efficiency is not None for result in results):
@@ -253,8 +246,7 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
         lines.append(f"lost: to scaling, {shares_of}; eff. is of its first steps.")
     if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
-    each = [{*comparable.doubts(result.layout), *comparable.disturbed(result)} for result in measured]
-    doubts = set[str]().union(*each)
+    doubts = {doubt for one in measured for doubt in (*comparable.doubts(one.layout), *comparable.disturbed(one))}
     remarks = comparable.DOUBTS | comparable.DISTURBED
     return [*lines, *(f"{doubt}: {why}" for doubt, why in remarks.items() if doubt in doubts)]
 
@@ -271,10 +263,7 @@ def reasons(points: Sequence[RunResult]) -> list[str]:
 
 
 def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = ()) -> list[str]:
-    """Returns the notes of finished runs by their places, but for those that plans have before they start.
-
-    Notes that begin with any of `but` are left out.
-    """
+    """Returns the notes of finished runs by place, but for their plans' and those that begin with any of `but`."""
     notes = (
         (clean(note), place)
         for place, run in runs
@@ -301,19 +290,11 @@ def difference_texts(runs: Sequence[tuple[int, history.LoggedRun]]) -> list[str]
     return texts
 
 
-def _marks(of_points: Sequence[RunResult]) -> list[str]:
-    measured = [place for place, point in enumerate(of_points) if _measured(point.result)]
-    marks = comparable.marks(_runs(of_points[place] for place in measured))
-    marked = {place: listed(*mark_texts(mark)) for place, mark in zip(measured, marks, strict=True)}
-    return [marked.get(place, "") for place in range(len(of_points))]
-
-
 def _measured(result: Result) -> bool:
     return result.speed.examples_per_second is not None
 
 
 def _metric(results: Sequence[Result]) -> str:
-    """The first metric that a point has on the validation data, or the loss where none has one."""
     for result in results:
         for name, value in result.training.val_metrics.items():
             if number(value) is not None:

@@ -125,23 +125,22 @@ def compared_lines(
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Returns a sweep's verdict: first which to use and how much faster than one device it is, last what it omits."""
-    without = [f"Not ranked, without a speed: {_points(verdict.without)}."] if verdict.without else []
-    outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *without]
+    outside = [
+        f"Whether {clean(engine)} pays cannot be told: none of its points was judged."
+        for engine in (verdict.engines.unjudged if verdict.engines else ())
+    ]
+    if texts := [f"{_points(places)} ({enumerated(mark_texts(why))})" for why, places in verdict.left_out.items()]:
+        outside.append(f"Left out of the verdict: {'; '.join(texts)}.")
+    if verdict.without:
+        outside.append(f"Not ranked, without a speed: {_points(verdict.without)}.")
     if verdict.best is None:
         if not verdict.measured:
             return ["No verdict: no point was measured."]
         doubts = {doubt for why in verdict.left_out for doubt in why.doubts}
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
-    return [
-        _answer(verdict.best, verdict),
-        *_others(verdict),
-        *_disturbed(verdict),
-        *_engines(verdict),
-        *_workers(verdict.best, verdict),
-        *_more(verdict.best, verdict),
-        *outside,
-    ]
+    lines = [_answer(verdict.best, verdict), *_others(verdict), *_disturbed(verdict), *_engines(verdict)]
+    return [*lines, *_workers(verdict.best, verdict), *_more(verdict.best, verdict), *outside]
 
 
 def contestant_name(contestant: Contestant) -> str:
@@ -168,8 +167,7 @@ def single_line(result: Result) -> str:
     from pipeline.analyze.history import LoggedRun
 
     decided = verdict.decide([LoggedRun(Path(), result)], [0], 0.0)
-    over_one = decided.over_one
-    if over_one is None or decided.use == "best":
+    if (over_one := decided.over_one) is None or decided.use == "best":
         return ""
     if decided.use == "not known":
         return "not known whether it pays: the repeats are too noisy to say. Try measure.repeats=15 on a quiet machine."
@@ -216,7 +214,6 @@ def _others(verdict: Verdict) -> list[str]:
 
 
 def _named(compared: Sequence[Comparison]) -> str:
-    """Returns the contestants that one is compared with, and their figures."""
     names = []
     for other in (each.other for each in compared[:MOST_NAMED] if each.other):
         figure = times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
@@ -231,7 +228,6 @@ def _disturbed(verdict: Verdict) -> list[str]:
 
 
 def _more(best: Contestant, verdict: Verdict) -> list[str]:
-    """Returns what to type to know more, where that is possible."""
     if not verdict.against:
         return ["To compare it, type more values, such as workers=1,2."]
     if confidence(verdict) == SURE[0][1] and all(each.answer != "not known" for each in verdict.against):
@@ -245,7 +241,7 @@ def _engines(verdict: Verdict) -> list[str]:
     if engines is None:
         return []
     if engines.first[1:]:
-        return [f"Which engine pays is not known: {enumerated(list(map(clean, engines.first)))} cannot be told apart."]
+        return [f"Which engine pays is not known: {enumerated([*map(clean, engines.first)])} cannot be told apart."]
     if engines.rival is None or engines.rival.other is None:
         return []
     first, rival = clean(engines.first[0]), clean(comparable.engine_of(engines.rival.other.result))
@@ -261,7 +257,6 @@ def _workers(best: Contestant, verdict: Verdict) -> list[str]:
 
 
 def _knee(knee: Knee, count: int) -> str:
-    """Up to how many workers each brings enough, beside the `count` of the fastest point."""
     if knee.found is None:
         return f"Up to {knee.most} workers, the most measured, each brought {percent(knee.share)} of one alone or more."
     few, many, brought = knee.found
@@ -272,16 +267,6 @@ def _knee(knee: Knee, count: int) -> str:
     return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."
 
 
-def _unjudged(verdict: Verdict) -> list[str]:
-    unjudged = () if verdict.engines is None else verdict.engines.unjudged
-    return [f"Whether {clean(engine)} pays cannot be told: none of its points was judged." for engine in unjudged]
-
-
-def _left_out(left_out: Mapping[Marks, Sequence[int]]) -> list[str]:
-    texts = [f"{_points(places)} ({enumerated(mark_texts(why))})" for why, places in left_out.items()]
-    return [f"Left out of the verdict: {'; '.join(texts)}."] if texts else []
-
-
 def _points(places: Sequence[int]) -> str:
     return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
 
@@ -289,14 +274,13 @@ def _points(places: Sequence[int]) -> str:
 def _row(place: int, name: str, result: Result, marks: Marks) -> list[str]:
     speed, marked = result.speed, brackets(listed(*mark_texts(marks)))
     throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (throughput_span, speedup_span))
-    others = {
+    return cells(HEADER, result, {
         "": str(place),
         "run": clean(name),
         "workers": or_missing(result.layout.workers, str),
         "examples/s": or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
         "speedup": or_missing(speed.speedup, lambda value: times(value) + speedup),
-    }
-    return cells(HEADER, result, others)
+    })  # fmt: skip
 
 
 def _value(value: object) -> str:

@@ -274,14 +274,11 @@ def fitted(text: str, width: int, indent: int = 0) -> list[str]:
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
     """The rows as lines, columns as wide as their widest cell and two spaces apart; `right` align right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if place in right else f"{cell:<{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    aligned = []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        aligned.append([cell.rjust(width) if place in right else cell.ljust(width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
 def listed(*parts: str) -> str:
@@ -327,13 +324,11 @@ def lines_of(value: object) -> list[str]:
 
 
 def console_on(stream: TextIO) -> Console:
-    """A console that wraps to a terminal's width, and on a pipe or in a file never wraps and moves no cursor.
-
-    Characters that the stream's encoding lacks become "?", so that no message ends in an encoding error.
-    """
+    """A console that wraps to a terminal's width, and on a pipe or in a file never wraps and moves no cursor."""
     from rich.console import Console
 
     if isinstance(stream, io.TextIOWrapper):
+        # Characters that its encoding lacks become "?", so that no message ends in an encoding error.
         stream.reconfigure(errors="replace")
         stream = cast("TextIO", AsFarAsItFits(stream))
     on_terminal = stream.isatty()
@@ -349,10 +344,7 @@ def console_on(stream: TextIO) -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Prints a line; on a narrow terminal in several, broken between words and indented under what its label says.
-
-    A command is left whole, to be copied.
-    """
+    """Prints a line, on a narrow terminal broken between words and indented under its label; a command stays whole."""
     from rich.text import Text
 
     label = LABEL.match(text)
