@@ -17,11 +17,7 @@ Options: TypeAlias = tf.distribute.experimental.CommunicationOptions
 
 
 def default() -> tf.distribute.Strategy:
-    """TensorFlow's default strategy, which runs a step as if there were none.
-
-    >>> default().num_replicas_in_sync
-    1
-    """
+    """TensorFlow's default strategy, which runs a step as if there were none."""
     return tf.distribute.get_strategy()
 
 

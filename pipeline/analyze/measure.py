@@ -123,11 +123,7 @@ def others_of(repeats: Sequence[Repeat]) -> float | None:
 
 
 def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:
-    """Steps of one of the pieces in which a part of training is timed alone.
-
-    >>> steps_of_piece(0.05)
-    10
-    """
+    """Steps of one of the pieces in which a part of training is timed alone."""
     return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
 
 
@@ -166,11 +162,7 @@ def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, lowest, highest) of repeats.
-
-    >>> interval([3.0, 1.0, 2.0])
-    (2.0, 1.0, 3.0)
-    """
+    """(median, lowest, highest) of repeats."""
     return float(np.median(values)), float(min(values)), float(max(values))
 
 

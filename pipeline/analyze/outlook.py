@@ -38,11 +38,7 @@ def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples:
 
 
 def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> float | None:
-    """The price of so many hosts for so long.
-
-    >>> cost(price_per_hour=3.0, hosts=2, seconds=1800)
-    3.0
-    """
+    """The price of so many hosts for so long."""
     return None if price_per_hour is None or seconds is None else price_per_hour * hosts * seconds / 3600
 
 

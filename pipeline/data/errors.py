@@ -25,20 +25,13 @@ refuse = partial(refuse_with, error=DataError)
 
 
 def expect_at_least(data: str, limits: Iterable[tuple[str, float, float, float]]) -> None:
-    """Refuses arguments that are too small, in words. Each limit is (argument, its value, the least, a usual one).
-
-    >>> expect_at_least("synthetic", [("seed", 0, 0, 0)])
-    """
+    """Refuses arguments that are too small, in words. Each limit is (argument, its value, the least, a usual one)."""
     for name, value, least, usual in limits:
         refuse((value < least, f"{name} of at least {least} for data={data}", value, f"data.build.{name}={usual}"))
 
 
 def expect_path(data: str, path: str | None) -> str:
-    """The `path` that was given. Where none was, it says what to give.
-
-    >>> expect_path("images", "photos")
-    'photos'
-    """
+    """The `path` that was given. Where none was, it says what to give."""
     what, example = WHAT[data]
     refuse((not path, f"data.path to be {what} for data={data}", "none", f"data.path={example}"))
     return path or ""

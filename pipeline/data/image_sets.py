@@ -59,11 +59,7 @@ def mnist5k(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[P
 
 
 def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
-    """Returns the path of a file in an installed package.
-
-    >>> packaged_file("numpy", "linalg/__init__.py", install="numpy", name="demo").name
-    '__init__.py'
-    """
+    """Returns the path of a file in an installed package."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations if spec else None) or []:
         if (path := Path(folder, inside)).is_file():

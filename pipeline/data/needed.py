@@ -189,10 +189,7 @@ def _absent(where: Path, reader: str, example: str) -> tuple[str, object]:
 
 
 def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> None:
-    """Refuses a number of channels or a size that no image has, in words.
-
-    >>> check_image("images", channels=3, image_size=[32, 32])
-    """
+    """Refuses a number of channels or a size that no image has, in words."""
     pixels = image_size is None or (
         isinstance(image_size, Sequence) and len(image_size) == 2
         and all(type(size) is int and size > 0 for size in image_size)

@@ -52,10 +52,7 @@ def cnn(
 
 
 def _expect_room(image: tuple[int, int, int], convolutions: int) -> None:
-    """Refuses images that shrink to nothing: a convolution takes two pixels, and the pooling needs two.
-
-    >>> _expect_room((8, 8, 1), convolutions=2)
-    """
+    """Refuses images that shrink to nothing: a convolution takes two pixels, and the pooling needs two."""
     height, width, _ = image
     smallest = 2 * convolutions + 2
     if min(height, width) < smallest:

@@ -46,11 +46,7 @@ def recommender(
 
 
 def _columns(input_shape: object, categories: Sequence[int]) -> int:
-    """Returns the number of columns of categories; refuses other input.
-
-    >>> _columns({"ids": (2,), "dense": (8,)}, categories=[10, 20])
-    2
-    """
+    """Returns the number of columns of categories; refuses other input."""
     if not isinstance(input_shape, Mapping) or set(input_shape) != {"ids", "dense"}:
         received = sorted(input_shape) if isinstance(input_shape, Mapping) else f"examples of shape {input_shape}"
         raise ValueError(

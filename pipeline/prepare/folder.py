@@ -286,10 +286,7 @@ def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: in
 
 
 def check_shards(examples: int, shards: int | None, workers: int | None) -> None:
-    """Refuses more shards or workers than there are training examples. Raises `UserError`.
-
-    >>> check_shards(examples=10, shards=5, workers=5)
-    """
+    """Refuses more shards or workers than there are training examples. Raises `UserError`."""
     refuse(
         (workers and examples < workers, f"at least one training example for each of {workers} workers", examples,
          f"workers={examples}"),

@@ -208,11 +208,7 @@ def digest_of(text: str) -> str:
 
 
 def parts_of(data: object) -> tuple[object, object]:
-    """`(train, validation)` of what a function returned; an iterator is all for training. Raises `DataError`.
-
-    >>> parts_of(((1, 2), None))
-    ((1, 2), None)
-    """
+    """`(train, validation)` of what a function returned; an iterator is all for training. Raises `DataError`."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1]
     if hasattr(data, "__next__") or _is_dataset(data):

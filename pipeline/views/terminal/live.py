@@ -16,7 +16,7 @@ from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.run_state import Doing, RunState
-from pipeline.views.terminal.sweep_table import begins_line, came_to, ended_line, numbers_of, shared_and_own, sweep_rows
+from pipeline.views.terminal.sweep_table import begins_line, came_to, numbers_of, shared_and_own, sweep_rows
 from pipeline.views.terminal.words import (
     clean,
     duration,
@@ -69,7 +69,7 @@ class Terminal:
 
     def ended(self, point: RunResult, seconds: float | None) -> None:
         """Shows what a point of a sweep came to."""
-        self.say(self._timed(ended_line(point, seconds)))
+        self.say(self._timed(f"point {point.number}: {came_to(point.result, seconds)}"))
 
     def shares(self, points: Sequence[RunResult]) -> None:
         """Shows what was typed for all points of a sweep."""

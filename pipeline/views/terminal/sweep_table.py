@@ -188,19 +188,14 @@ def begins_line(ahead: Ahead) -> str:
     return f"-- point {ahead.number}: {' '.join(own) or 'as all'} ({far})"
 
 
-def ended_line(point: RunResult, seconds: float | None = None) -> str:
-    """Returns a point's result in a line.
-
-    >>> from pipeline.record.results import Choices, Ending, Layout, Speed
-    >>> done = Result(Ending("FINISHED"), layout=Layout(workers=2), speed=Speed(2145.0, 1575.0, 2222.0, speedup=1.916))
-    >>> ended_line(RunResult(done, number=3), 19.0)
-    'point 3: FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
-    """
-    return f"point {point.number}: {came_to(point.result, seconds)}"
-
-
 def came_to(result: Result, seconds: float | None = None) -> str:
-    """Returns a result's status and figures, and the seconds that it took."""
+    """Returns a result's status and figures, and the seconds that it took.
+
+    >>> from pipeline.record.results import Ending, Layout, Speed
+    >>> done = Result(Ending("FINISHED"), layout=Layout(workers=2), speed=Speed(2145.0, 1575.0, 2222.0, speedup=1.916))
+    >>> came_to(done, 19.0)
+    'FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
+    """
     speed, share = result.speed, comparable.efficiency_of(result)
     return listed(
         clean(result.ending.status) or "UNKNOWN",

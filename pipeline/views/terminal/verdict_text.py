@@ -76,11 +76,7 @@ def unlike_text(unlike: Unlike) -> str:
 
 
 def sure(odds: float) -> str:
-    """Returns how sure an answer is, in words.
-
-    >>> sure(0.999), sure(0.96), sure(0.85)
-    ('almost certainly', 'very likely', 'probably')
-    """
+    """Returns how sure an answer is, in words."""
     return next(words for least, words in SURE if odds >= least)
 
 

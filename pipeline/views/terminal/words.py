@@ -113,11 +113,7 @@ def duration(seconds: float) -> str:
 
 
 def time_of_day(seconds: float) -> str:
-    """Returns a time by the clock of this place.
-
-    >>> len(time_of_day(1.7e9))
-    8
-    """
+    """Returns a time by the clock of this place."""
     return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
@@ -381,10 +377,6 @@ def say_error(message: str) -> None:
 
 
 def error_text(message: str) -> str:
-    """An error as one message for stderr; lines after the first are indented.
-
-    >>> error_text("Expected workers to be 1 or more, received 0. Try workers=1.")
-    'pipeline: Expected workers to be 1 or more, received 0. Try workers=1.'
-    """
+    """An error as one message for stderr; lines after the first are indented."""
     first, *rest = lines_of(message) or ["stopped, and no reason was given"]
     return "\n".join([f"pipeline: {first}", *(f"    {line}" for line in rest)])
