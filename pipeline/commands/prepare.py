@@ -1,7 +1,5 @@
 """Turns the command line of `python -m pipeline prepare` into a filled folder, and that into an exit code.
 
-How far it is stands in a bar on a terminal, else in a line now and then.
-
 0: done, or all was there. 1: failed. 2: refused, and nothing was started. 128 + n: ended by signal n.
 """
 

@@ -1,7 +1,5 @@
 """Turns the first word of the command line into a verb's own command, or without a verb into a training.
 
-    python -m pipeline [VERB] ...
-
 What a verb needs is imported once it is typed.
 """
 
