@@ -13,7 +13,7 @@ from pipeline.analyze import comparable
 from pipeline.record import events, results
 from pipeline.record.log import to_plain
 from pipeline.views.mlflow import texts
-from pipeline.views.terminal.words import speedup_span, throughput_span
+from pipeline.views.terminal.words import number, speedup_span, throughput_span
 
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
@@ -84,14 +84,14 @@ class LogState:
 
     def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
         """Adds a point, of so many seconds before the event; nothing where the value is no number."""
-        number, called = texts.number(value), texts.safe_name(name)
-        if number is not None:
+        figure, called = number(value), texts.safe_name(name)
+        if figure is not None:
             time_ms = texts.ms(event) - round(1000 * before)
-            self.changes.metrics.append(texts.MetricValue(called, texts.significant(called, number), time_ms, step))
+            self.changes.metrics.append(texts.MetricValue(called, texts.significant(called, figure), time_ms, step))
 
     def _curve(self, name: str, value: object, event: events.EventBase, step: int) -> None:
         """Adds a point of a curve that has none of that step, or of a later one."""
-        if texts.number(value) is not None and self.curves.get(texts.safe_name(name), -1) < step:
+        if number(value) is not None and self.curves.get(texts.safe_name(name), -1) < step:
             self.curves[texts.safe_name(name)] = step
             self._metric(name, value, event, step)
 
@@ -165,7 +165,7 @@ class LogState:
             self._metric(texts.timed(group), _rate(event), event, event.repeat)
 
     def _stepped(self, event: events.Steps) -> None:
-        losses, last, seconds = event.losses, event.step, texts.number(event.seconds) or 0.0
+        losses, last, seconds = event.losses, event.step, number(event.seconds) or 0.0
         before, self.step = self.step, max(self.step, last)
         if last <= before:
             return
@@ -277,7 +277,7 @@ class LogState:
 
 
 def _rate(event: events.Measured | events.Steps) -> float | None:
-    examples, seconds = texts.number(event.examples), texts.number(event.seconds)
+    examples, seconds = number(event.examples), number(event.seconds)
     return examples / seconds if examples is not None and seconds else None
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import posixpath
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -138,17 +137,6 @@ def significant(name: str, value: float) -> float:
     is_curve = name.startswith((f"{TRAIN}/", f"{VALIDATION}/")) and not name.endswith(FIRST)
     digits = CURVE_DIGITS if is_curve else DIGITS
     return float(f"{value:.{digits}g}")
-
-
-def number(value: object) -> float | None:
-    """Returns `value` if it is a finite number; a bool is none.
-
-    >>> number(2), number(True), number(float("inf")), number("2")
-    (2.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def safe_name(name: str) -> str:

@@ -297,9 +297,15 @@ def pairs(values: Mapping[str, float], prefix: str = "") -> str:
     return listed(*(named(f"{prefix}{clean(name)}", value) for name, value in values.items()))
 
 
-def number(value: float | None) -> float | None:
-    """The value where it is a finite number."""
-    return float(value) if value is not None and math.isfinite(value) else None
+def number(value: object) -> float | None:
+    """Returns `value` if it is a finite number; a bool is none.
+
+    >>> number(2), number(True), number(float("inf")), number("2")
+    (2.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def clean(value: object) -> str:
