@@ -49,6 +49,8 @@ def made(name, dropout=0.0):
         model = mlp(input_shape=(8, 8, 1), num_classes=10)
     elif name == "cnn":
         model = cnn(input_shape=(8, 8, 1), num_classes=10, filters=(8, 16), dense_units=64, dropout=dropout)
+    elif name == "called":
+        model = called()
     else:
         model = convolutional((8, 8, 1), 10, dropout)
     if not model.compiled:
@@ -78,6 +80,32 @@ def convolutional(input_shape, num_classes, dropout=0.5):
     )
 
 
+def called():
+    """A model that hands `training` on to no layer, calls one twice, and adds its loss itself."""
+    import keras
+
+    class Doubled(keras.layers.Layer):
+        def call(self, x, training=False):
+            return 2 * x if training else x
+
+    class Called(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.doubled = Doubled()
+            self.dense = keras.layers.Dense(4, activity_regularizer="l2")
+
+        def call(self, x, training=False):
+            x = self.doubled(keras.ops.reshape(x, (-1, 64)))
+            once, twice = self.dense(x), self.dense(keras.ops.flip(x, 1))
+            self.add_loss(keras.ops.mean(keras.ops.square(once - twice - 1)))
+            return once
+
+    model = Called()
+    model(keras.ops.zeros((1, 8, 8, 1)))
+    model.compile(keras.optimizers.SGD(0.01))
+    return model
+
+
 def mesh_of(shape):
     """A mesh of so many replicas of so many devices."""
     import jax
@@ -94,7 +122,7 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
     """The loop over what `make` makes, which `change` is done to once it is built, on a mesh of that shape."""
     import keras
 
-    from pipeline.worker.jax import layouts
+    from pipeline.worker.jax import build, layouts
     from pipeline.worker.jax.data import DeviceData
     from pipeline.worker.jax.devices import seed_all
     from pipeline.worker.jax.loop import JaxLoop
@@ -106,6 +134,7 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
     model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
     model.optimizer.build(model.trainable_variables)
     change(model)
+    build._expect_loss(model, arrays)
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = layouts.derived(model, parts) if parts > 1 else {}
     train, validation = (DeviceData(arrays, layout, shuffle, 5) for shuffle in (True, False))
@@ -242,6 +271,7 @@ def all_trained():
         ("normalized", ("one", "looped", "mirrored 4", "model", "both"), 0.5),
         ("normalized", ("one",), 0.0),
         ("cnn", ("one", "model"), 0.5),
+        ("called", ("one", "mirrored"), 0.0),
         ("transformer", ("one", "stepped", "mirrored 4", "both"), 0.0),
     ):
         for mesh in meshes:

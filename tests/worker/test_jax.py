@@ -111,7 +111,10 @@ def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "key"), [("mlp", "mlp one"), ("normalized", "normalized one"), ("transformer",) * 2])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("mlp", "mlp one"), ("normalized", "normalized one"), ("called", "called one"), ("transformer",) * 2],
+)
 def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, key):
     loop = loop_over(lambda: on_jax.made(name), on_jax.examples(name), batch=on_jax.BATCH)
     losses = loop.call(sum(on_jax.CALLS)).losses[:, 0]

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline.config import targets
+from pipeline.errors import refuse
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import compiling, labels, variables
@@ -57,7 +58,7 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
     with compiling.in_words(model_built, sample):
         labels.check(model_built, sample)
         model_built._symbolic_build(data_batch=sample)
-    _expect_loss(model_built)
+        _expect_loss(model_built, sample)
     if not model_built.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     for text in compiling.overlooked(model_built, sample):
@@ -82,11 +83,18 @@ def _check(model: keras.Model, note: Callable[[str], object]) -> None:
         note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
 
 
-def _expect_loss(model: keras.Model) -> None:
+def _expect_loss(model: keras.Model, sample: Any) -> None:
     """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
-    if model._compile_loss is None and not model.losses and type(model).compute_loss is keras.Model.compute_loss:
+
+    def added(x: Any) -> list[Any]:
+        with keras.StatelessScope(collect_losses=True):
+            model(x)
+            return list(model.losses)
+
+    if model._compile_loss is None and type(model).compute_loss is keras.Model.compute_loss:
         instead = "train.loss=sparse_categorical_crossentropy, or whatever fits its labels"
-        raise ModelError("a model that is compiled with a loss, or whose layers add one", "one of neither", instead)
+        expected = "a model that is compiled with a loss, or whose layers add one"
+        refuse((not jax.eval_shape(added, sample[0]), expected, "one of neither", instead), error=ModelError)
 
 
 def forget(model: keras.Model) -> None:

@@ -71,14 +71,12 @@ def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, traini
     """(the loss, what the model returns) of a batch, in a scope that has the values of all variables.
 
     As Keras's own `stateless_call` and `stateless_compute_loss`, which know of the model's weights alone: what a layer
-    or a loss does to any other variable would be lost, and what it reads of one be a constant.
+    or a loss does to any other variable would be lost, and what it reads of one be a constant. And they go past
+    `__call__`, so that a model's layers would not train unless it hands `training` on to each, and of a layer that is
+    called twice the losses of the last call alone would count, other than under TensorFlow.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    arguments = {"training": training} if model._call_has_training_arg else {}
-    call = model.call if model.dtype_policy.quantization_mode is None else model.quantized_call
-    if model._remat_mode is not None:
-        call = model.rematerialized_call(call, x, **arguments)
-    y_pred = call(x, **arguments)
+    y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
     added, scope.collect_losses = model.losses, False
     vars(model)["_losses_override"] = added
     try:
