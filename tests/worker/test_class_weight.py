@@ -47,7 +47,9 @@ def test_arrays_data_sets_and_made_examples_get_the_weights_that_keras_gives(kin
     assert expected.tolist() == [0.5, 1.0, 4.0, 4.0, 1.0, 0.5]
     _, _, arrays = weighed((X, y), WEIGHTS)
     assert arrays.tolist() == expected.tolist()
-    assert weighed((X, y, np.full(6, 2.0)), WEIGHTS)[2].tolist() == (2 * expected).tolist()
+    for weight in (np.full(6, 2.0), np.full((6, 1), 2.0)):
+        twice = (2 * expected).reshape(weight.shape).tolist()
+        assert weighed((X, y, weight), WEIGHTS)[2].tolist() == twice
     in_set = [float(weight) for *_, weight in weighed(tf.data.Dataset.from_tensor_slices((X, y)), WEIGHTS)]
     assert in_set == expected.tolist()
     spec = (Leaf((2,), "float32"), Leaf(y.shape[1:], str(y.dtype)))

@@ -207,6 +207,7 @@ def test_data_that_tensorflow_makes_are_refused_and_class_weights_weigh_examples
         data._known(tf.data.Dataset.range(3), "train")
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
     assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]
+    assert data._weighed((x, y, np.full((3, 1), 2.0)), {1: 5.0})[2].tolist() == [[2.0], [10.0], [2.0]]
 
 
 def test_none_is_weights_or_labels_that_are_not_there_and_refused_in_any_other_place():

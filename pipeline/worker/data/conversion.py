@@ -312,7 +312,8 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
 def _weighed_once_made(part: Examples, class_weight: Mapping[int, float]) -> Examples:
     _check_labels(part.element_spec, examples=False)
     assert isinstance(part.spec, tuple), "as `Examples` says"
-    spec = (*part.spec[:2], Leaf((), "float32"))
+    shapes = [leaf.shape for leaf in leaves(part.spec[2:]) if isinstance(leaf, Leaf)]
+    spec = (*part.spec[:2], Leaf(shapes[0] if shapes else (), "float32"))
     if part.is_made:
         return dataclasses.replace(part, raw=weighed(part.raw, class_weight), spec=spec)
 
@@ -341,7 +342,8 @@ def _weighed(
     number = tf.cast(label, tf.int64)
     weighted = (number >= 0) & (number < len(table))
     weights = tf.where(weighted, tf.gather(table, tf.where(weighted, number, 0)), 1.0)
-    return x, y, weights if weight is None else weights * tf.cast(weight, tf.float32)
+    # Along the first axis of weights, which may be a column.
+    return x, y, weights if weight is None else tf.transpose(tf.transpose(tf.cast(weight, tf.float32)) * weights)
 
 
 def _check_labels(spec: Batch, examples: bool) -> None:

@@ -238,7 +238,8 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
     table = np.array([class_weight.get(number, 1.0) for number in range(max(class_weight) + 1)], np.float32)
     weighted = (numbers >= 0) & (numbers < len(table))
     weights = np.where(weighted, table[np.where(weighted, numbers, 0)], np.float32(1))
-    return x, y, weights if weight is None else weights * np.asarray(weight, np.float32)
+    # Along the first axis of weights, which may be a column.
+    return x, y, weights if weight is None else (np.asarray(weight, np.float32).T * weights).T
 
 
 # Philox of four 32-bit words and ten rounds (Salmon et al., 2011).
