@@ -13,10 +13,11 @@ import scripts
 import shards
 import tensorflow as tf
 from loops import loop_over
+from scipy.sparse import csr_matrix
 
 from pipeline.data import tfrecord
 from pipeline.data.errors import DataError
-from pipeline.worker.data import batches
+from pipeline.worker.data import batches, conversion
 from pipeline.worker.jax import data
 from pipeline.worker.jax.data import orders
 
@@ -216,6 +217,27 @@ def test_none_is_weights_or_labels_that_are_not_there_and_refused_in_any_other_p
     for part in ((x, None, y), ({"a": x, "b": None}, y), (x, {"a": y, "b": None}), ((x, None), y)):
         with pytest.raises(DataError, match=r"received None\. Try leaving it out"):
             data._known(part, "train")
+
+
+def test_lists_are_arrays_wherever_they_are_as_under_tensorflow():
+    lists = {"a": [1.0, 2.0], "b": ({"c": [[1], [2]]}, {"c": (3, 4)})}
+    for x, y in (data._known((lists, [0, 1]), "train"), conversion.part((lists, [0, 1]), "training")):
+        found = [(leaf.dtype.name, leaf.tolist()) for leaf in (x["a"], *(one["c"] for one in x["b"]), y)]
+        assert found == [("float32", [1.0, 2.0]), ("int64", [[1], [2]]), ("int64", [3, 4]), ("int64", [0, 1])]
+    assert data._count(data._known(([], []), "train")) == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (([[1.0], [1.0, 2.0]], [0, 1]), "rows of one length"),
+        ((csr_matrix(np.eye(2)), [0, 1]), r"Try \.toarray\(\)"),
+        (np.eye(2), r"one array, of shape \[2, 2\]\. Try return \(x, y\), None"),
+    ],
+)
+def test_arrays_that_are_others_are_refused_with_what_makes_them_right(part, words):
+    with pytest.raises(DataError, match=words):
+        data._known(part, "train")
 
 
 def test_numbers_that_jax_would_wrap_or_make_infinite_are_refused():

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.config import targets
 from pipeline.data import manifest, records
-from pipeline.data.arrays import floats, lost, refuse_masked
+from pipeline.data.arrays import floats, is_one_array, lost, refuse_masked
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
@@ -134,6 +134,9 @@ def _known(part: Any, name: str) -> Any:
     """A part of a kind that is read without TensorFlow: `Examples`, or a tuple of arrays. Raises `DataError`."""
     if part is None or (isinstance(part, Examples) and (part.is_made or part.in_files)):
         return part
+    if hasattr(part, "__array__"):
+        expected = f"the {PARTS[name]} data as (x, y), or (x,) alone, under backend=jax"
+        raise DataError(expected, f"one array, of shape {list(np.shape(part))}", "return (x, y), None")
     if isinstance(part, Examples) or not isinstance(part, tuple | list):
         kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
         expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
@@ -144,7 +147,7 @@ def _known(part: Any, name: str) -> Any:
     if not 1 <= len(arrays) <= 3:
         received = f"received {len(arrays)} of them"
         raise DataError(f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), {received}.")
-    converted = tuple(_array(one) if _is_list(one) else keras.tree.map_structure(_array, one) for one in arrays)
+    converted = tuple(map(_with_arrays, arrays))
     lengths = sorted({len(leaf) for leaf in leaves(converted)})
     if len(lengths) > 1:
         expected = f"as many examples in each array of the {PARTS[name]} data"
@@ -152,24 +155,32 @@ def _known(part: Any, name: str) -> Any:
     return converted
 
 
-def _is_list(values: object) -> bool:
-    """True for one array, written as lists of numbers."""
-    while isinstance(values, list) and values:
-        values = values[0]
-    return np.isscalar(values)
+def _with_arrays(values: Any) -> Any:
+    """The same structure, with an array in place of each list of numbers."""
+    if isinstance(values, Mapping):
+        return {key: _with_arrays(inner) for key, inner in values.items()}
+    if not isinstance(values, list | tuple) or is_one_array(values):
+        return _array(values)
+    # A named tuple is made of parts one by one.
+    return getattr(values, "_make", type(values))(map(_with_arrays, values))
 
 
 def _array(values: Any) -> Any:
     refuse_masked(values, "the data")
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        instead = "numpy.pad, or keras.utils.pad_sequences"
+        raise DataError("rows of one length in the data", "a list of others", instead) from error
     refuse(
         (values is None, "an array in every place of the data under backend=jax", "None",
          "leaving it out, or zeros in its place"),
         (not array.ndim or array.dtype.kind not in "biuf", "arrays of numbers under backend=jax",
-         f"{array.dtype} of {array.ndim} axes", ".astype('float32'), or whatever stands for it"),
+         f"{array.dtype} of {array.ndim} axes",
+         ".toarray()" if hasattr(values, "tocsr") else ".astype('float32'), or whatever stands for it"),
     )  # fmt: skip
     # As Keras does with Python's floats.
-    if array.dtype == np.float64 and isinstance(values, list):
+    if array.dtype == np.float64 and isinstance(values, list | tuple):
         return floats(array, np.float32, "a list")
     return array
 
