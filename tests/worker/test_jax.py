@@ -227,10 +227,17 @@ def test_lists_are_arrays_wherever_they_are_as_under_tensorflow():
     assert data._count(data._known(([], []), "train")) == 0
 
 
+def test_arrays_of_another_byte_order_are_those_of_this_machine():
+    (x,) = data._known((np.array([1.5, 2.0], ">f4"),), "train")
+    assert x.dtype.isnative
+    assert x.tolist() == [1.5, 2.0]
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
         (([[1.0], [1.0, 2.0]], [0, 1]), "rows of one length"),
+        ((np.ones(2, np.longdouble), [0, 1]), r"numbers .* Try \.astype"),
         ((csr_matrix(np.eye(2)), [0, 1]), r"Try \.toarray\(\)"),
         (np.eye(2), r"one array, of shape \[2, 2\]\. Try return \(x, y\), None"),
     ],

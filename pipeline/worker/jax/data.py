@@ -175,14 +175,16 @@ def _array(values: Any) -> Any:
     refuse(
         (values is None, "an array in every place of the data under backend=jax", "None",
          "leaving it out, or zeros in its place"),
-        (not array.ndim or array.dtype.kind not in "biuf", "arrays of numbers under backend=jax",
+        (not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8,
+         "arrays of numbers under backend=jax",
          f"{array.dtype} of {array.ndim} axes",
          ".toarray()" if hasattr(values, "tocsr") else ".astype('float32'), or whatever stands for it"),
     )  # fmt: skip
     # As Keras does with Python's floats.
     if array.dtype == np.float64 and isinstance(values, list | tuple):
         return floats(array, np.float32, "a list")
-    return array
+    # JAX knows the byte order of this machine alone, and files may have another.
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _count(part: Any) -> int:
