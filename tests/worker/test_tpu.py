@@ -260,6 +260,15 @@ def test_ordinary_layers_pass(kind):
     checked(lambda: own.ordinary(kind), (x, tf.zeros((2,), tf.int32)))
 
 
+def test_a_loss_of_functions_that_show_no_graph_passes():
+    def recognizer() -> keras.Model:
+        model = keras.Sequential([keras.Input((8, 3)), keras.layers.Dense(5, "softmax")])
+        model.compile("sgd", keras.losses.CTC())
+        return model
+
+    checked(recognizer, (tf.zeros((2, 8, 3)), tf.ones((2, 3), tf.int32)))
+
+
 @pytest.mark.parametrize(("kind", "words"), [
     ("open", r"received a TensorSpec of shape \[None\]. Try padding or cutting them to a fixed length"),
     ("ragged", "received a RaggedTensorSpec of shape"),

@@ -145,9 +145,11 @@ def _operations(graph: tf.Graph, visited: set[str]) -> Iterator[tf.Operation]:
                 continue
             called = operation.get_attr(attribute.name)
             for function in called if isinstance(called, list) else [called]:
-                if function.name not in visited:
+                # What TensorFlow makes of its older functions, as of CTC's loss, has no graph to look at: XLA does.
+                inner = getattr(graph._get_function(function.name), "graph", None)
+                if inner is not None and function.name not in visited:
                     visited.add(function.name)
-                    yield from _operations(graph._get_function(function.name).graph, visited)
+                    yield from _operations(inner, visited)
 
 
 def _open(tensor: tf.Tensor) -> bool:
