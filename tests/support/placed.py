@@ -62,6 +62,20 @@ class OwnStep(Called):
         return {"loss": loss}
 
 
+@keras.saving.register_keras_serializable(package="placed")
+class Metered(layers.Dense):
+    """A layer with a metric of its own."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def call(self, x):
+        x = super().call(x)
+        self.mean.update_state(x)
+        return x
+
+
 class Astray(layers.Dense):
     """A layer that goes where it wants."""
 
@@ -76,13 +90,13 @@ def astray():
 
 
 def normalized():
-    """A convolutional net with batch normalization, whose operations are layers and functions."""
+    """A convolutional net with batch normalization: operations are layers and functions, the last has a metric."""
     x = inputs = keras.Input((12, 12, 1))
     for filters in (8, 16):
         # Without a bias, whose gradient would be rounding alone, of which Adam makes whole steps.
         x = keras.ops.relu(layers.BatchNormalization()(layers.Conv2D(filters, 3, use_bias=False)(x)))
     x = layers.Dense(32, activation="relu")(layers.Flatten()(x))
-    return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+    return keras.Model(inputs, Metered(10, activation="softmax")(x))
 
 
 def recurrent():

@@ -252,7 +252,8 @@ def units(model: keras.Model) -> list[Unit]:
     for name, operation in _operations(model, ""):
         if id(operation) in placed:
             continue
-        own = [one for one in getattr(operation, "variables", ()) if id(one) not in placed]
+        held_by_it = (*getattr(operation, "variables", ()), *getattr(operation, "metrics_variables", ()))
+        own = [one for one in held_by_it if id(one) not in placed]
         placed |= {id(operation), *map(id, own)}
         held = sum(bytes_of(one) for own_one in own for one in (own_one, *slots.get(id(own_one), ())))
         # A gradient is as large as its weight.
