@@ -260,6 +260,21 @@ def test_ordinary_layers_pass(kind):
     checked(lambda: own.ordinary(kind), (x, tf.zeros((2,), tf.int32)))
 
 
+@pytest.mark.parametrize(("optimizer", "words"), [
+    (keras.optimizers.SGD(momentum=0.9), None),
+    (keras.optimizers.SGD(clipnorm=1.0), "rows/table); by SGD it updates"),
+    (keras.optimizers.Adam(), "rows/table); by Adam it updates"),
+])  # fmt: skip
+def test_rows_that_a_tpu_updates_otherwise_than_one_device_are_said(optimizer, words):
+    table = keras.layers.Embedding(7, 2, name="table")
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), table, keras.layers.Flatten()], name="rows")
+    model.compile(optimizer, "mse")
+    said = static.updated_otherwise(model)
+    assert said is None if words is None else words in said
+    table.trainable = False
+    assert static.updated_otherwise(model) is None
+
+
 def test_a_loss_of_functions_that_show_no_graph_passes():
     def recognizer() -> keras.Model:
         model = keras.Sequential([keras.Input((8, 3)), keras.layers.Dense(5, "softmax")])

@@ -145,7 +145,10 @@ class TensorFlowEngine:
             keras.utils.clear_session()
             devices.set_policy(plan)
         if not plan.strategy.asynchronous:
-            return make(self._strategy)
+            built = make(self._strategy)
+            if plan.strategy.static_batches and (text := static.updated_otherwise(built)) is not None:
+                self.notes.add(text)
+            return built
         with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
             built = make(self._strategy)
         for text in tables.check(built, plan.strategy.min_shard_bytes):

@@ -19,6 +19,7 @@ from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.custom_steps.watching import watched
+from pipeline.worker.variables import updating
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {
@@ -66,6 +67,27 @@ def passed(replica_batch: int) -> str:
     return (
         f"The check for TPUs passed: all operations of a step on {replica_batch} examples have static shapes, and XLA "
         f"compiles it. No TPU has run it yet."
+    )
+
+
+def updated_otherwise(model: keras.Model) -> str | None:
+    """Returns a note on tables that a TPU updates otherwise than one device; None where it updates all alike.
+
+    A dense gradient has the sum of a row's parts, which Keras's rows come in one by one: what squares them differs.
+    """
+    plain = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.Embedding and layer.trainable]
+    tables = [layer.path for layer in plain if not layer.embeddings_regularizer]
+    by_sums = [
+        isinstance(one, keras.optimizers.SGD) and not (one.clipnorm or one.global_clipnorm or one.clipvalue)
+        for optimizer in steps.optimizers(model)
+        for one in updating(optimizer)
+    ]
+    if not tables or all(by_sums):
+        return None
+    return (
+        f"A TPU adds up a row's gradients where a batch names it more than once ({tables[0]}); by "
+        f"{type(model.optimizer).__name__} it updates the row otherwise than Keras on one device, which takes each by "
+        f"itself. SGD updates both alike."
     )
 
 
