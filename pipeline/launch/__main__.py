@@ -93,14 +93,18 @@ def _detached() -> Callable[[], None]:
     os.close(reading)
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(2):
+    nowhere, shown = os.open(os.devnull, os.O_RDWR), os.dup(2)
+    # What the agent starts holds none of the streams, whose end ssh waits for.
+    for stream in range(3):
         os.dup2(nowhere, stream)
+    sys.stderr = os.fdopen(shown, "w", buffering=1)
+    # Python's resource tracker is handed what this names.
+    sys.stderr.fileno = lambda: 2  # type: ignore[method-assign]
 
     @cache
     def reached() -> None:
         # From now on errors have nobody to be shown to.
-        os.dup2(nowhere, 2)
+        os.dup2(nowhere, shown, inheritable=False)
         os.write(writing, b"!")
 
     return reached

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import with_
+from conftest import ROOT, left_behind, with_, working_in
 from plans import config, machine
 
 from pipeline.launch import LaunchError
@@ -317,6 +317,25 @@ def test_a_host_that_ssh_gets_no_answer_of_is_given_up_and_nothing_of_it_stays(t
     made.close(2)
     assert len(os.listdir(tmp_path / "pids")) == 2
     assert not alive(tmp_path)
+
+
+def test_ssh_ends_once_its_agent_has_dialled_and_is_not_waited_for_any_more(tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    options = {"ssh": [str(ssh)], "conductor": "127.0.0.1:0", "directory": str(tmp_path)}
+    options |= {"environment": {"PYTHONPATH": str(ROOT)}}
+    made = HostsCluster(config(cluster__hosts=["localhost"], cluster__options=options).cluster, os.environ)
+    try:
+        made.inventory()
+        # Its fork server, and what looks after that, have begun.
+        until(lambda: len(working_in(tmp_path)) > 2)
+        began = time.monotonic()
+        made.end()
+        assert time.monotonic() - began < 5
+    finally:
+        made.close(2)
+    assert not left_behind(tmp_path, patience=60)
 
 
 def test_whatever_ssh_is_doing_when_the_command_ends_is_ended(tmp_path):
