@@ -66,7 +66,9 @@ def test_a_signal_that_comes_once_a_run_has_finished_does_not_have_it_trained_ag
         assert command.process.poll() is None
         time.sleep(0.001)
     command.harm(signal.SIGTERM)
-    ran = command.ended(60).ok()
+    ran = command.ended(60)
+    # On a busy machine the signal comes when it has done with signals, and only ends.
+    assert ran.code in (0, -signal.SIGTERM), ran.err
     assert ran.result["status"] == "FINISHED"
     assert not left_behind(tmp_path)
 
