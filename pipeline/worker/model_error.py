@@ -118,7 +118,7 @@ def _raised(error: BaseException) -> BaseException:
     Keras makes errors anew with words of its own, which those of JAX about a traced value do not take.
     """
     if isinstance(error, AttributeError) and "_error_repr" in str(error) and error.__context__ is not None:
-        return error.__context__
+        return _raised(error.__context__)
     return getattr(error, "original_exception", error)
 
 

@@ -35,6 +35,12 @@ def test_the_reason_is_told_and_not_where_in_the_graph_it_came_up():
     assert said == "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks."
 
 
+def test_an_error_of_jax_is_told_in_place_of_those_of_each_layer_that_keras_could_not_make_anew():
+    inner, outer = (AttributeError("'str' object has no attribute '_error_repr'") for _ in range(2))
+    inner.__context__, outer.__context__ = ValueError("a traced array"), inner
+    assert reason(outer) == "ValueError: a traced array"
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
     "a layer of Keras": (
         mistaken.wrong_reshape, "ValueError: The total size of the tensor must be unchanged", "layers.Reshape((10, 10))"
