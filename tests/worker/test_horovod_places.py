@@ -39,7 +39,7 @@ def test_processes_that_only_make_batches_are_none_of_its():
 
 def test_it_is_told_where_to_meet_by_the_environment_which_is_put_back(monkeypatch):
     plan = planned()
-    told = horovod.meeting(plan, plan.processes[1], horovod.address("127.0.0.1", 4000, "secret"), 4000)
+    told = horovod.meeting(plan, plan.processes[1], "127.0.0.1:4000/secret", 4000)
     assert told["HOROVOD_GLOO_IFACE"] == "lo"
     where = (told["HOROVOD_GLOO_RENDEZVOUS_ADDR"], told["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     assert where == ("127.0.0.1:4000/secret", "4000")

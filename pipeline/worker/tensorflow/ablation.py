@@ -51,7 +51,10 @@ class Ablation:
         """Returns the answer to such a command."""
         match command.what:
             case "no step":
-                return Explaining(command.what, seconds=self._no_step())
+                # Calls of the compiled loop in which no step is made.
+                batches = self._loop.reader()
+                seconds = sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
+                return Explaining(command.what, seconds=seconds)
             case "no communication":
                 replicas = self._no_communication(command.replicas, command.seconds, command.steps_per_call)
                 return Explaining(command.what, replicas=replicas)
@@ -68,15 +71,8 @@ class Ablation:
                     examples, seconds = self._steps(command, self._there(), self._own_statistics)
         return Explaining(command.what, examples, seconds)
 
-    def _no_step(self) -> float:
-        """Seconds of a call of the compiled loop in which no step is made."""
-        batches = self._loop.reader()
-        return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
-
     def _no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[TimedReplica]:
-        """Returns (number, seconds of a step) of these replicas, each training a copy at the same time for so many
-        seconds.
-        """
+        """Times a step of each of these replicas, which train a copy each at the same time, for so many seconds."""
         if not self._copies:
             self._copy()
         own = [number for number in self._replicas if number in replicas]
@@ -143,8 +139,6 @@ class Ablation:
 
 
 class _Copy:
-    """A copy of the model that trains on a device by itself, on one batch."""
-
     def __init__(self, model: keras.Model, together: step.Replicas, batch: Batch, xla: set[str] | None) -> None:
         self._steps = custom_steps.training_steps(model, together, xla)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)

@@ -6,6 +6,7 @@ For `train.remat`, `tf.recompute_grad` forgets what a block computes, and comput
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -32,8 +33,6 @@ from pipeline.worker.variables import updating
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
 LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
 MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
-# The keys of `train` that choose it.
-CHOSEN = ("optimizer", "learning_rate", "loss", "metrics")
 
 
 def model(
@@ -63,10 +62,7 @@ def model(
         built = make()
         check_made(built)
         _check_distribution()
-        if custom_steps.has_own(built):
-            _check_own(built, strategy)
-        for text in _unheeded(built):
-            note(text)
+        _check_unheeded(built, strategy, note)
         check_batches(built)
         _compile(built, optimizer, learning_rate, loss, metrics)
         with compiling.in_words(built, batch):
@@ -75,8 +71,12 @@ def model(
             _check_optimizer(built.optimizer, strategy)
         joined = collective or over(strategy)
         ready(built, strategy, batch, joined, note, gather, batch_statistics, arrays)
-        if optimizer is not None or learning_rate is not None:
-            _check_applied(built)
+        chooses = optimizer is not None or learning_rate is not None
+        if chooses and built.optimizer not in step.optimizers(built):
+            expected = (
+                "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with"
+            )
+            raise ModelError(expected, f"{type(built).__name__}, which applies others", "arguments of model.build")
         for applied in step.optimizers(built):
             if rate_scale != 1.0:
                 compiling.scale(applied, rate_scale)
@@ -86,43 +86,26 @@ def model(
 
 def _check_distribution() -> None:
     """Refuses Keras's own distribution, under which TensorFlow has every variable whole on one device, in silence."""
-    chosen = keras.distribution.distribution()
-    if chosen is not None:
-        raise ModelError(
-            "no keras.distribution under backend=tensorflow, which would leave every variable whole on one device",
-            type(chosen).__name__,
-            "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax",
+    if (chosen := keras.distribution.distribution()) is not None:
+        expected = (
+            "no keras.distribution under backend=tensorflow, which would leave every variable whole on one device"
         )
+        instead = "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax"
+        raise ModelError(expected, type(chosen).__name__, instead)
 
 
-def _check_own(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuses a model with steps of its own where they cannot be made."""
-    name = "train_step" if reduction.is_own(model, "train_step") else "test_step"
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        raise ModelError(
-            f"a model without a {name} of its own, since asynchronous workers make Keras's step between the "
-            "updates of others",
-            f"{type(model).__name__}, which has one",
-            "strategy=mirrored or strategy=multi_worker",
-        )
-
-
-def _check_applied(model: keras.Model) -> None:
-    if model.optimizer not in step.optimizers(model):
-        expected = "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with"
-        raise ModelError(expected, f"{type(model).__name__}, which applies others", "arguments of model.build")
-
-
-def _unheeded(model: keras.Model) -> list[str]:
-    """Returns notes on settings that a model was compiled with, in its strategy's scope, and that mean nothing here."""
+def _check_unheeded(model: keras.Model, strategy: tf.distribute.Strategy, note: Callable[[str], object]) -> None:
+    """Refuses steps of a model's own where they cannot be made; notes what it was compiled with and is left out."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy) and custom_steps.has_own(model):
+        name = "train_step" if reduction.is_own(model, "train_step") else "test_step"
+        expected = f"a model without a {name} of its own, since asynchronous workers make Keras's step between the "
+        received = f"{type(model).__name__}, which has one"
+        raise ModelError(expected + "updates of others", received, "strategy=mirrored or strategy=multi_worker")
     # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
     was_asked = tf.distribute.has_strategy() or not tf.config.list_physical_devices("GPU")
-    if not model.compiled or not model.jit_compile or not was_asked:
-        return []
-    return [
-        "The model was compiled with jit_compile=True, which is left out: train.xla=true has XLA compile the steps, "
-        "under every strategy."
-    ]
+    if model.compiled and model.jit_compile and was_asked:
+        text = "The model was compiled with jit_compile=True, which is left out: train.xla=true has XLA compile the "
+        note(text + "steps, under every strategy.")
 
 
 def ready(
@@ -160,7 +143,10 @@ def ready(
             note(text)
         metrics.count_on_global_batch(model, batch)
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        _check_metrics(model, batch)
+        for metric in metrics.not_added(model, batch):
+            expected = "metrics that count and add up, since the states of asynchronous workers are added"
+            received = f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches"
+            raise ModelError(expected, received, "leaving it out, or strategy=mirrored or multi_worker")
 
 
 def _build_compiled(model: keras.Model, batch: Batch) -> None:
@@ -205,13 +191,6 @@ def _ready_own(
             metrics.count_on_global_batch(model, batch)
 
 
-def _check_metrics(model: keras.Model, batch: Batch) -> None:
-    for metric in metrics.not_added(model, batch):
-        expected = "metrics that count and add up, since the states of asynchronous workers are added"
-        received = f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches"
-        raise ModelError(expected, received, "leaving it out, or strategy=mirrored or multi_worker")
-
-
 @contextlib.contextmanager
 def lent(
     model: keras.Model,
@@ -252,11 +231,8 @@ def _compile(
     metrics: MetricsChoice,
 ) -> None:
     if reduction.is_own(model, "compile"):
-        keys = [
-            f"train.{key}"
-            for key, value in zip(CHOSEN, (optimizer, learning_rate, loss, metrics), strict=True)
-            if value is not None
-        ]
+        chosen = {"optimizer": optimizer, "learning_rate": learning_rate, "loss": loss, "metrics": metrics}
+        keys = [f"train.{key}" for key, value in chosen.items() if value is not None]
         if model.compiled and not keys:
             return
         if custom_steps.has_own(model) or not _takes_what_keras_does(model.compile):
@@ -280,12 +256,10 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distrib
     apart = isinstance(strategy, tf.distribute.ParameterServerStrategy | tf.distribute.TPUStrategy)
     for accumulated in {one.gradient_accumulation_steps for one in updating(optimizer)} - {None}:
         if apart:
-            raise ModelError(
-                "an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-                "asynchronous workers or TPUs",
-                f"gradient_accumulation_steps={accumulated}",
-                f"batches {accumulated} times as large, or strategy=mirrored",
-            )
+            expected = "an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+            instead = f"batches {accumulated} times as large, or strategy=mirrored"
+            received = f"gradient_accumulation_steps={accumulated}"
+            raise ModelError(expected + "asynchronous workers or TPUs", received, instead)
 
 
 def forget(model: keras.Model) -> None:
@@ -302,41 +276,25 @@ def _forgetful(block: keras.layers.Layer, call_inside: compiling.BlockCall) -> c
         leaves = tf.nest.flatten((args, named))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
         # The seeds that the first call has drawn.
-        drawn: list[tf.Tensor] | None = None
+        drawn: list[tf.Tensor] = []
+        calls = itertools.count()
 
         def called(*tensors: tf.Tensor) -> Any:
-            nonlocal drawn
-            own_leaves = list(leaves)
+            own_leaves, draw = list(leaves), SeedGenerator.next
+            again = iter(drawn) if next(calls) else None
             for place, tensor in zip(places, tensors, strict=True):
                 own_leaves[place] = tensor
             own_args, own_given = tf.nest.pack_sequence_as((args, named), own_leaves)
-            if drawn is not None:
-                with _drawing(drawn):
-                    return call_inside(*own_args, **own_given)
-            with _noting() as drawn:
+
+            def seed(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
+                if again is not None:
+                    return next(again)
+                drawn.append(draw(generator, ordered))
+                return drawn[-1]
+
+            with patched(SeedGenerator, {"next": seed}):
                 return call_inside(*own_args, **own_given)
 
         return tf.recompute_grad(called)(*(leaves[place] for place in places))
 
     return call
-
-
-@contextlib.contextmanager
-def _noting() -> Iterator[list[tf.Tensor]]:
-    """Inside, the seeds that are drawn are added to a list."""
-    draw, drawn = SeedGenerator.next, list[tf.Tensor]()
-
-    def noted(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
-        drawn.append(draw(generator, ordered))
-        return drawn[-1]
-
-    with patched(SeedGenerator, {"next": noted}):
-        yield drawn
-
-
-@contextlib.contextmanager
-def _drawing(drawn: list[tf.Tensor]) -> Iterator[None]:
-    """Inside, these seeds are drawn once more, in their order."""
-    again = iter(drawn)
-    with patched(SeedGenerator, {"next": lambda generator, ordered=True: next(again)}):
-        yield

@@ -8,7 +8,6 @@ of a last batch that is shorter, aborts them for the process's life.
 import itertools
 import math
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
 from pipeline.worker.shared_memory import PeerLostError
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import OfThread
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -177,19 +176,13 @@ def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...],
     }
 
 
-class _Thread(threading.local):
-    """State of this thread; each replica is traced in one of its own."""
-
-    of_no_variables = False
-
-
-_thread = _Thread()
+_depends_on_none = OfThread(False)
 
 
 def of_no_variables() -> AbstractContextManager[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
     _search_by_thread()
-    return patched(_thread, {"of_no_variables": True})
+    return _depends_on_none.held(True)
 
 
 @cache
@@ -198,7 +191,7 @@ def _search_by_thread() -> None:
     usual = custom_gradients._get_dependent_variables
 
     def search(input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
-        return [] if _thread.of_no_variables else usual(input_ops, output_ops)  # type: ignore[no-any-return]
+        return [] if _depends_on_none.value else usual(input_ops, output_ops)  # type: ignore[no-any-return]
 
     custom_gradients._get_dependent_variables = search
 
@@ -220,7 +213,9 @@ def _joined_rows(context: tf.distribute.ReplicaContext, slices: Sequence[tf.Inde
     """The sums over replicas of rows of one type: for each table those of the first replica, of the second, and so on,
     as one device has them for the global batch. Tables of the same width travel together.
     """
-    if not _in_several_processes(context.strategy):
+    strategy = context.strategy
+    has_others = len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync
+    if not (has_others and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)):
         return context.merge_call(_on_one_device, args=(slices,))  # type: ignore[no-any-return]
     widths = [math.prod(one.values.shape[1:]) for one in slices]
     lengths = tf.stack([tf.shape(one.indices, tf.int64)[0] for one in slices])
@@ -232,11 +227,6 @@ def _joined_rows(context: tf.distribute.ReplicaContext, slices: Sequence[tf.Inde
         alike = [slices[place] for place in places]
         sums |= zip(places, _together(context, alike, width, tf.gather(counts, places, axis=1)), strict=True)
     return [sums[place] for place in range(len(slices))]
-
-
-def _in_several_processes(strategy: tf.distribute.Strategy) -> bool:
-    local = len(strategy.extended.worker_devices)
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and local < strategy.num_replicas_in_sync
 
 
 def _on_one_device(strategy: tf.distribute.Strategy, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:

@@ -55,9 +55,8 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
-        )
+        parts = [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
+        tf.config.set_logical_device_configuration(cpu, parts)
         optimize_graphs_once()
         # Of threads that share a core, one that looks out for work before it sleeps takes it from those that have some.
         context.context()._config.experimental.disable_thread_spinning = len(process.cores) == 1
@@ -152,11 +151,8 @@ def _outlast_stalls(plan: Plan) -> None:
     """
     addresses = [process.address for process in plan.processes if process.devices]
     patience = HEARTBEAT_SHARE * plan.launch.heartbeat_timeout
-    if (
-        plan.strategy.asynchronous
-        or len(addresses) < 2
-        or (plan.hardware.hosts < 2 and patience < TF_HEARTBEAT_SECONDS)
-    ):
+    needs_none = plan.hardware.hosts < 2 and patience < TF_HEARTBEAT_SECONDS
+    if plan.strategy.asynchronous or len(addresses) < 2 or needs_none:
         return
     context.context().configure_coordination_service(
         service_type="standalone",

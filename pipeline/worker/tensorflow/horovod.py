@@ -41,7 +41,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     with served(host) if process.rank == first else elsewhere as (port, token):
         (received,) = agreement.from_first(strategy, own)([tf.constant([port, *token.encode()])])
         port, token = int(received[0]), bytes(received[1:].numpy().tolist()).decode()
-        with told({**place(plan, process), **meeting(plan, process, address(host, port, token), port)}):
+        with told({**place(plan, process), **meeting(plan, process, f"{host}:{port}/{token}", port)}):
             import horovod.tensorflow as hvd
 
             hvd.init()
@@ -201,15 +201,6 @@ def served(host: str) -> Iterator[tuple[int, str]]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def address(host: str, port: int, token: str) -> str:
-    """The address of one as Horovod is to be given it.
-
-    >>> address("10.0.0.1", 4000, "secret")
-    '10.0.0.1:4000/secret'
-    """
-    return f"{host}:{port}/{token}"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -74,7 +74,7 @@ class Loop(TrainingLoop):
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
         self._results = tf.function(self.results_now, autograph=False)
-        self._sums = tf.function(self._sums_of_metrics, autograph=False)
+        self._sums = tf.function(lambda: [tf.convert_to_tensor(one.value) for one in self.counting()], autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Batches | None = None
         self._validation: list[Batches] | None = None
@@ -150,11 +150,8 @@ class Loop(TrainingLoop):
 
     def facts(self) -> Facts:
         """Returns the bytes that a replica sends in a step for its gradients, with all rows of embeddings."""
-        size = (
-            sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables)
-            * self.replicas.gradient_bits
-        )
-        return {"sent_bytes": self.collective.sent_bytes(size // 8)}
+        numbers = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables)
+        return {"sent_bytes": self.collective.sent_bytes(numbers * self.replicas.gradient_bits // 8)}
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables over all replicas; all processes take part."""
@@ -212,9 +209,6 @@ class Loop(TrainingLoop):
     def counting(self) -> list[keras.Variable]:
         """The variables that metrics count in, those of losses too."""
         return [*self._metrics_variables(), *self.counted_beside]
-
-    def _sums_of_metrics(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable.value) for variable in self.counting()]
 
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]

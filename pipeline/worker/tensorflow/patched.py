@@ -1,9 +1,12 @@
 """Replaces attributes for a while: of Keras's and TensorFlow's own classes, modules and objects, or of a thread."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 _ABSENT = object()
+Value = TypeVar("Value")
 
 
 @contextlib.contextmanager
@@ -24,6 +27,26 @@ def patched(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
         yield
     finally:
         _set(owner, before)
+
+
+@contextlib.contextmanager
+def all_patched(changes: Iterable[tuple[object, Mapping[str, object]]]) -> Iterator[None]:
+    """Inside, all of these (owner, attributes) are `patched`."""
+    with contextlib.ExitStack() as stack:
+        for owner, attributes in changes:
+            stack.enter_context(patched(owner, attributes))
+        yield
+
+
+class OfThread(threading.local, Generic[Value]):
+    """A value that begins as this one in each thread. Each replica is traced in a thread of its own."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def held(self, value: Value) -> contextlib.AbstractContextManager[None]:
+        """Inside, this thread has that value."""
+        return patched(self, {"value": value})
 
 
 def _set(owner: object, attributes: Mapping[str, object]) -> None:

@@ -67,11 +67,8 @@ class ProcessData:
             if isinstance(part, tf.data.Dataset):
                 self.whole[name], lost = inspection.sifted(part, self._plan.data.num_classes)
                 if lost and reports:
-                    which, why = (
-                        f"of the {name} data set",
-                        "that cannot be made, or have NaN, infinity or a wrong label",
-                    )
-                    broken[name].append(Broken(None, 0, lost, which, why))
+                    why = "that cannot be made, or have NaN, infinity or a wrong label"
+                    broken[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
 
     def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
@@ -172,7 +169,10 @@ class ProcessData:
             received = f"data {'without labels' if y is None else 'whose labels do not tell'}"
             instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
             raise TrainingError("the number of classes, which model.build asks for", received, instead)
-        if gap := self._gap_in_labels():
+        train = self.parts["train"]
+        # From labels, all of which are at hand.
+        are_counted = plan.data.num_classes is None and not self.has_shards()
+        if are_counted and isinstance(train, tuple) and (gap := labels.far_from_dense(np.asarray(train[1]))):
             notes.add(gap)
         return classes
 
@@ -189,13 +189,6 @@ class ProcessData:
         counts = None if self.has_shards() else whole
         where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
         return agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
-
-    def _gap_in_labels(self) -> str | None:
-        """Returns a warning where classes were counted from labels, all of them at hand, that are far from dense."""
-        train = self.parts["train"]
-        if self._plan.data.num_classes is not None or self.has_shards() or not isinstance(train, tuple):
-            return None
-        return labels.far_from_dense(np.asarray(train[1]))
 
     def check_labels(self, model: keras.Model, sample: Batch, classes: int | None) -> int | None:
         """Refuses labels that the model has no output for; returns how many classes those may name that are read."""

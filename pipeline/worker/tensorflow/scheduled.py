@@ -199,21 +199,18 @@ class AsyncLoop(Loop):
     def _make(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> None:
         """Makes a call on a worker and waits for it, in the thread that TensorFlow keeps for that worker."""
         assert self._compiled is not None, "what is handed out is compiled before"
-        self._done.put(self._unpacked(self._compiled(source, rows, edges).numpy(), len(edges) - 1))
+        packed, count, width = self._compiled(source, rows, edges).numpy(), len(edges) - 1, 1 + len(self.outputs)
+        ends = np.cumsum([1, count * width, count, count, count, *(value.size for value in self._fresh)])
+        worker, flat, sizes, stale, waits, *state = np.split(packed, ends[:-1])
+        losses = flat.reshape(count, width).astype(np.float32)
+        metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
+        self._done.put(_Done(int(worker[0]), losses, sizes.astype(np.float32), stale, waits, metrics))
 
     def _packed(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         """All results in one tensor, since each is fetched on a way of its own."""
         *results, state = self._call(source, rows, edges)
         parts = [*results, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
-
-    def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
-        width = 1 + len(self.outputs)
-        ends = np.cumsum([1, count * width, count, count, count, *(value.size for value in self._fresh)])
-        worker, losses, sizes, stale, waits, *state = np.split(packed, ends[:-1])
-        metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
-        losses = losses.reshape(count, width)
-        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, waits, metrics)
 
     def _next_done(self) -> _Done:
         while True:

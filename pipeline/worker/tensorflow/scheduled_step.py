@@ -178,8 +178,10 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
     """
     values: dict[int, tf.Tensor] = {}
     variables: list[tuple[keras.Variable, tf.Variable]] = []
+    looked_up = {id(shard) for shard in tables.shards(model)}
+    read_whole = [variable for variable in model.trainable_variables if id(variable) not in looked_up]
     with contextlib.ExitStack() as stack:
-        for device, held in _by_server(_read_whole(model)).items():
+        for device, held in _by_server(read_whole).items():
             read = [tf.TensorSpec(variable.shape, variable._value.dtype) for variable in held]
             with tf.device(device):
                 # Functions, so that what begins them is one message, however many operations they have.
@@ -252,11 +254,6 @@ def applied(
 
     with tf.device(updates.device):
         return tf.function(apply, autograph=False)(before, messages_to)  # type: ignore[no-any-return]
-
-
-def _read_whole(model: keras.Model) -> list[keras.Variable]:
-    looked_up = {id(shard) for shard in tables.shards(model)}
-    return [variable for variable in model.trainable_variables if id(variable) not in looked_up]
 
 
 def _read(device: str, variables: Sequence[keras.Variable], before: tf.Tensor) -> list[tf.Tensor]:

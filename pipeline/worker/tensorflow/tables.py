@@ -52,12 +52,9 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
         if not isinstance(optimizer, _OF_WHOLE_VARIABLES) and optimizer.clipnorm is None:
             continue
         what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
-        raise ModelError(
-            f"an optimizer that treats each weight by itself, since {cut[0].path} is cut into "
-            f"{len(cut[0]._shards)} shards",
-            what,
-            "strategy.min_shard_bytes=null, or train.optimizer=adam",
-        )
+        pieces = f"{cut[0].path} is cut into {len(cut[0]._shards)} shards"
+        expected = f"an optimizer that treats each weight by itself, since {pieces}"
+        raise ModelError(expected, what, "strategy.min_shard_bytes=null, or train.optimizer=adam")
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
     return [
         f"{variable.path} ({bytes_of(variable):,} bytes) stays whole on one server: {_reason(model, variable)}."
@@ -68,10 +65,7 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
 
 def whole(model: keras.Model, plain: keras.Model) -> keras.Model:
     """`plain`, the same model made without servers, with the weights and the optimizer's state of `model`."""
-    for ours, theirs in (
-        (model.variables, plain.variables),
-        (model.optimizer.variables, plain.optimizer.variables),
-    ):
+    for ours, theirs in ((model.variables, plain.variables), (model.optimizer.variables, plain.optimizer.variables)):
         for shards, variable in zip(grouped(ours), theirs, strict=True):
             variable.assign(joined(shards))
     return plain

@@ -184,11 +184,8 @@ class Replica(Watcher):
         self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
             logs = flattened(step(batch))
-        numbers = [
-            self._loss(logs[returned.loss]),
-            *(_mean(logs[name], sizes) for name, sizes in returned.values.items()),
-        ]
-        flat = tf.concat([tf.reshape(value, [-1]) for value in numbers], 0)
+        values = [_mean(logs[name], sizes) for name, sizes in returned.values.items()]
+        flat = tf.concat([tf.reshape(value, [-1]) for value in [self._loss(logs[returned.loss]), *values]], 0)
         if not self._alone:
             flat = tf.where(self._share > 0, flat * self._share, 0.0)
         summed, *changes = self._collective.sum([flat, *normalization.changes(moving, before, self._share)])
@@ -248,22 +245,19 @@ class Replica(Watcher):
     def _totals(self, gradients: Flat, here: Sequence[bool]) -> list[Addend | None]:
         """Gradients, of which those of what is `here` have become those of the global batch."""
         parts = [gradient if is_here else None for gradient, is_here in zip(gradients, here, strict=True)]
-        totals = iter(self._total([part for part in parts if part is not None]))
-        return [gradient if part is None else next(totals) for gradient, part in zip(gradients, parts, strict=True)]
-
-    def _total(self, gradients: Sequence[Addend]) -> list[Addend]:
-        """Gradients of the global batch from those of what is here."""
+        local = [part for part in parts if part is not None]
         if self._static:
             # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
-            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        if not self._alone and gradients:
-            gradients = [_times(gradient, self._share) for gradient in gradients]
+            local = [tf.convert_to_tensor(gradient) for gradient in local]
+        if not self._alone and local:
+            local = [_times(gradient, self._share) for gradient in local]
             if not self._always_fed:
-                gradients = [steps.where(self._share > 0, gradient) for gradient in gradients]
-            gradients, _ = steps.sum_of(self._collective, gradients, self._gradient_bits)
+                local = [steps.where(self._share > 0, gradient) for gradient in local]
+            local, _ = steps.sum_of(self._collective, local, self._gradient_bits)
         # Kept, so that no other tensor is taken for one of them.
-        self._summed += map(_values, gradients)
-        return list(gradients)
+        self._summed += map(_values, local)
+        totals = iter(local)
+        return [gradient if part is None else next(totals) for gradient, part in zip(gradients, parts, strict=True)]
 
     def _is_total(self, gradient: Addend) -> bool:
         """True if it is made of sums over replicas, variables and constants alone, and so the same on all replicas."""

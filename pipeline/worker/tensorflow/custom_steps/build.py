@@ -43,7 +43,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
         lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
         given(batch, arrays),
     )
-    look, whole = _Look(), _is_built(model)
+    look, whole = _Look(), all(layer.built for layer in model._flatten_layers(include_self=False))
     train = _returned(look, model, "train_step", symbols)
     if not whole:
         # A step that names weights before it calls their layers sees them when it is made once more.
@@ -125,10 +125,6 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
     return Returned(metrics, values, loss, look.used)
 
 
-def _is_built(model: keras.Model) -> bool:
-    return all(layer.built for layer in model._flatten_layers(include_self=False))
-
-
 def _sizes(name: str, value: tf.Tensor) -> tuple[int, ...]:
     shape = tf.convert_to_tensor(value).shape
     sizes = shape[1:] if shape.rank and shape[0] is None else shape
@@ -150,7 +146,6 @@ class _Look(Watcher):
         self.targets: list[tf.Tensor] = []
 
     def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
-        """Makes the step."""
         with watching(self):
             self.logs = step(batch)
         # While its graph is there.

@@ -5,8 +5,8 @@ several replicas is done where the step gives its gradients, updates its metrics
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import keras
@@ -15,7 +15,7 @@ import tensorflow as tf
 from pipeline.data.arrays import Nested
 from pipeline.private import ag_ctx, autograph_util
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import OfThread, all_patched
 
 # A metric, and the name of its result's part where that is a dictionary.
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
@@ -77,42 +77,33 @@ class Watcher:
         return list({id(metric): metric for metric in metrics}.values())
 
 
-class _WatcherOfThread(threading.local):
-    """The watcher of the step that this thread traces; each replica is traced in a thread of its own."""
-
-    watcher: Watcher | None = None
-
-
-_thread = _WatcherOfThread()
+_watcher: OfThread[Watcher | None] = OfThread(None)
 
 
 def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]:
     """Inside, in this thread, what a step calls is answered by the watcher, or as ever."""
-    return patched(_thread, {"watcher": watcher})
+    return _watcher.held(watcher)
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
+def watched() -> contextlib.AbstractContextManager[None]:
     """Inside, steps can be watched. Entered around all replicas, since what is changed is the same for all of them.
 
     A `tf.function` that a step calls becomes a part of the step: replicas cannot add up inside a function of its own.
     """
-    with contextlib.ExitStack() as stack:
-        for owner, name, answer in _ANSWERS:
-            for kind in kinds(owner):
-                if name in vars(kind):
-                    stack.enter_context(patched(kind, {name: _answered(vars(kind)[name], answer)}))
-        yield
+    return all_patched(
+        (kind, {name: _answered(vars(kind)[name], answer)})
+        for owner, name, answer in _ANSWERS
+        for kind in kinds(owner)
+        if name in vars(kind)
+    )
 
 
 def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
     """Returns what is called in place of `call`: that itself where no watcher answers."""
 
     def instead(owner: object, *values: object, **named: object) -> object:
-        watcher = _thread.watcher
-        if watcher is None:
-            return call(owner, *values, **named)
-        return answer(watcher, call, owner, *values, **named)
+        watcher = _watcher.value
+        return (call if watcher is None else partial(answer, watcher, call))(owner, *values, **named)
 
     # Not even where AutoGraph converts what calls it.
     return tf.autograph.experimental.do_not_convert(instead)  # type: ignore[no-any-return]
@@ -189,12 +180,11 @@ def _function(
     *values: object,
     **named: object,
 ) -> object:
-    inner = function.python_function
-    if function._autograph:
-        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
-            inner = autograph_util.py_func_from_autograph(inner, function._experimental_autograph_options)
-            return inner(*values, **named)
-    return inner(*values, **named)
+    if not function._autograph:
+        return function.python_function(*values, **named)
+    with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        options = function._experimental_autograph_options
+        return autograph_util.py_func_from_autograph(function.python_function, options)(*values, **named)
 
 
 # What is called of which class, and what answers it.

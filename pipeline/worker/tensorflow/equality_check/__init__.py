@@ -136,20 +136,22 @@ class _Comparison:
                 raise ModelError(told(error)) from error
         if not differing:
             return Check("equal", unsaid=unsaid)
-        layer, aligned = None, are_aligned(replicas, one, disturbed)
-        if aligned:
-            layer = first_layer(replicas, one, edges, self._tolerance, disturbed)
+        # The names of layers in the order of their calls, on each replica.
+        orders = {
+            tuple(name for name, _ in outputs)
+            for trial in (replicas, one, disturbed)
+            for outputs in trial.outputs.values()
+        }
+        aligned = len(orders) == 1
+        layer = first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
         cause, advice = explained(differing, layer, aligned, self._own is not None)
-        is_noted = aligned and layer is None and self._is_noted(differing)
-        if is_noted and self._own is not None:
+        # Has a note at build time told of the loss that makes such differences where no layer does?
+        kinds, is_noted = {difference.what for difference in differing}, aligned and layer is None
+        if self._own is None:
+            is_noted = is_noted and "loss" in kinds and probing.depends_on_batch(self._loop.model)
+        elif is_noted := is_noted and self._own.sums and "state" not in kinds:
             cause, advice = SUMMED
         return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)
-
-    def _is_noted(self, differing: list[Difference]) -> bool:
-        """True if a note at build time told of the loss that makes such differences where no layer does."""
-        if self._own is not None:
-            return self._own.sums and "state" not in {difference.what for difference in differing}
-        return "loss" in {difference.what for difference in differing} and probing.depends_on_batch(self._loop.model)
 
     def _whole(self, local: Batch) -> Batch:
         """The examples of all processes, in the order of their replicas."""
@@ -252,11 +254,6 @@ def differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Tr
     return [] if switched else differing
 
 
-def are_aligned(*trials: Trial) -> bool:
-    """True if all replicas ran the same layers in the same order."""
-    return len({tuple(name for name, _ in outputs) for trial in trials for outputs in trial.outputs.values()}) == 1
-
-
 def first_layer(
     all_replicas: Trial, one: Trial, edges: Sequence[int], tolerance: float, disturbed: Trial
 ) -> Difference | None:
@@ -297,7 +294,10 @@ def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Ite
         apart = max((_apart(copy, expected_copies[0], size) for copy in copies), default=np.inf)
         noise = max((_apart(value, expected_copies[0], size) for value in noisy), default=0.0)
         yield Difference("state", path, _told(apart)), noise
-    typical, pairs = _typical(list(one.gradients.values())), list[tuple[Difference, float]]()
+    pairs, arrays = list[tuple[Difference, float]](), list(map(_values, one.gradients.values()))
+    # The root of the mean square of all elements.
+    mean_square = sum(_size(array) ** 2 for array in arrays) / max(sum(array.size for array in arrays), 1)
+    typical = float(mean_square**0.5)
     for path, gradient in one.gradients.items():
         gradients = [all_replicas.gradients[path], gradient]
         ours, expected, *noisy = _aligned(gradients if disturbed is None else [*gradients, disturbed.gradients[path]])
@@ -339,13 +339,6 @@ def _size(array: np.ndarray) -> float:
 def _as_float(array: np.ndarray) -> np.ndarray:
     """In the narrowest type with enough digits: float32 for what has no more, float64 for whole numbers."""
     return np.asarray(array, np.float64 if array.dtype.kind in "iu" or array.dtype == np.float64 else np.float32)
-
-
-def _typical(gradients: Sequence[Addend]) -> float:
-    """The root of the mean square of all elements."""
-    arrays = [_values(gradient) for gradient in gradients]
-    count = sum(array.size for array in arrays)
-    return float((sum(_size(array) ** 2 for array in arrays) / max(count, 1)) ** 0.5)
 
 
 def _values(gradient: Addend) -> np.ndarray:

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -32,7 +32,7 @@ from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched, patched
 from pipeline.worker.tensorflow.state import copies
 from pipeline.worker.tensorflow.step import Replicas, training_step
 from pipeline.worker.variables import Variable
@@ -142,7 +142,8 @@ class Trials:
         """The loss vector of the step, in which nothing is drawn or applied."""
         gradients: dict[int, dict[str, Addend]] = {}
         run = step if self.own is None else partial(_traced, step, trial, gradients)
-        unneeded = nullcontext() if self.with_gradients else patched(tf.GradientTape, {"gradient": _no_gradient})
+        none = {"gradient": lambda tape, target, sources, **named: [None] * len(sources)}
+        unneeded = nullcontext() if self.with_gradients else patched(tf.GradientTape, none)
         with (
             fixed_randomness(), _outputs_kept(trial.outputs, noise, until), _not_applied(gradients), unneeded,
             losses.without_keras_scaling(),
@@ -232,8 +233,7 @@ def _unused(names: Mapping[str, object], name: str, what: str) -> str:
     return unused
 
 
-@contextmanager
-def _not_applied(gradients: dict[int, dict[str, Addend]]) -> Iterator[None]:
+def _not_applied(gradients: dict[int, dict[str, Addend]]) -> AbstractContextManager[None]:
     """Inside, optimizers apply nothing of what they are given, which is kept by replica, in its order."""
 
     def apply(
@@ -247,15 +247,8 @@ def _not_applied(gradients: dict[int, dict[str, Addend]]) -> Iterator[None]:
             if gradient is not None:
                 applied[_unused(applied, variable.path, "update")] = gradient
 
-    with ExitStack() as stack:
-        for kind in kinds(keras.optimizers.Optimizer):
-            if "apply" in vars(kind):
-                stack.enter_context(patched(kind, {"apply": apply}))
-        yield
-
-
-def _no_gradient(tape: tf.GradientTape, target: tf.Tensor, sources: Sequence[object], **named: object) -> object:
-    return [None] * len(sources)
+    owners = [kind for kind in kinds(keras.optimizers.Optimizer) if "apply" in vars(kind)]
+    return all_patched((kind, {"apply": apply}) for kind in owners)
 
 
 @contextmanager
@@ -270,8 +263,9 @@ def _attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
             vars(layer).update(before)
 
 
-@contextmanager
-def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
+def _outputs_kept(
+    outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float
+) -> AbstractContextManager[None]:
     """Inside, what each layer and operation returns is kept, in order, by the number of the replica."""
     call_one: Callable[..., Batch] = keras.Operation.__call__
     began = time.process_time()
@@ -286,8 +280,7 @@ def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None
         outputs.setdefault(_replica(), []).append((operation.name, leaves))
         return output
 
-    with patched(keras.Operation, {"__call__": call}):
-        yield
+    return patched(keras.Operation, {"__call__": call})
 
 
 def _replica() -> int:
@@ -311,16 +304,14 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
     return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
 
 
-@contextmanager
-def _threads_joined() -> Iterator[None]:
+def _threads_joined() -> AbstractContextManager[None]:
     """Inside, a strategy goes on as soon as the threads of its replicas have ended."""
     wait_one = tf.train.Coordinator.wait_for_stop
 
     def wait_for_stop(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
         return bool(wait_one(coordinator, THREAD_SECONDS))
 
-    with patched(tf.train.Coordinator, {"wait_for_stop": wait_for_stop}):
-        yield
+    return patched(tf.train.Coordinator, {"wait_for_stop": wait_for_stop})
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reducti
 from pipeline.worker.tensorflow.patched import patched
 
 
-@contextlib.contextmanager
-def without_keras_scaling() -> Iterator[None]:
+def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
     """Inside, Keras does not divide a loss by the number of replicas: its share of the examples is used instead."""
 
     def reduced(values: tf.Tensor, sample_weight: tf.Tensor | None = None, **how: object) -> tf.Tensor:
@@ -37,8 +36,7 @@ def without_keras_scaling() -> Iterator[None]:
     reduce = keras_loss.reduce_weighted_values
     unscaled = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
     as_it_is = dict.fromkeys(unscaled, lambda value: value)
-    with patched(keras_loss, as_it_is | {"reduce_weighted_values": reduced}):
-        yield
+    return patched(keras_loss, as_it_is | {"reduce_weighted_values": reduced})
 
 
 def make_exact(model: keras.Model, collective: Collective[Addend]) -> None:

@@ -5,7 +5,6 @@ step, and where no step is made by replicas that are pretended.
 """
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -19,7 +18,7 @@ from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import OfThread, patched
 
 # What a loss may ask other replicas for in turn, each after the answer to the one before.
 MOST_EXCHANGES = 8
@@ -145,31 +144,25 @@ def first_of(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return examples
 
 
-class _StepOfThread(threading.local):
-    """Each replica is traced in a thread of its own."""
-
-    whole: GlobalBatch | None = None
-    # Is what is computed of the whole global batch?
-    as_one = False
-
-
-_thread = _StepOfThread()
+_whole: OfThread[GlobalBatch | None] = OfThread(None)
+# Is what is computed of the whole global batch?
+_as_one = OfThread(False)
 
 
 def of_step(whole: GlobalBatch) -> contextlib.AbstractContextManager[None]:
     """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
     _answer()
-    return patched(_thread, {"whole": whole})
+    return _whole.held(whole)
 
 
 def as_one_device() -> contextlib.AbstractContextManager[None]:
     """Inside, what is computed is of the whole global batch, and whoever asks for it has it already."""
-    return patched(_thread, {"as_one": True})
+    return _as_one.held(True)
 
 
 def is_as_one_device() -> bool:
     """True while what is computed is of the whole global batch."""
-    return _thread.as_one
+    return _as_one.value
 
 
 def _answer() -> None:
@@ -185,9 +178,9 @@ def _answer() -> None:
     def all_gather(
         self: tf.distribute.ReplicaContext, value: Nested[tf.Tensor], axis: int, options: object = None
     ) -> Nested[tf.Tensor]:
-        if _thread.as_one:
+        if _as_one.value:
             return value
-        whole = _thread.whole
+        whole = _whole.value
         if whole is None or axis != 0 or not all(whole.has(leaf) for leaf in tf.nest.flatten(value)):
             return gather(self, value, axis, options)
         # Nothing flows back from a replica without examples.
@@ -197,11 +190,11 @@ def _answer() -> None:
     def all_reduce(
         self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None
     ) -> Nested[tf.Tensor]:
-        if _thread.as_one:
+        if _as_one.value:
             return value
         is_sum = str(getattr(reduce_op, "value", reduce_op)).upper() == "SUM"
-        if _thread.whole is not None and is_sum:
-            value = tf.nest.map_structure(_thread.whole.here_alone, value)
+        if _whole.value is not None and is_sum:
+            value = tf.nest.map_structure(_whole.value.here_alone, value)
         return reduce(self, reduce_op, value, options)
 
     # What the sums of a step are made by, which are of what counts alone.
@@ -211,7 +204,7 @@ def _answer() -> None:
 
 def current() -> GlobalBatch | None:
     """The global batch of the step that is traced now; None where none is."""
-    return _thread.whole
+    return _whole.value
 
 
 def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:

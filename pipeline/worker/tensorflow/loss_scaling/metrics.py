@@ -21,7 +21,7 @@ from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current, is_as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched
 from pipeline.worker.variables import kept_by_metrics
 
 # The values of a metric's variables.
@@ -115,11 +115,9 @@ def held_here(
     variables: Sequence[keras.Variable], values: Sequence[np.ndarray | tf.Variable]
 ) -> Iterator[list[tf.Variable]]:
     """Inside, variables are of this process alone, with these values; gives what holds them."""
-    with contextlib.ExitStack() as stack:
-        own = []
-        for variable, value in zip(variables, values, strict=True):
-            own.append(tf.Variable(value, dtype=variable.dtype, trainable=variable.trainable))
-            stack.enter_context(patched(variable, {"_value": own[-1]}))
+    pairs = list(zip(variables, values, strict=True))
+    own = [tf.Variable(value, dtype=variable.dtype, trainable=variable.trainable) for variable, value in pairs]
+    with all_patched((variable, {"_value": one}) for variable, one in zip(variables, own, strict=True)):
         yield own
 
 
@@ -141,14 +139,10 @@ class CountedApart:
         """The values now, in the order of the variables."""
         return [self._values[id(variable)] for variable in self._variables]
 
-    @contextlib.contextmanager
-    def updated(self) -> Iterator[None]:
+    def updated(self) -> contextlib.AbstractContextManager[None]:
         """Inside, metrics that layers update, or a loss of the model's own, count here."""
-        with contextlib.ExitStack() as stack:
-            for metric in _own(self._model):
-                if "update_state" not in vars(metric):
-                    stack.enter_context(patched(metric, {"update_state": partial(self._update, metric)}))
-            yield
+        own = [metric for metric in _own(self._model) if "update_state" not in vars(metric)]
+        return all_patched((metric, {"update_state": partial(self._update, metric)}) for metric in own)
 
     def count(self, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None) -> None:
         """Counts a batch by the metrics that the model is compiled with, and whatever else its step counts by."""
@@ -270,11 +264,9 @@ def _recorded(
 
     def record(piece: Batch, share: float) -> list[list[Arguments]]:
         calls: list[list[Arguments]] = [[] for _ in metrics]
-        with contextlib.ExitStack() as stack:
-            for metric, of_metric in zip(metrics, calls, strict=True):
-                note = partial(lambda arguments, *values, **named: arguments.append((values, named)), of_metric)
-                stack.enter_context(patched(metric, {"update_state": note}))
-            stack.enter_context(reduction.scope(model))
+        notes = [partial(lambda calls, *values, **named: calls.append((values, named)), one) for one in calls]
+        instead = [(metric, {"update_state": note}) for metric, note in zip(metrics, notes, strict=True)]
+        with all_patched(instead), reduction.scope(model):
             step(piece, share)
         return calls
 

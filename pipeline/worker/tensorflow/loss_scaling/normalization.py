@@ -1,7 +1,7 @@
 """Batch normalization over the global batch: its statistics are those that one device would have."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import keras
@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables
 from pipeline.worker.tensorflow.loss_scaling.global_batch import current
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched
 
 
 def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
@@ -23,10 +23,7 @@ def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: 
 
 
 def _moments(
-    layer: keras.layers.BatchNormalization,
-    collective: Collective[Addend],
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
+    layer: keras.layers.BatchNormalization, collective: Collective[Addend], inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
 
@@ -54,15 +51,9 @@ def _moments(
         )
         near = tf.math.divide_no_nan(tf.reduce_sum(only(values), axes), tf.cast(counts, values.dtype))
         away = only(values - along(near))
-        divisor, mean, variance, centre = _combined(
-            collective,
-            present,
-            counts,
-            near,
-            tf.reduce_sum(away, axes),
-            tf.reduce_sum(tf.square(away), axes),
-            epsilon=0.0 if within is None else keras.config.epsilon(),
-        )
+        sums, squares = tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
+        epsilon = 0.0 if within is None else keras.config.epsilon()
+        divisor, mean, variance, centre = _combined(collective, present, counts, near, sums, squares, epsilon)
         # The centre as it is in these values' type may be a digit off; how far it is from `near` is not.
         further = tf.cast(centre - tf.cast(near, centre.dtype), values.dtype)
 
@@ -142,14 +133,11 @@ def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], sh
     ]
 
 
-@contextlib.contextmanager
-def with_own_statistics(model: keras.Model) -> Iterator[None]:
+def with_own_statistics(model: keras.Model) -> AbstractContextManager[None]:
     """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers(model):
-            own_statistics = partial(type(layer)._moments, layer)
-            stack.enter_context(patched(layer, {"synchronized": False, "_moments": own_statistics}))
-        yield
+    return all_patched(
+        (layer, {"synchronized": False, "_moments": partial(type(layer)._moments, layer)}) for layer in layers(model)
+    )
 
 
 def layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:

@@ -17,7 +17,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import SEEDS, Reduction, made_up, on_pieces, reduction_of, total
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched, patched
 
 # What a loss comes to on the made-up batch, its first part, its second, and the first twice over.
 Values: TypeAlias = Sequence[float]
@@ -82,10 +82,7 @@ def _samples(
     model: keras.Model, compiled: Sequence[losses.ExactLoss], piece: Batch, share: float
 ) -> list[list[losses.Sample | None]]:
     """Returns the samples of each of these losses, one a call."""
-    with contextlib.ExitStack() as stack:
-        for loss in compiled:
-            stack.enter_context(patched(loss, {"samples": []}))
-        stack.enter_context(reduction.scope(model))
+    with all_patched((loss, {"samples": []}) for loss in compiled), reduction.scope(model):
         model._compile_loss(*piece)
         return [loss.samples or [] for loss in compiled]
 
@@ -172,16 +169,13 @@ def _whole(model: keras.Model, as_is: bool, piece: Batch, share: float) -> float
     with reduction.scope(model), contextlib.ExitStack() as stack:
         y_pred = losses.call(model, x, training=True)
         if not as_is:
-            stack.enter_context(patched(model, {"_losses_override": _brought(model, tf.constant(share))}))
+            # The losses of all layers, as a step has them.
+            brought = [
+                loss
+                for layer in model._flatten_layers()
+                for loss in losses.added(layer._get_own_losses(), losses.rules_of(layer), tf.constant(share), True)
+            ]
+            override = brought + model._get_regularization_losses()
+            stack.enter_context(patched(model, {"_losses_override": override}))
         stack.enter_context(losses.traced(tf.constant(share), training=True, as_is=as_is, alone=True))
         return total(model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=None, training=True))
-
-
-def _brought(model: keras.Model, share: tf.Tensor) -> list[tf.Tensor]:
-    """The losses of all layers, as a step has them."""
-    added = [
-        loss
-        for layer in model._flatten_layers()
-        for loss in losses.added(layer._get_own_losses(), losses.rules_of(layer), share, training=True)
-    ]
-    return added + model._get_regularization_losses()  # type: ignore[no-any-return]

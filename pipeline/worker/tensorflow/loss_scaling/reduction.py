@@ -25,7 +25,7 @@ from pipeline.private import gen_random_ops, gen_stateful_random_ops, gen_statel
 from pipeline.private import gen_stateless_random_ops_v2 as gen_stateless_v2
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.tensorflow.loss_scaling.global_batch import together
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched
 
 # Examples of the made-up batch, and of its first part: even numbers, since some losses take examples in pairs.
 EXAMPLES, FIRST = 6, 2
@@ -179,19 +179,18 @@ def _names(function: FunctionType, depth: int) -> Iterator[str]:
                 yield from _names(called, depth - 1)
 
 
-@contextlib.contextmanager
-def fixed_randomness() -> Iterator[None]:
+def fixed_randomness() -> contextlib.AbstractContextManager[None]:
     """Inside, operations that are run at once draw nothing, and no generator is any further than before."""
-    with contextlib.ExitStack() as stack:
-        for (module, name), instead in _INSTEAD.items():
-            stack.enter_context(patched(module, {name: _without_chance(getattr(module, name), instead)}))
-        skip = gen_stateful_random_ops.rng_read_and_skip
-        # Reads a generator's state, which stays as it is.
-        unskipped = {
-            "rng_read_and_skip": lambda resource, alg, delta, name=None: skip(resource, alg, tf.zeros_like(delta), name)
-        }
-        stack.enter_context(patched(gen_stateful_random_ops, unskipped))
-        yield
+    changes: list[tuple[object, dict[str, object]]] = [
+        (module, {name: _without_chance(getattr(module, name), instead)})
+        for (module, name), instead in _INSTEAD.items()
+    ]
+    skip = gen_stateful_random_ops.rng_read_and_skip
+    # Reads a generator's state, which stays as it is.
+    unskipped = {
+        "rng_read_and_skip": lambda resource, alg, delta, name=None: skip(resource, alg, tf.zeros_like(delta), name)
+    }
+    return all_patched([*changes, (gen_stateful_random_ops, unskipped)])
 
 
 def _without_chance(draw: Callable[..., tf.Tensor], instead: Callable[[Given], Instead]) -> Callable[..., tf.Tensor]:

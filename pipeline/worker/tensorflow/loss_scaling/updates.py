@@ -6,9 +6,9 @@ each replica, and takes each operation through layers that serve other backends:
 trace, that is nearly a half. The half of its operations that are traced here compute the same to the last bit.
 """
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 from pipeline.private import maybe_merge_call, strategy_supports_no_merge_call
 from pipeline.worker import variables
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import all_patched
 
 # Scalars to update variables with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon.
 Scalars: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
@@ -26,13 +26,9 @@ Scalars: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, object, Scalars]]
 
 
-@contextlib.contextmanager
-def updating(*optimizers: keras.optimizers.Optimizer) -> Iterator[None]:
+def updating(*optimizers: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
     """Inside, steps that are traced have optimizers update weights as they are to among replicas."""
-    with contextlib.ExitStack() as stack:
-        for one in itertools.chain(*map(variables.updating, optimizers)):
-            stack.enter_context(patched(one, _answers(one)))
-        yield
+    return all_patched((one, _answers(one)) for one in itertools.chain(*map(variables.updating, optimizers)))
 
 
 def _answers(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
@@ -94,17 +90,15 @@ def _apply_and_overwrite(
     due = tf.equal((optimizer.iterations + 1) % frequency, 0)
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     values = [(variable.value, average.value) for variable, average in pairs if average is not None]
-    maybe_merge_call(_overwrite, tf.distribute.get_strategy(), values, due)
 
-
-def _overwrite(
-    strategy: tf.distribute.Strategy, pairs: Sequence[tuple[tf.Variable, tf.Variable]], due: tf.Tensor
-) -> None:
     def chosen(variable: tf.Variable, average: tf.Tensor, due: tf.Tensor) -> None:
         variable.assign(tf.where(due, tf.cast(average, variable.dtype), variable))
 
-    for variable, average in pairs:
-        strategy.extended.update(variable, chosen, args=(average, due), group=False)
+    def overwrite(strategy: tf.distribute.Strategy, pairs: Sequence[Sequence[tf.Variable]], due: tf.Tensor) -> None:
+        for variable, average in pairs:
+            strategy.extended.update(variable, chosen, args=(average, due), group=False)
+
+    maybe_merge_call(overwrite, tf.distribute.get_strategy(), values, due)
 
 
 def _update(

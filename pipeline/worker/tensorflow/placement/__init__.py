@@ -14,7 +14,6 @@ import functools
 import itertools
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.tensorflow.patched import OfThread
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.variables import bytes_of, slots_of, within
 
@@ -53,18 +52,12 @@ class Unit:
     layer: Layer
 
 
-class _ReplicaOfThread(threading.local):
-    """Each replica is traced in a thread of its own."""
-
-    number = 0
-
-
 class Placement:
     """A model's place: the part of each unit, and the devices [replica, part]."""
 
     def __init__(self, units: Sequence[Unit], parts: Sequence[int], devices: Sequence[Sequence[str]]) -> None:
         self.units, self.parts, self.devices = units, parts, devices
-        self._replica = _ReplicaOfThread()
+        self._replica = OfThread(0)
         # The names of what a graph takes from outside, with what that is there.
         self._captured: WeakKeyDictionary[tf.Graph, dict[str, tf.Tensor]] = WeakKeyDictionary()
 
@@ -82,7 +75,7 @@ class Placement:
     @contextlib.contextmanager
     def called(self, number: int) -> Iterator[None]:
         """Inside, operations are those of a unit: they run on its device, and so does what goes back through them."""
-        replica = self._replica.number
+        replica = self._replica.value
         # A scope of its own, whoever calls the layer.
         scope = contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope(f"placed.{number}.{replica}")
         with tf.device(self.devices[replica][self.parts[number]]), scope:
@@ -99,7 +92,7 @@ class Placement:
         def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
             number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
             # The public `tf.device` takes no function.
-            with patched(self._replica, {"number": int(number)}), tf.compat.v1.device(self._device_of):
+            with self._replica.held(int(number)), tf.compat.v1.device(self._device_of):
                 return replica_step(examples, batch)
 
         return step
@@ -110,8 +103,7 @@ class Placement:
         TensorFlow lets go of all devices for the latter two.
         """
         if operation.device:
-            device: str = operation.device
-            return device
+            return str(operation.device)
         if operation.type == "ReadVariableOp":
             return self._place_of(operation.inputs[0])
         beside = [group.decode().removeprefix("loc:@") for group in operation.colocation_groups()]
@@ -121,8 +113,7 @@ class Placement:
     def _device_of(self, operation: tf.Operation) -> str:
         """Returns the device of an operation that is being made; "" leaves it to the strategy."""
         if operation.device:
-            device: str = operation.device
-            return device
+            return str(operation.device)
         for tensor in operation.inputs:
             if tensor.dtype == tf.resource and (device := self._place_of(tensor)):
                 return device
@@ -149,8 +140,7 @@ class Placement:
             if handle.name not in captured:
                 return ""
             handle = captured[handle.name]
-        device: str = handle.device
-        return device
+        return str(handle.device)
 
 
 def of(model: keras.Model) -> Placement | None:
@@ -159,16 +149,14 @@ def of(model: keras.Model) -> Placement | None:
     return placement
 
 
-@contextlib.contextmanager
-def in_host_memory() -> Iterator[None]:
+def in_host_memory() -> contextlib.AbstractContextManager[None]:
     """Inside, variables begin in the host's memory, which has room for a model that one device has none for."""
 
     def creator(next_creator: Creator, **options: Any) -> tf.Variable:
         with tf.device("CPU:0"):
             return next_creator(**options)
 
-    with tf.variable_creator_scope(creator):
-        yield
+    return tf.variable_creator_scope(creator)  # type: ignore[no-any-return]
 
 
 def place(
@@ -340,7 +328,10 @@ def _in_pieces(model: keras.Model, call: steps.Forward, count: int) -> steps.For
     def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
         piece = steps.never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
         outputs = call(piece, training=True)
-        _expect_no_losses(model, count)
+        # Keras forgets what a layer has added with the next call.
+        if adding := [layer.name for layer in model._flatten_layers() if len(layer._losses)]:
+            received = f"{adding[0]}, whose loss is that of a whole batch"
+            raise ModelError(f"layers that add no loss for {KEY}={count}", received, f"{KEY}=1")
         # What is more only stood for none.
         return keras.tree.map_structure(lambda leaf: first_of(leaf, last - first), outputs)
 
@@ -360,11 +351,3 @@ def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:
     if masks[0] is not None:
         set_keras_mask(joined, tf.concat(masks, 0))
     return joined
-
-
-def _expect_no_losses(model: keras.Model, count: int) -> None:
-    """Raises `ModelError` where a layer has added a loss: Keras forgets it with the next call."""
-    adding = [layer.name for layer in model._flatten_layers() if len(layer._losses)]
-    if adding:
-        received = f"{adding[0]}, whose loss is that of a whole batch"
-        raise ModelError(f"layers that add no loss for {KEY}={count}", received, f"{KEY}=1")

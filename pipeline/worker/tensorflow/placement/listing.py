@@ -59,18 +59,8 @@ def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Ro
         for one in (variable, *own):
             _expect(f"variable {one.path}", planned, _places(one))
         layer = layers[id(variable)].layer.name if id(variable) in layers else ""
-        rows.append(
-            Row(
-                tuple(planned),
-                bytes_of(variable),
-                sum(map(bytes_of, own)),
-                counted[layer, False],
-                counted[layer, True],
-                layer,
-                variable.path,
-                tuple(slot.path for slot in own),
-            )
-        )
+        sizes, calls = (bytes_of(variable), sum(map(bytes_of, own))), (counted[layer, False], counted[layer, True])
+        rows.append(Row(tuple(planned), *sizes, *calls, layer, variable.path, tuple(slot.path for slot in own)))
     return rows
 
 
