@@ -1,7 +1,5 @@
 """Artifacts of a training's end: the model as a file, and text that a language model writes after held-out text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +60,10 @@ def sample_of(
     tokens = plan.training.sample_tokens
     if tokens == 0:
         return None
-    prompt = _prompt(*example()[:2]) if names is not None and _tells_next(model, len(names)) else None
+    shape = getattr(model, "output_shape", None)
+    # As many outputs for each token as there are tokens that may come next.
+    tells_next = names is not None and isinstance(shape, tuple) and len(shape) == 3 and shape[2] == len(names)
+    prompt = _prompt(*example()[:2]) if tells_next else None
     if prompt is None or names is None:
         if tokens:
             note(
@@ -102,12 +103,6 @@ def text_of(tokens: Sequence[int] | np.ndarray, names: Sequence[str]) -> str:
     parts_named = (names[int(token)] for token in tokens)
     parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in parts_named)
     return b"".join(parts).decode(errors="replace")
-
-
-def _tells_next(model: keras.Model, vocabulary: int) -> bool:
-    """True if a model has as many outputs for each token as there are tokens that may come next."""
-    shape = getattr(model, "output_shape", None)
-    return isinstance(shape, tuple) and len(shape) == 3 and shape[2] == vocabulary
 
 
 def _prompt(x: Any, y: Any) -> np.ndarray | None:

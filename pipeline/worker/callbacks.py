@@ -19,6 +19,7 @@ from pipeline.errors import refuse
 from pipeline.private_keras import keras_variables
 from pipeline.worker.loop import TrainingLoop
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.patched import all_patched
 from pipeline.worker.state import of_random_state, put_back_random_state, sent
 from pipeline.worker.variables import PLAIN, Plain, Variable, held, kept_by_metrics, plain_values
 
@@ -49,25 +50,16 @@ class ModelCopy:
         # Variables of losses and the like, and the copy's.
         self._pairs: list[tuple[Variable, Variable]] = []
 
-    @contextlib.contextmanager
-    def answers(self) -> Iterator[None]:
+    def answers(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's methods are answered here, and `int` and `float` of a variable are those of its value."""
-        base = keras_variables.Variable
-        originals = {name: getattr(base, name) for name in ("__int__", "__float__")}
-        answered: dict[str, Callable[..., object]] = {name: partial(self._answer, name) for name in ANSWERED}
+        answered: dict[str, object] = {name: partial(self._answer, name) for name in ANSWERED}
         answered |= {name: partial(self._refuse, name) for name in REFUSED}
-        # Past Keras's own setter, which looks for weights in everything.
-        vars(self._model).update(answered)
-        for name, kind in (("__int__", int), ("__float__", float)):
-            # TensorFlow's variable of several copies is no number to Python.
-            setattr(base, name, lambda variable, kind=kind: kind(keras.ops.convert_to_numpy(variable)))
-        try:
-            yield
-        finally:
-            for name, method in originals.items():
-                setattr(base, name, method)
-            for name in answered:
-                vars(self._model).pop(name, None)
+        # TensorFlow's variable of several copies is no number to Python.
+        numbers = {
+            "__int__": lambda variable: int(keras.ops.convert_to_numpy(variable)),
+            "__float__": lambda variable: float(keras.ops.convert_to_numpy(variable)),
+        }
+        return all_patched([(self._model, answered), (keras_variables.Variable, numbers)])
 
     def _answer(self, name: str, *arguments: object, **named: object) -> object:
         answer = getattr(self._up_to_date(), name)(*arguments, **named)
@@ -142,7 +134,8 @@ class Callbacks:
         self.model = model = loop.model
         self._answering = ModelCopy(model, plain or keras.Model, weights, loop.value)
         self._shares = bool(callbacks) and not loop.alone
-        self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
+        # A user's own hook between batches may do anything; Keras's own leave weights alone there.
+        self._batches_matter = any(is_own(one) and overrides(one, TRAIN_BATCH_HOOKS) for one in callbacks)
         # What a step that is not yet traced reads, and code of a user's own may change.
         self._plain = plain_values([model]) if self._shares and any(map(is_own, callbacks)) else {}
         self._is_traced = False
@@ -180,18 +173,15 @@ class Callbacks:
         watched = self._shares and self.loop.chief and (self._batches_matter or "batch" not in hook)
         before = self._values() if watched else []
         words = {name: place.get() for name, place in self._plain.items()} if watched else {}
-        with self.loop.metrics_at_hand() if self._is_of_own(hook) else contextlib.nullcontext():
+        hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
+        runs_own = any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
+        with self.loop.metrics_at_hand() if runs_own else contextlib.nullcontext():
             if self.loop.chief:
                 with self._answering.answers():
                     getattr(self._list, hook)(*arguments)
         if self._shares:
             after = self._values() if before else []
             self._obey([not _is_same(old, new) for old, new in zip(before, after, strict=True)], self._changed(words))
-
-    def _is_of_own(self, hook: str) -> bool:
-        """True if code of a user's own runs in a hook."""
-        hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
-        return any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
 
     def _changed(self, before: Mapping[str, Plain]) -> dict[str, Plain]:
         """Numbers and words that were others `before`, by their names. Raises `TrainingError` for what is none."""
@@ -287,8 +277,3 @@ def is_own(callback: keras.callbacks.Callback) -> bool:
     """True if a user's code runs in it, and not Keras's alone."""
     lambdas = isinstance(callback, keras.callbacks.LambdaCallback)
     return lambdas or not type(callback).__module__.startswith("keras.")
-
-
-def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
-    """A user's own hook between batches may do anything; Keras's own leave weights alone there."""
-    return is_own(callback) and overrides(callback, TRAIN_BATCH_HOOKS)

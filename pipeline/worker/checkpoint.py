@@ -13,11 +13,11 @@ import posixpath
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from pipeline.plan.plan import Checkpoints, Plan
 from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker.engine import Emit
 from pipeline.worker.model_error import TrainingError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 FORMAT = 1
 # How long a state takes to be written that none was written before, on a slow disk.
@@ -58,8 +55,11 @@ class State:
         return {key: (str(array.dtype), array.shape) for key, array in self.arrays.items()}
 
     def write(self, file: Any) -> None:
-        """Writes its arrays as NumPy's archive."""
-        storable = {key: _storable(array) for key, array in self.arrays.items()}
+        """Writes its arrays as NumPy's archive: their bytes where NumPy has no name for a type, as for bfloat16."""
+        storable = {
+            key: array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
+            for key, array in self.arrays.items()
+        }
         np.savez(file, **storable)  # type: ignore[arg-type] # No array is called allow_pickle.
 
     @classmethod
@@ -208,6 +208,7 @@ class Checkpointer:
             state.write(through)
             hashed.append(through.digest.hexdigest())
 
+        weights = (array.astype(np.float32) for array in state.group("trained") if array.dtype.kind not in "biu?")
         try:
             files.write(self._path(archive), fill)
             values = state.values | {
@@ -215,7 +216,7 @@ class Checkpointer:
                 "archive": archive,
                 "sha256": hashed[0],
                 "arrays": state.kinds,
-                "finite": all(np.isfinite(array).all() for array in _floats(state)),
+                "finite": all(np.isfinite(array).all() for array in weights),
             }
             files.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
         except BaseException:
@@ -223,9 +224,8 @@ class Checkpointer:
                 files.remove(self._path(archive))
             raise
         self._tidy()
-        path = self._path(f"{state.name}.json")
         seconds = time.perf_counter() - began
-        self._emit(Checkpoint(state.values["step"], path, seconds=seconds))
+        self._emit(Checkpoint(state.values["step"], self._path(f"{state.name}.json"), seconds=seconds))
         return seconds
 
     def _tidy(self) -> None:
@@ -264,8 +264,7 @@ class Checkpointer:
         return [file.removesuffix(".json") for file in names if file.startswith("step-") and file.endswith(".json")]
 
     def _manifest(self, name: str) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(files.read(self._path(f"{name}.json")))
-        return values
+        return json.loads(files.read(self._path(f"{name}.json")))  # type: ignore[no-any-return]
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._folder, name)
@@ -283,15 +282,10 @@ class _Hashing(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: "Buffer") -> int:
+    def write(self, data: Any) -> int:
         self.digest.update(data)
         self._file.write(data)
         return len(memoryview(data).cast("B"))
-
-
-def _storable(array: np.ndarray) -> np.ndarray:
-    """The array, or its bytes where NumPy has no name for its type, as for bfloat16."""
-    return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
 
 
 def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
@@ -303,24 +297,14 @@ def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer(array.tobytes(), np.dtype(kind)).reshape(shape)
 
 
-def _floats(state: State) -> Iterator[np.ndarray]:
-    return (array.astype(np.float32) for array in state.group("trained") if array.dtype.kind not in "biu?")
-
-
 def _reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
-def is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
-    """Returns whether a checkpoint, by its values, is of a training that had not diverged."""
-
-    def good(values: Mapping[str, Any]) -> bool:
-        loss, first = values["loss"], values["first_loss"]
-        return bool(values["finite"]) and (
-            loss is None or loss <= plan.training.divergence_factor * max(1.0, abs(first))
-        )
-
-    return good
+def is_good(plan: Plan, values: Mapping[str, Any]) -> bool:
+    """True if a checkpoint, by its values, is of a training that had not diverged."""
+    loss, first = values["loss"], values["first_loss"]
+    return bool(values["finite"]) and (loss is None or loss <= plan.training.divergence_factor * max(1.0, abs(first)))
 
 
 def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Collectives, which add up what the replicas of all processes computed, by name: ours, or what packages offer."""
 
 import sys
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -11,6 +11,7 @@ from pipeline.config.offered import check_offer, load_offer
 from pipeline.errors import UserError, refuse
 from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
+from pipeline.worker.patched import patched
 
 # What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
 Array = TypeVar("Array")
@@ -80,14 +81,9 @@ class Pausable(Generic[Array]):
         """Bytes that a replica sends, on average, for arrays of so many bytes together."""
         return self._collective.sent_bytes(size)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Inside, nothing is exchanged."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
+        return patched(self, {"_is_paused": True})
 
 
 # Ours; a package offers others as entry points of the group `pipeline.collectives`.
@@ -104,7 +100,12 @@ BUILT = ".venv-horovod"
 def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `UserError`."""
     check_offer("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
-    if name == HOROVOD and not _is_built():
+    if name != HOROVOD:
+        return
+    module = find_spec(HOROVOD)
+    folders = () if module is None else module.submodule_search_locations or ()
+    # With what it compiles for TensorFlow.
+    if not any(True for folder in folders for _ in Path(folder, "tensorflow").glob("mpi_lib*.so")):
         interpreter = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
         then = typed if interpreter.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
@@ -130,10 +131,3 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     received = f"one that adds over {collective.replicas}"
     refuse((collective.replicas != plan.workers, expected, received, INSTEAD))
     return collective
-
-
-def _is_built() -> bool:
-    """True if Horovod is installed with what it compiles for TensorFlow."""
-    module = find_spec(HOROVOD)
-    folders = () if module is None else module.submodule_search_locations or ()
-    return any(True for folder in folders for _ in Path(folder, "tensorflow").glob("mpi_lib*.so"))

@@ -68,17 +68,14 @@ def compile_chosen(
         chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
         if not own_steps:
             loss = "sparse_categorical_crossentropy" if loss is None else loss
-            metrics = _accuracy(model) if metrics is None else metrics
+            # As Keras takes it: one accuracy for all outputs is refused where there are several.
+            outputs = len(keras.tree.flatten(getattr(model, "outputs", None) or [None]))
+            accuracy = ["accuracy"] if outputs == 1 else [["accuracy"] for _ in range(outputs)]
+            metrics = accuracy if metrics is None else metrics
     check_optimizer(chosen)
     if learning_rate is not None:
         set_rate(chosen, learning_rate)
     compile_anew(model, chosen, loss, metrics)
-
-
-def _accuracy(model: keras.Model) -> list[Any]:
-    """Returns accuracy for each output, as Keras takes it: one for all is refused where there are several."""
-    outputs = len(keras.tree.flatten(getattr(model, "outputs", None) or [None]))
-    return ["accuracy"] if outputs == 1 else [["accuracy"] for _ in range(outputs)]
 
 
 def compile_anew(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> None:

@@ -3,8 +3,6 @@
 Without `Begin`, as in the baseline, steps train the model for nothing but time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -136,10 +134,11 @@ class WorkerProcess:
             return BEGINNING
         checkpointer = Checkpointer(plan.checkpoint, self._emit)
         if resume is not None and self._chief:
-            state = checkpointer.last(is_good(plan))
+            good = partial(is_good, plan)
+            state = checkpointer.last(good)
             if state is None and plan.checkpoint.before is not None:
                 before = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
-                state = Checkpointer(before, self._emit).last(is_good(plan))
+                state = Checkpointer(before, self._emit).last(good)
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state)
         self._checkpointing = Checkpointing(

@@ -31,7 +31,9 @@ def of_random_state() -> dict[str, object]:
     version, words, gauss = random.getstate()
     numpys = np.random.get_state(legacy=False)
     numpys["state"]["key"] = numpys["state"]["key"].tolist()  # type: ignore[call-overload,index]
-    return {"python": [version, list(words), gauss], "numpy": numpys, "keras": _keras_seed()}
+    own = global_state.get_global_attribute("global_seed_generator")
+    seed = None if own is None else np.array(keras.ops.convert_to_numpy(own.state)).tolist()
+    return {"python": [version, list(words), gauss], "numpy": numpys, "keras": seed}
 
 
 def put_back_random_state(values: Mapping[str, Any]) -> None:
@@ -70,7 +72,12 @@ def put_back_callbacks(
     for number, (callback, (name, values)) in enumerate(zip(callbacks, states, strict=False)):
         if type(callback).__name__ != name:
             continue
-        _put_back_callback(callback, values, state)
+        if values.get(_MONITORS):
+            # Keras sets these up at the end of the first epoch, which changes the sign of what they then compare with.
+            callback._set_monitor_op()
+        for key, value in values.items():
+            if key != _MONITORS:
+                setattr(callback, key, _rich(value, state.arrays))
         variables, arrays = held([callback], known=others), state.group(_held_by(number))
         if [tuple(variable.shape) for variable in variables] == [array.shape for array in arrays]:
             for variable, array in zip(variables, arrays, strict=True):
@@ -91,15 +98,6 @@ def _of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[st
             values[key] = _plain(value, f"{name}/{key}", arrays_of_value)
             arrays |= arrays_of_value
     return values, arrays
-
-
-def _put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Plain], state: State) -> None:
-    if values.get(_MONITORS):
-        # Keras sets these up at the end of the first epoch, which changes the sign of what they then compare with.
-        callback._set_monitor_op()
-    for key, value in values.items():
-        if key != _MONITORS:
-            setattr(callback, key, _rich(value, state.arrays))
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
@@ -136,11 +134,6 @@ def on_all(state: State | None, send: Send) -> State | None:
     data = sent(header + archive.getvalue(), first + second, send)
     values, kinds = json.loads(data[:first])
     return state or State.read(values, kinds, data[first:])
-
-
-def _keras_seed() -> Plain:
-    own = global_state.get_global_attribute("global_seed_generator")
-    return None if own is None else np.array(keras.ops.convert_to_numpy(own.state)).tolist()
 
 
 def _plain(value: object, name: str, arrays: dict[str, np.ndarray]) -> Plain:

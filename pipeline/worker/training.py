@@ -360,20 +360,16 @@ class Training:
         limit = math.inf if factor is None else factor * max(1.0, abs(self._first_loss))
         bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
         if bad.size:
-            self._finish_writing()
+            # The first that fails has all others killed.
+            if self._checkpointing is not None:
+                self._checkpointing.checkpointer.wait()
+                if not self._loop.alone:
+                    self._loop.added([0.0])
             value, step = losses[bad[0]], self._done + int(bad[0]) + 1
             expected = "a finite loss" if not np.isfinite(value) else f"a loss below {limit:g}"
             rates = "a smaller train.learning_rate, train.on_divergence=rollback"
             raise Diverged(expected, f"{value:g} at step {step}", f"{rates}, or look for bad values in the data")
         self._loss = float(losses[-1])
-
-    def _finish_writing(self) -> None:
-        """Returns, on all processes, once nothing is being written: the first that fails has all others killed."""
-        if self._checkpointing is None:
-            return
-        self._checkpointing.checkpointer.wait()
-        if not self._loop.alone:
-            self._loop.added([0.0])
 
     def _active(self) -> float:
         """Seconds that this training has had so far."""

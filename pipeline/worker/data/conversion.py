@@ -10,7 +10,7 @@ example has already is multiplied.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import keras
 import numpy as np
@@ -52,12 +52,9 @@ class _Where:
 def both(parts: Iterable[object]) -> tuple[object, object]:
     """(training, validation) of what a data set's function has returned. Raises `DataError`."""
     if isinstance(parts, Mapping):
-        names = ", ".join(map(str, parts))
-        raise DataError(
-            "data.build to return (train, validation)",
-            f"a {type(parts).__name__} of {names}",
-            "return parts['train'], parts['validation']",
-        )
+        received = f"a {type(parts).__name__} of {', '.join(map(str, parts))}"
+        instead = "return parts['train'], parts['validation']"
+        raise DataError("data.build to return (train, validation)", received, instead)
     try:
         train, validation = parts
     except (TypeError, ValueError) as error:
@@ -65,9 +62,8 @@ def both(parts: Iterable[object]) -> tuple[object, object]:
         raise DataError(received) from error
     if _is_array(train) and _is_array(validation):
         received = f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}"
-        raise DataError(
-            "data.build to return (train, validation), each of them (x, y)", received, "return (x, y), None"
-        )
+        expected = "data.build to return (train, validation), each of them (x, y)"
+        raise DataError(expected, received, "return (x, y), None")
     return train, validation
 
 
@@ -85,7 +81,10 @@ def part(value: object, name: str) -> Part | None:
         received = f"a {type(value).__name__}, which ends once it is read"
         instead = "arrays, or tf.data.Dataset.from_generator"
         raise DataError(f"{name} data that can be read again in each epoch", received, instead)
-    arrays_or_lists = _trimmed(value if isinstance(value, list | tuple) else (value,))
+    arrays_or_lists = tuple(value) if isinstance(value, list | tuple) else (value,)
+    # (x, y, None) is (x, y).
+    while arrays_or_lists and arrays_or_lists[-1] is None:
+        arrays_or_lists = arrays_or_lists[:-1]
     absent = [path for path, values in zip(NAMES, arrays_or_lists, strict=False) if values is None]
     if not 1 <= len(arrays_or_lists) <= len(NAMES) or absent:
         received = f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them"
@@ -104,7 +103,9 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
     """Returns what Keras's `fit` was given, with arrays in place of lists of numbers. Raises `DataError`."""
     if isinstance(x, tf.data.Dataset):
         _check_batches(x, name)
-    if not _are_arrays(x):
+    kinds = Mapping | list | tuple | tf.SparseTensor | tf.RaggedTensor
+    # What makes batches.
+    if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
         return x, y, sample_weight
     wheres = [_Where(path, name) for path in NAMES]
     parts = zip((x, y, sample_weight), wheres, strict=True)
@@ -120,22 +121,8 @@ def _for_text(leaf: object, array: np.ndarray) -> object:
     return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
 
 
-def _are_arrays(x: FitData) -> bool:
-    """True for what Keras takes for arrays, and not for what makes batches."""
-    kinds = Mapping | list | tuple | tf.SparseTensor | tf.RaggedTensor
-    return isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")
-
-
 def _is_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray | tf.Tensor)
-
-
-def _trimmed(parts: Iterable[object]) -> tuple[object, ...]:
-    """(x, y, None) is (x, y)."""
-    values = tuple(parts)
-    while values and values[-1] is None:
-        values = values[:-1]
-    return values
 
 
 def _without_lists(values: object, where: _Where) -> object:
@@ -316,16 +303,15 @@ def _weighed_once_made(part: Examples, class_weight: Mapping[int, float]) -> Exa
     spec = (*part.spec[:2], Leaf(shapes[0] if shapes else (), "float32"))
     if part.is_made:
         return dataclasses.replace(part, raw=weighed(part.raw, class_weight), spec=spec)
+    # What comes last of what makes them; records are parsed.
+    last = next(name for name in ("augment", "decode", "parse") if getattr(part, name) is not None)
+    make: Callable[..., Batch] = getattr(part, last)
 
-    def last(make: Callable[..., Batch], batched: bool = False) -> Callable[..., Batch]:
-        return lambda *arguments: _weighed(make(*arguments), class_weight, batched)
+    def made(*arguments: Batch) -> Batch:
+        return _weighed(make(*arguments), class_weight, batched=last == "parse")
 
-    if part.augment is not None:
-        return dataclasses.replace(part, augment=last(part.augment), spec=spec)
-    if part.decode is not None:
-        return dataclasses.replace(part, decode=last(part.decode), spec=spec)
-    assert part.parse is not None, "records are parsed"
-    return dataclasses.replace(part, parse=last(part.parse, batched=True), spec=spec)
+    changed: dict[str, Any] = {last: made}
+    return dataclasses.replace(part, spec=spec, **changed)
 
 
 def _weighed(

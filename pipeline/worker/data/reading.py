@@ -180,7 +180,8 @@ def conditions(batch: Batch, classes: int | None) -> list[tuple[tf.Tensor, str]]
         [(tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]), NOT_FINITE)] if floats else []
     )
     labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-    if labels is not None and classes is not None and _are_labels(labels):
+    are_labels = isinstance(labels, tf.Tensor) and labels.dtype.is_integer and labels.shape.rank in (1, 2)
+    if labels is not None and classes is not None and are_labels:
         checks.append((tf.reduce_all((labels >= 0) & (labels < classes)), OUT_OF_RANGE.format(classes - 1)))
     return checks
 
@@ -215,19 +216,17 @@ def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ..
     return tuple(pieces)
 
 
-def _are_labels(labels: tf.Tensor) -> bool:
-    return isinstance(labels, tf.Tensor) and labels.dtype.is_integer and labels.shape.rank in (1, 2)
-
-
 def _records(part: Examples, number: tf.Tensor, shuffle: bool, seed: int, reading: Reading) -> tf.data.Dataset:
     """Returns an epoch's records, as strings; where examples are augmented, each with a key of its file and place."""
     segments = part.raw
+    # The number of a segment's first record, among those of all files.
+    keys = [(zlib.crc32(one.path.rpartition("/")[2].encode()) << 31) + one.first for one in segments]
     columns = (
         tf.constant([segment.path for segment in segments]),
         tf.constant([segment.offset for segment in segments], tf.int64),
         tf.constant([segment.first - segment.at for segment in segments], tf.int64),
         tf.constant([segment.records for segment in segments], tf.int64),
-        tf.constant([_key(segment) for segment in segments], tf.int64),
+        tf.constant(keys, tf.int64),
     )
     if shuffle:
         places = tf.random.experimental.stateless_shuffle(tf.range(len(segments)), seed=[seed, number])
@@ -250,11 +249,6 @@ def _records(part: Examples, number: tf.Tensor, shuffle: bool, seed: int, readin
         return listed.flat_map(read)
     beside = min(reading.files, len(segments))
     return listed.interleave(read, beside, BLOCK_RECORDS, num_parallel_calls=beside, deterministic=True)
-
-
-def _key(segment: Segment) -> int:
-    """The number of a segment's first record, among those of all files."""
-    return (zlib.crc32(segment.path.rpartition("/")[2].encode()) << 31) + segment.first
 
 
 Server: TypeAlias = tf.data.experimental.service.DispatchServer | tf.data.experimental.service.WorkerServer

@@ -63,11 +63,9 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
             arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
     part: tf.data.Dataset = data.part
-    counts = (
-        [int(tf.data.experimental.cardinality(shard)) for shard in shards]
-        if len(shards) > 1
-        else [layout.examples // workers]
-    )
+    counts = [layout.examples // workers]
+    if len(shards) > 1:
+        counts = [int(tf.data.experimental.cardinality(shard)) for shard in shards]
     if 0 in counts:
         received = f"{layout.examples} and none for worker {counts.index(0) + 1}"
         raise TrainingError(f"training examples for each of {workers} workers", received, "workers=1")
@@ -135,7 +133,7 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
             )
             return make(*tf.cond(number == number_of_step, lambda: next_batch, again))
 
-    return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
+    return Source(lambda: numbered().prefetch(data.reading.prefetch), numbers, sought)
 
 
 def graph(part: tf.data.Dataset) -> tf.Tensor:
@@ -170,6 +168,12 @@ def from_graph(serialized: tf.Tensor, spec: Spec) -> tf.data.Dataset:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=serialized), spec)
 
 
+def numbers(first: int, count: int) -> Rows:
+    """The number of the first step, and edges that add the others'; also for batches as large as they come."""
+    with tf.device("CPU:0"):
+        return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+
 class _Rows:
     """The examples of each step from a position on, by their places in arrays; for other data, their number."""
 
@@ -186,11 +190,6 @@ class _Rows:
         """The same with the number of its epoch before each step's places."""
         starts = [self._start(step) for step in range(first, first + count)]
         return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
-
-    def numbers(self, first: int, count: int) -> Rows:
-        """The number of the first step, and edges that add the others'."""
-        with tf.device("CPU:0"):
-            return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
 
     def _places(self, epoch: int, start: int) -> np.ndarray:
         """Returns the places of a step's examples in arrays; as many zeros for data whose examples come as they are

@@ -306,11 +306,9 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
         if "Restart your program to reset" not in error.message:
             raise
         reason = error.message.split("Collective ops is aborted by: ")[-1].splitlines()[0].rstrip(". ")
-        raise UserError(
-            "sums over replicas to work",
-            f"TensorFlow's word that they are stopped in this process, by: {reason}",
-            "starting the process anew; in a notebook, restarting the kernel",
-        ) from error
+        received = f"TensorFlow's word that they are stopped in this process, by: {reason}"
+        instead = "starting the process anew; in a notebook, restarting the kernel"
+        raise UserError("sums over replicas to work", received, instead) from error
     finally:
         if in_memory:
             strategy.extended._cross_device_ops = usual
@@ -365,11 +363,8 @@ def _check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments
     for name, own, of_first, differs in zip(arguments, numbers.numpy(), first.numpy(), differing.numpy(), strict=True):
         if differs:
             other = "another elsewhere" if own == of_first else f"{own:g} here"
-            raise UserError(
-                f"every process to call fit with the same {name}",
-                f"{of_first:g} in the first process and {other} (-1: none)",
-                f"the same {name} in all",
-            )
+            received = f"{of_first:g} in the first process and {other} (-1: none)"
+            raise UserError(f"every process to call fit with the same {name}", received, f"the same {name} in all")
 
 
 def _due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:

@@ -319,13 +319,8 @@ def copied(model: keras.Model, batch: Batch) -> keras.Model:
     """A compiled model made once more, outside its strategy, and built for such a batch. Raises `TrainingError`."""
     copy = _made_again(model)
     config = model._compile_config.config
-    copy.compile(
-        optimizer="sgd",
-        loss=config["loss"],
-        loss_weights=config["loss_weights"],
-        metrics=keras.tree.map_structure(_fresh, config["metrics"]),
-        weighted_metrics=keras.tree.map_structure(_fresh, config["weighted_metrics"]),
-    )
+    metrics = {name: keras.tree.map_structure(_fresh, config[name]) for name in ("metrics", "weighted_metrics")}
+    copy.compile("sgd", config["loss"], config["loss_weights"], **metrics)
     copy._symbolic_build(data_batch=batch)
     return copy
 

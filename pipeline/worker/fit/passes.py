@@ -19,7 +19,7 @@ from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.data import inspection, source
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step
-from pipeline.worker.data.source import Rows, Source
+from pipeline.worker.data.source import Source
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
@@ -158,7 +158,9 @@ class _Arrays(Passes):
         refuse((shuffle not in (True, False), "shuffle to be True or False", f"{shuffle!r}", instead))
         part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
         part = keras.tree.lists_to_tuples(part)
-        wrong = [leaf for leaf in keras.tree.flatten(part) if not _is_dense(leaf)]
+        others = tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
+        leaves = keras.tree.flatten(part)
+        wrong = [leaf for leaf in leaves if not hasattr(leaf, "dtype") or isinstance(leaf, others)]
         if wrong:
             raise UserError("dense arrays", type(wrong[0]).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense")
         with tf.device("CPU:0"):
@@ -190,7 +192,11 @@ class _Batches(Passes):
     def __init__(
         self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
-        fixed = [spec.shape[0] for spec in _dense_specs(data)]
+        specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
+        wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
+        instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
+        refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
+        fixed = [spec.shape[0] for spec in specs]
         self.adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
@@ -226,16 +232,10 @@ class _Batches(Passes):
             own = batches.shard(workers, tf.cast(worker, tf.int64))
             return own.repeat().prefetch(2) if workers > 1 else batches.repeat()
 
-        return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
+        return Source(made, source.numbers, lambda source, rows, start, stop: next(source))
 
     def skip(self) -> None:
         iter(self._shares)
-
-
-def _of_any_size(first: int, count: int) -> Rows:
-    """Rows and edges, as `Source.rows` has them, for batches that are as large as they come."""
-    with tf.device("CPU:0"):
-        return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
 
 
 def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
@@ -292,14 +292,6 @@ def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data
     return data.map(tf.autograph.experimental.do_not_convert(on_element))
 
 
-def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
-    specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
-    wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
-    instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
-    refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
-    return specs
-
-
 def _symbols(like: Spec | Batch) -> Nested[keras.KerasTensor]:
     """A batch of two examples in shape and type alone, in the structure of the data."""
 
@@ -307,9 +299,3 @@ def _symbols(like: Spec | Batch) -> Nested[keras.KerasTensor]:
         return keras.KerasTensor((2, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
 
     return tf.nest.map_structure(symbol, like)
-
-
-def _is_dense(leaf: object) -> bool:
-    return hasattr(leaf, "dtype") and not isinstance(
-        leaf, tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
-    )

@@ -21,12 +21,12 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import custom_steps, step
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.custom_steps import build as custom_build
 from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
-from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.variables import updating
 
 # What `compile` takes.

@@ -20,8 +20,8 @@ from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
+from pipeline.worker.patched import OfThread
 from pipeline.worker.shared_memory import PeerLostError
-from pipeline.worker.tensorflow.patched import OfThread
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices

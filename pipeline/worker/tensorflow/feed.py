@@ -16,7 +16,7 @@ import tensorflow as tf
 from pipeline.plan.host import AHEAD
 from pipeline.private import CollectiveReplicaLauncher, is_op_determinism_enabled
 from pipeline.worker.data.reading import Batch, Batches, Step
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.patched import patched
 
 
 def feeds_ahead(devices: Sequence[str]) -> bool:

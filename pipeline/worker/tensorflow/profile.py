@@ -14,7 +14,7 @@ from pipeline.worker.data import batches, source
 from pipeline.worker.data import reading as reads
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part, Step
-from pipeline.worker.data.source import Rows, Source
+from pipeline.worker.data.source import Source
 from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
@@ -139,16 +139,12 @@ class AsyncProfiler(Profiler):
     def _loop_on_one(self) -> AsyncLoop:
         """A loop of the same model whose workers all have one batch, again and again."""
         loop, (_, (batch,)) = self._loop, _first(self._data)
-
-        def rows(first: int, count: int) -> Rows:
-            with tf.device("CPU:0"):
-                return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
-
         on_one = AsyncLoop(loop.model, loop.strategy, self._data, gradient_bits=loop.replicas.gradient_bits)
-        one_source = Source(
-            lambda: tf.data.Dataset.from_tensors(batch).repeat(), rows, lambda batches, *_: next(batches)
-        )
-        on_one.feed(one_source, self._workers)
+
+        def repeated() -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensors(batch).repeat()
+
+        on_one.feed(Source(repeated, source.numbers, lambda batches, *_: next(batches)), self._workers)
         return on_one
 
     def _some(self, batches: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:

@@ -19,11 +19,11 @@ from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.data.source import Source
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, Facts
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loop import Loop, Results
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.patched import patched
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2

@@ -18,12 +18,12 @@ from pipeline.data.arrays import Nested
 from pipeline.private import custom_gradients, in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
-from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.step import Carried, Validate, all_reduce_once, awaited, caller, narrowed, widened
 from pipeline.worker.variables import bytes_of
 

@@ -18,13 +18,13 @@ from pipeline.data.arrays import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xla_ops
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
-from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.variables import within
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have

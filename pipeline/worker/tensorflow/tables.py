@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow.patched import patched
+from pipeline.worker.patched import patched
 from pipeline.worker.variables import bytes_of, updating
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.

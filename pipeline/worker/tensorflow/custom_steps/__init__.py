@@ -16,6 +16,7 @@ import tensorflow as tf
 from pipeline.data.arrays import Nested
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
@@ -37,7 +38,6 @@ from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
-from pipeline.worker.tensorflow.patched import patched
 from pipeline.worker.tensorflow.step import Replicas
 
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.

@@ -12,11 +12,11 @@ from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.custom_steps import Returned
 from pipeline.worker.tensorflow.loop import Loop, Results
-from pipeline.worker.tensorflow.patched import patched
 
 
 class CustomLoop(Loop):

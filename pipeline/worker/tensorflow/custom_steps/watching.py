@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from pipeline.data.arrays import Nested
 from pipeline.private import ag_ctx, autograph_util
+from pipeline.worker.patched import OfThread, all_patched
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import OfThread, all_patched
 
 # A metric, and the name of its result's part where that is a dictionary.
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]

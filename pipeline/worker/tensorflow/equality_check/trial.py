@@ -24,6 +24,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
@@ -32,7 +33,6 @@ from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
-from pipeline.worker.tensorflow.patched import all_patched, patched
 from pipeline.worker.tensorflow.state import copies
 from pipeline.worker.tensorflow.step import Replicas, training_step
 from pipeline.worker.variables import Variable

@@ -17,11 +17,11 @@ import tensorflow as tf
 from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, is_as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reduction_of, tolerance_of, total
-from pipeline.worker.tensorflow.patched import patched
 
 
 def without_keras_scaling() -> contextlib.AbstractContextManager[None]:

@@ -17,8 +17,8 @@ from pipeline.data.arrays import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
+from pipeline.worker.patched import OfThread, patched
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import OfThread, patched
 
 # What a loss may ask other replicas for in turn, each after the answer to the one before.
 MOST_EXCHANGES = 8

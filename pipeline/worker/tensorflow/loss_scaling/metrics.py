@@ -17,11 +17,11 @@ from pipeline.data.arrays import Nested
 from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch
+from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current, is_as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
-from pipeline.worker.tensorflow.patched import all_patched
 from pipeline.worker.variables import kept_by_metrics
 
 # The values of a metric's variables.

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.collective import Collective
+from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables
 from pipeline.worker.tensorflow.loss_scaling.global_batch import current
-from pipeline.worker.tensorflow.patched import all_patched
 
 
 def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:

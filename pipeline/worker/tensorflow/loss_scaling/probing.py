@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from pipeline.worker import labels
 from pipeline.worker.data.reading import Batch
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import SEEDS, Reduction, made_up, on_pieces, reduction_of, total
-from pipeline.worker.tensorflow.patched import all_patched, patched
 
 # What a loss comes to on the made-up batch, its first part, its second, and the first twice over.
 Values: TypeAlias = Sequence[float]

@@ -24,8 +24,8 @@ from pipeline.data.arrays import Nested
 from pipeline.private import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
 from pipeline.private import gen_stateless_random_ops_v2 as gen_stateless_v2
 from pipeline.worker.data.reading import Batch
+from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow.loss_scaling.global_batch import together
-from pipeline.worker.tensorflow.patched import all_patched
 
 # Examples of the made-up batch, and of its first part: even numbers, since some losses take examples in pairs.
 EXAMPLES, FIRST = 6, 2

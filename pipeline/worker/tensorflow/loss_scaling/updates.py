@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from pipeline.private import maybe_merge_call, strategy_supports_no_merge_call
 from pipeline.worker import variables
+from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.patched import all_patched
 
 # Scalars to update variables with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon.
 Scalars: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]

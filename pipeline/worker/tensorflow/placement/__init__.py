@@ -28,10 +28,10 @@ from pipeline.plan.size import Layer
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import OfThread
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
-from pipeline.worker.tensorflow.patched import OfThread
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.variables import bytes_of, slots_of, within
 
