@@ -22,8 +22,7 @@ from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import told
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.state import replica_digests
+from pipeline.worker.tensorflow.loop import Loop, replica_digests
 from pipeline.worker.training import Training
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.errors import DataError
+from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.layout import ReplicaPlace
+from pipeline.worker.state import on_all as state_on_all
 from pipeline.worker.tensorflow.collective import Addend
 
 # Of a text that processes tell each other.
@@ -55,6 +57,18 @@ def texts(
     (sums,) = over_replicas(strategy, collective)([tf.constant(codes)])
     rows = (sums.numpy() / where.local).astype(np.uint8)
     return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
+
+
+def on_all(
+    state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend], replica: int = 0
+) -> State | None:
+    """The state of the process with that replica on every process, all of which call this together."""
+
+    def send(words: np.ndarray) -> np.ndarray:
+        (received,) = from_one(strategy, collective)([tf.constant(replica), tf.constant(words)])
+        return received.numpy()  # type: ignore[no-any-return]
+
+    return state_on_all(state, send)
 
 
 def _summed(

@@ -30,17 +30,16 @@ from pipeline.worker.loop import Resume, WeightComparison, versions
 from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables, xla
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
-from pipeline.worker.tensorflow.agreement import texts
+from pipeline.worker.tensorflow.agreement import on_all, texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, over
 from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
 from pipeline.worker.tensorflow.equality_check import check
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loop import Loop, replica_digests
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
 from pipeline.worker.tensorflow.profile import Profiler, profiler
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
-from pipeline.worker.tensorflow.state import on_all, replica_digests
 
 # Weights up to which a training that is under way tells how large its step is.
 MOST_TRACED_AGAIN = 100
@@ -175,7 +174,6 @@ class TensorFlowEngine:
         )
 
     def _model(self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None) -> keras.Model:
-        """The plan's model, compiled under a strategy."""
         plan = self._plan
         shared = plan.strategy.devices_per_replica > 1 and under is self._strategy
         # Inside the scope, which optimizers and metrics are made in that the plan names.

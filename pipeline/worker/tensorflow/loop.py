@@ -11,18 +11,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.checkpoint import State
+from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batches, Spec
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop
+from pipeline.worker.model_error import TrainingError
+from pipeline.worker.state import digest
 from pipeline.worker.tensorflow import agreement, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
-from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, replica_digests, value_of, variables_of
-from pipeline.worker.variables import Variable, updating
+from pipeline.worker.tensorflow.tables import grouped as shards_together
+from pipeline.worker.tensorflow.tables import joined
+from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
 
 # Of metrics, as a model gives them.
 Results: TypeAlias = dict[str, tf.Tensor]
@@ -87,9 +90,7 @@ class Loop(TrainingLoop):
     _training_steps = staticmethod(steps.training_steps)
 
     def call(self, count: int, wanted: int = 0) -> Call:
-        """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
-        whatever number of steps is `wanted` in all.
-        """
+        """Trains `count` steps on the batches that follow those of the call before, whatever is `wanted` in all."""
         return self.on(self.reader(), count)
 
     def reader(self) -> Batches:
@@ -215,19 +216,50 @@ class Loop(TrainingLoop):
 
     def variables(self) -> list[Variable]:
         """All that training goes on with, without what metrics count."""
-        return variables_of(self.model, self.beside)
+        # In an order that freezing a layer leaves as it is.
+        counted = {id(variable) for variable in self.model.metrics_variables}
+        own = [variable for variable in self.model.variables if id(variable) not in counted]
+        return [*own, *_of_optimizers(self.model), *self.beside]
 
     def value(self, variable: Variable) -> np.ndarray:
-        """A variable's value in this process."""
-        return value_of(variable)
+        """The value that this process has in its first copy; no copy of it where that can be."""
+        return np.asarray(tf.convert_to_tensor(copies(variable)[0]))
+
+    def _kept(self) -> dict[str, Sequence[keras.Variable]]:
+        model = self.model
+        own = {id(variable) for variable in [*model.trainable_variables, *model.metrics_variables]}
+        other = [variable for variable in model.variables if id(variable) not in own]
+        return {"trained": model.trainable_variables, "other": other, "optimizer": _of_optimizers(model)}
 
     def state(self) -> State:
-        """Returns what training goes on with, without its metrics."""
-        return State({"counts": {}}, of_model(self.model, self.beside))
+        """Returns what training goes on with, without its metrics; a table in shards is one array."""
+        arrays = {
+            key: array
+            for name, variables in self._kept().items()
+            for key, array in grouped(name, [joined(shards) for shards in shards_together(variables)]).items()
+        }
+        return State({"counts": {}}, arrays | grouped(HELD, [np.array(self.value(one)) for one in self.beside]))
 
     def set_state(self, state: State) -> None:
         """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
-        put_back(self.model, state, self.beside)
+        values = state.group(HELD)
+        # Those of earlier versions have none.
+        if values and [value.shape for value in values] != [tuple(variable.shape) for variable in self.beside]:
+            raise _unfit(f"{len(self.beside)} variables beside it, as of its loss,", f"{len(values)} others")
+        for variable, value in zip(self.beside, values, strict=False):
+            variable.assign(value)
+        for name, variables in self._kept().items():
+            together, arrays = shards_together(variables), state.group(name)
+            if len(together) != len(arrays):
+                raise _unfit(f"{len(together)} {name} variables", f"{len(arrays)}")
+            for shards, array in zip(together, arrays, strict=True):
+                rows = sum(shard.shape[0] for shard in shards) if len(shards) > 1 else None
+                shape = (rows, *shards[0].shape[1:]) if rows else tuple(shards[0].shape)
+                if shape != array.shape:
+                    raise _unfit(f"{shards[0].path} of shape {shape}", f"one of shape {array.shape}")
+                edges = np.cumsum([shard.shape[0] for shard in shards[:-1]] if rows else [])
+                for shard, part in zip(shards, np.split(array, edges) if rows else [array], strict=True):
+                    shard.assign(part)
 
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica here."""
@@ -242,3 +274,41 @@ class Loop(TrainingLoop):
     def from_first(self, values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor]:
         """The first replica's values on all processes, which call it together with equal types and shapes."""
         return agreement.from_first(self.strategy, self.collective)(values)
+
+
+def _of_optimizers(model: keras.Model) -> list[keras.Variable]:
+    return [variable for optimizer in steps.optimizers(model) for variable in optimizer.variables]
+
+
+def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[list[Variable], list[keras.Variable]]:
+    """(the variables that training goes on with beside those that a model and its optimizers list, and its `metrics`;
+    those that each replica counts in apart, as of a metric that a loss has).
+    """
+    others = held([model, *steps.optimizers(model)], [*model.variables, *_of_optimizers(model), *metrics])
+    others = [*kept_by_metrics(model.metrics), *others]
+    apart = [one for one in others if _is_counted_apart(one)]
+    together = [one for one in others if not _is_counted_apart(one)]
+    return together, [one for one in apart if isinstance(one, keras.Variable)]
+
+
+def copies(variable: Variable) -> Sequence[tf.Variable]:
+    """The variable's copy of each replica here."""
+    value = variable._value if isinstance(variable, keras.Variable) else variable
+    return getattr(value, "values", (value,))
+
+
+def _is_counted_apart(variable: Variable) -> bool:
+    """True if each replica adds to a copy of its own, and their sum is the variable's value."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return hasattr(value, "values") and value.synchronization is tf.VariableSynchronization.ON_READ
+
+
+def _unfit(expected: str, received: str) -> TrainingError:
+    expected = f"a checkpoint of this model, with {expected}"
+    return TrainingError(expected, f"{received}: the model has changed since", "resume=never")
+
+
+def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:
+    """A hash of weights for each replica that this process holds: all of them must agree."""
+    replicas = len(copies(variables[0])) if variables else 0
+    return [digest(copies(variable)[replica] for variable in variables) for replica in range(replicas)]

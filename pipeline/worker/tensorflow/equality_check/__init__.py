@@ -19,12 +19,11 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
-from pipeline.worker.tensorflow.agreement import texts
+from pipeline.worker.tensorflow.agreement import on_all, texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
-from pipeline.worker.tensorflow.state import on_all
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
 SHARES = (3, 2)
@@ -186,7 +185,6 @@ class _Comparison:
         return result
 
     def _told(self, text: str) -> list[str]:
-        """Returns the text of each process."""
         alone = self._where.processes == 1
         return [text] if alone else texts(self._loop.strategy, self._collective, self._where, text)
 

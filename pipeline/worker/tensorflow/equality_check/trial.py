@@ -30,10 +30,9 @@ from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.custom_steps.loop import values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loop import Loop, copies
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
-from pipeline.worker.tensorflow.state import copies
 from pipeline.worker.tensorflow.step import Replicas, training_step
 from pipeline.worker.variables import Variable
 
