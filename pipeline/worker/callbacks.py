@@ -42,9 +42,7 @@ class ModelCopy:
         weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
         value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
     ) -> None:
-        """`weights` are the values of a model's variables, in the order that the copy has them, and `value` that of any
-        other.
-        """
+        """`weights` are the values of a model's variables, in the copy's order, and `value` is that of any other."""
         self._model, self._make, self._weights, self._value = model, make, weights, value
         self._copy: keras.Model | None = None
         # Variables of losses and the like, and the copy's.

@@ -40,9 +40,7 @@ def check_engine(name: str) -> None:
 
 
 def engine_of(name: str) -> Callable[[Plan, Process, Emit, Callable[[], bool]], Any]:
-    """Returns what makes a `CommandHandler` or a `pipeline.worker.loop.Engine`; the last argument is whether the
-    process was asked to leave. Raises `UserError`.
-    """
+    """Returns what makes a `CommandHandler` or a `loop.Engine`, given whether it was asked to leave; or `UserError`."""
     make: Callable[..., Any] = load_offer("engines", name, "backend", ENGINES, INSTEAD)
     return make
 

@@ -27,10 +27,8 @@ def main(
     asked_to_leave: Callable[[], bool],
     leave: Callable[[int], NoReturn],
 ) -> NoReturn:
-    """Runs process `rank` of a plan: takes commands, emits events, and on `Exit` leaves at once with 0.
-
-    It does not return, because letting go of an engine's iterators and servers can take a minute.
-    """
+    """Runs process `rank` of a plan: takes commands, emits events, and on `Exit` leaves at once with 0."""
+    # It does not return, because letting go of an engine's iterators and servers can take a minute.
     plan = from_json(plan_text)
     process = plan.processes[rank]
     _reach_directly([other.address for other in plan.processes if other.address])

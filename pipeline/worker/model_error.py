@@ -113,10 +113,8 @@ def _where(place: tuple[str, int] | None) -> str:
 
 
 def _raised(error: BaseException) -> BaseException:
-    """The error that another one stands for: TensorFlow wraps that of a step that a coordinator handed out.
-
-    Keras makes errors anew with words of its own, which those of JAX about a traced value do not take.
-    """
+    """The error that another one stands for: TensorFlow wraps that of a step that a coordinator handed out."""
+    # Keras makes errors anew with words of its own, which those of JAX about a traced value do not take.
     if isinstance(error, AttributeError) and "_error_repr" in str(error) and error.__context__ is not None:
         return _raised(error.__context__)
     return getattr(error, "original_exception", error)

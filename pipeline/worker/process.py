@@ -209,7 +209,6 @@ class WorkerProcess:
         )
 
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
-        """Makes at least `steps` steps, of training while it lasts."""
         calls = [] if self._training is None else list(self._training.advance(steps, steps_per_call))
         done = sum(call.steps for call in calls)
         if done < steps and self._training is not None and not self._spare:

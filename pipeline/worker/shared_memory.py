@@ -243,7 +243,6 @@ class Memory:
         return [brought[rank] for rank in sorted(brought)]
 
     def _hear(self, peer: socket.socket) -> bytes:
-        """The next message of a process; none where it has gone."""
         until = time.perf_counter() + self._looks_seconds
         while time.perf_counter() < until:
             try:

@@ -313,7 +313,6 @@ class Training:
         return [model, *model.metrics_variables, *self._loop.variables()]
 
     def _emit_and_keep(self, event: Event) -> None:
-        """Emits an event, and keeps it for the next checkpoints."""
         self._recent.append(stamped(event, time.time()))
         self._emit(event)
 
@@ -372,5 +371,4 @@ class Training:
         self._loss = float(losses[-1])
 
     def _active(self) -> float:
-        """Seconds that this training has had so far."""
         return self._seconds + self._clock() - self._resumed

@@ -96,10 +96,8 @@ def bytes_of(variable: keras.Variable) -> int:
 
 
 def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
-    """Rows of an embedding's table that an example looks up, over all places where the model calls the layer.
-
-    None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
-    """
+    """Rows of an embedding's table that an example looks up, over all places where the model calls the layer."""
+    # None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
     if layer is None or not _is_plain(layer) or layer.embeddings_regularizer is not None:
         return None
     called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]

@@ -73,9 +73,7 @@ class Data:
         return endless.with_options(_options(data.part)).prefetch(reading.prefetch)
 
     def raw_stream(self, position: Position) -> tf.data.Dataset:
-        """Returns (examples, batches) of raw elements, from which `stream` makes examples; the epoch's number comes
-        first where it is needed for that.
-        """
+        """Returns (examples, batches) of raw elements for `stream`; the epoch's number first where examples need it."""
         part, layout, seed = self.part, self.layout, self.seed if self.shuffle else None
         position = layout.settled(position)
         raw = reads.raw(part, self.shuffle, self.seed, self.reading)
@@ -132,10 +130,8 @@ def order(examples: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
 
 
 def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
-    """A data set shuffled through a window, in an order drawn from `seed` and `epoch`, an int64, alone.
-
-    `Dataset.shuffle` draws it from TensorFlow's global seed, too, and takes no tensor for a seed where that is 0.
-    """
+    """A data set shuffled through a window, in an order drawn from `seed` and `epoch`, an int64, alone."""
+    # `Dataset.shuffle` draws it from TensorFlow's global seed, too, and takes no tensor for a seed where that is 0.
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tf.data.experimental.to_variant(part),
         buffer_size=window,

@@ -85,7 +85,6 @@ def _write(part: Examples | tf.data.Dataset, path: Path) -> None:
 
 
 def _to_bytes(value: np.ndarray | bytes) -> bytes:
-    """A scalar string as it is, everything else as the bytes of its array."""
     return value if isinstance(value, bytes) else np.asarray(value).tobytes()
 
 

@@ -21,9 +21,7 @@ HARMLESS = (
 
 
 def examples_of(part: Part, first: int, count: int, classes: int | None) -> Batch:
-    """Examples `first` to `first + count` of a part, as one batch: fewer where it ends before, and made up where
-    reading would leave a trace. Labels that are made up are below `classes`.
-    """
+    """Examples `first` to `first + count` of a part, as a batch; made up if reading would leave a trace."""
     inner = part.raw if isinstance(part, Examples) else part
     if isinstance(inner, tf.data.Dataset) and not is_harmless(inner):
         return made_up(batches.spec(part), count, classes)

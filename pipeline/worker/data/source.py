@@ -97,11 +97,9 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
 
 
 def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
-    """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for.
-
-    Each is trained once an epoch, whoever is faster: of records in files every worker reads all, and passes over those
-    of other workers' steps.
-    """
+    """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for."""
+    # Each is trained once an epoch, whoever is faster: of records in files every worker reads all, and passes over
+    # those of other workers' steps.
     make = reading.maker(data.part, data.seed, data.reading.classes)
     assert make is not None
     raw = reading.raw(data.part, data.shuffle, data.seed, data.reading)
@@ -192,9 +190,7 @@ class _Rows:
         return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
 
     def _places(self, epoch: int, start: int) -> np.ndarray:
-        """Returns the places of a step's examples in arrays; as many zeros for data whose examples come as they are
-        read.
-        """
+        """Returns the places of a step's examples in arrays; as many zeros for data that come as they are read."""
         stop = min(start + self._data.layout.global_batch, self._data.layout.examples)
         return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
 
@@ -222,11 +218,9 @@ class _Rows:
 
 
 def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-    """The batch of the examples at `rows[start:stop]` of the arrays that `source` gives."""
     with tf.device("CPU:0"):
         return tf.nest.map_structure(lambda array: tf.gather(array, rows[start:stop]), next(source))
 
 
 def _next(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-    """The next batch of `source`, cut to `stop - start` examples."""
     return tf.nest.map_structure(lambda leaf: leaf[: stop - start], next(source))

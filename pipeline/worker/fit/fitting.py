@@ -150,7 +150,6 @@ def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoo
 
 
 def _check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> None:
-    """Refuses labels at hand that the model has no output for."""
     outputs = labels.outputs(model, train.spec)
     for name, data in (("training", train), ("validation", held_out)):
         if data is not None and data.labels is not None:
@@ -206,9 +205,7 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
 def _checked(
     model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
 ) -> tuple[tf.distribute.Strategy, type[KerasLoop], ReplicaPlace]:
-    """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so, such
-    as one that runs eagerly, or by XLA with several replicas.
-    """
+    """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so."""
     _check_model(model)
     strategy = named or model.distribute_strategy
     _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
@@ -259,10 +256,8 @@ def _is_array(leaf: object) -> bool:
 
 
 def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitData) -> int:
-    """The first process's seed for the order of arrays: another after each call, the same after the same global seed.
-
-    It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.
-    """
+    """The first process's seed for the order of arrays: another for each call, the same after the same global seed."""
+    # It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.
     if isinstance(x, keras.utils.PyDataset):
         return 0
     seed = random.randrange(2**31)

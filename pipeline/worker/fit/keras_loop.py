@@ -207,10 +207,8 @@ class KerasLoop(Loop):
 
 
 def _single(passing: Batches) -> Batches:
-    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none.
-
-    A compiled step that finds none has by then done what needs no data, such as counting itself.
-    """
+    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none."""
+    # A compiled step that finds none has by then done what needs no data, such as counting itself.
     only = tf.data.Dataset.from_tensors(passing.get_next())  # type: ignore[attr-defined]
     variant = tf.data.experimental.to_variant(only)
     return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
@@ -326,9 +324,7 @@ def copied(model: keras.Model, batch: Batch) -> keras.Model:
 
 
 def _made_again(model: keras.Model) -> keras.Model:
-    """The model, not compiled, in the first of Keras's ways that takes it: layer by layer, as its class says, or from
-    what it was made of.
-    """
+    """The model, not compiled, in the first of Keras's ways that takes it."""
     ways: tuple[Callable[[], keras.Model], ...] = (
         lambda: keras.models.clone_model(model, clone_function=_layer_again, recursive=True),
         lambda: type(model).from_config(model.get_config()),

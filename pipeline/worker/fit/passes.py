@@ -244,10 +244,8 @@ def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
 
 
 def _own(data: tf.data.Dataset, where: ReplicaPlace, fixed: Sequence[int | None]) -> tf.data.Dataset:
-    """Each process reads batches of its own, of which it trains its part of a global batch a step, as TensorFlow does.
-
-    What ends would end at different steps, so only data without end is taken.
-    """
+    """Each process reads its own batches, of which it trains its part of a global batch a step, as TensorFlow does."""
+    # What ends would end at different steps, so only data without end is taken.
     policy = data.options().experimental_distribute.auto_shard_policy
     size = fixed[0]
     if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:

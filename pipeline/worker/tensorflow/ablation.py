@@ -38,9 +38,7 @@ class Ablation:
         cores: Sequence[int],
         beat: Callable[[], None],
     ) -> None:
-        """`make` makes the model once more under another strategy; `replicas` are the numbers of this process's
-        replicas, which are pinned to its `cores` where it has any. `beat` is called as it gets on.
-        """
+        """`make` makes the model again under another strategy; `replicas` here are pinned to `cores`, if any."""
         self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
         self._ready: Batches | None = None

@@ -150,10 +150,8 @@ def ready(
 
 
 def _build_compiled(model: keras.Model, batch: Batch) -> None:
-    """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names.
-
-    Keras would call the model for them once more, which takes a deep one as long as it took to make.
-    """
+    """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names."""
+    # Keras would call the model for them once more, which takes a deep one as long as it took to make.
     x, y, weights = keras.tree.map_structure(_symbol, keras.utils.unpack_x_y_sample_weight(batch))
     if not _is_known_on(model, x):
         return
@@ -179,7 +177,6 @@ def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
 def _ready_own(
     model: keras.Model, strategy: tf.distribute.Strategy, batch: Batch, note: Callable[[str], object], gather: bool
 ) -> None:
-    """The same for a model with steps of its own, whose losses are weighed where they are."""
     losses.apart(model)
     if gather:
         note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
@@ -243,7 +240,6 @@ def _compile(
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
-    """True if a model's own `compile` takes an optimizer, a loss and metrics under Keras's names."""
     try:
         inspect.signature(compiling).bind(optimizer=None, loss=None, metrics=None)
     except TypeError:

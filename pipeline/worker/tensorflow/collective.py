@@ -52,9 +52,7 @@ class TensorFlowCollective:
         return [summed[place] for place in range(len(arrays))]
 
     def sent_bytes(self, size: int) -> int:
-        """2 (n - 1) / n of the bytes: so much travels in a ring (Patarasuk & Yuan, 2009), and where one device adds
-        what n - 1 others send it, and sends them the sum.
-        """
+        """2 (n - 1) / n of the bytes, in a ring (Patarasuk & Yuan, 2009) as where one device adds for all others."""
         return 2 * (self.replicas - 1) * size // self.replicas
 
 
@@ -110,10 +108,8 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
-    """The places of arrays that travel together: the last first, since backpropagation makes their gradients first.
-
-    What has no known size counts for nothing.
-    """
+    """The places of arrays that travel together: the last first, since backpropagation makes their gradients first."""
+    # What has no known size counts for nothing.
     sizes = {place: (array.shape.num_elements() or 0) * array.dtype.size for place, array in arrays.items()}
     limit, buckets, filled = bucket_of(sum(sizes.values()), bucket_bytes), list[list[int]](), 0
     for place, size in reversed(sizes.items()):
@@ -230,7 +226,6 @@ def _joined_rows(context: tf.distribute.ReplicaContext, slices: Sequence[tf.Inde
 
 
 def _on_one_device(strategy: tf.distribute.Strategy, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    """Rows of replicas that are all in this process."""
     pairs = [(one, one) for one in slices]
     return tf.distribute.ReductionToOneDevice().batch_reduce(tf.distribute.ReduceOp.SUM, pairs)  # type: ignore[no-any-return]
 
@@ -268,10 +263,8 @@ def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
 def _gathered(
     strategy: tf.distribute.Strategy, number: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, longest: tf.Tensor
 ) -> list[tf.distribute.DistributedValues]:
-    """Values [replicas, rows, width], indices [replicas, rows] of all replicas, none of more than `longest`.
-
-    Called for all replicas of this process together, since those of a loop in each could not meet.
-    """
+    """Values [replicas, rows, width], indices [replicas, rows] of all replicas, none of more than `longest`."""
+    # Called for all replicas of this process together, since those of a loop in each could not meet.
     numbers, longest = _local(strategy, number), _local(strategy, longest)[0]
     add, count = partial(_reduced, strategy), strategy.num_replicas_in_sync
     return [

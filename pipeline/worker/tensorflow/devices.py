@@ -66,11 +66,9 @@ def prepare_devices(plan: Plan, process: Process) -> None:
 
 
 def optimize_graphs_once() -> None:
-    """Leaves out, for CPUs, what TensorFlow spends most of a deep model's first call on and gains nothing by.
-
-    Its optimizers go over a graph twice: the second time takes out a hundredth of the operations at most. Layouts and
-    memory are optimized for GPUs alone, and branches, into which others move operations, are lowered by then.
-    """
+    """Leaves out, for CPUs, what TensorFlow spends most of a deep model's first call on and gains nothing by."""
+    # Its optimizers go over a graph twice: the second time takes out a hundredth of the operations at most. Layouts and
+    # memory are optimized for GPUs alone, and branches, into which others move operations, are lowered by then.
     config = tf.compat.v1.ConfigProto()
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = options.ONE
@@ -112,9 +110,7 @@ def devices_by_replica(plan: Plan, process: Process) -> list[tuple[str, ...]]:
 
 
 def start_server(plan: Plan, process: Process, emit: Emit) -> object:
-    """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
-    makes batches.
-    """
+    """The server by which the coordinator uses this process's device, or keeps variables here; or that of batches."""
     _stay_on_loopback(plan, process, emit)
     if process.role == DATA_SERVER:
         return reading.serve(str(process.address))
@@ -144,11 +140,9 @@ def addresses_by_role(plan: Plan) -> Addresses:
 
 
 def _outlast_stalls(plan: Plan) -> None:
-    """Lets processes go on after a cut of their link, or a machine that stood still, that the driver is patient with.
-
-    Left to itself TensorFlow ends them after `TF_HEARTBEAT_SECONDS`, which stays where the driver's patience is less:
-    the driver ends them then. TensorFlow takes what is configured before the strategy is made.
-    """
+    """Lets processes outlast a cut of their link, or a machine that stood still, that the driver is patient with."""
+    # Left to itself TensorFlow ends them after `TF_HEARTBEAT_SECONDS`, which stays where the driver's patience is less:
+    # the driver ends them then. TensorFlow takes what is configured before the strategy is made.
     addresses = [process.address for process in plan.processes if process.devices]
     patience = HEARTBEAT_SHARE * plan.launch.heartbeat_timeout
     needs_none = plan.hardware.hosts < 2 and patience < TF_HEARTBEAT_SECONDS

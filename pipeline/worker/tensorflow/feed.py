@@ -44,11 +44,9 @@ def is_ahead(batches: Batches) -> bool:
 
 @contextlib.contextmanager
 def without_host(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Inside, a loop over steps is traced that lies on devices alone, so that no step waits for the host.
-
-    What it counts and keeps is on the first of them. The keys of its collectives, which the host draws for each call,
-    are there before it begins.
-    """
+    """Inside, a loop over steps is traced that lies on devices alone, so that no step waits for the host."""
+    # What it counts and keeps is on the first of them. The keys of its collectives, which the host draws for each call,
+    # are there before it begins.
     usual = CollectiveReplicaLauncher._next_instance_key
 
     def on_device(launcher: CollectiveReplicaLauncher) -> tf.Tensor:

@@ -84,9 +84,7 @@ class HostRing:
 
 
 class SharedMemoryCollective:
-    """Adds over the processes of so many hosts, with `local` replicas in each. The first of each of several hosts has
-    the ring of these.
-    """
+    """Adds over processes of some hosts, `local` replicas in each; the first of each host has the ring of hosts."""
 
     def __init__(
         self, replicas: int, local: int, memory: Memory, hosts: int = 1, ring: HostRing | None = None,
@@ -158,9 +156,7 @@ class SharedMemoryCollective:
         over_hosts: Callable[[HostRing, Sequence[tf.Tensor]], list[tf.Tensor]],
         messages: Sequence[Sequence[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Joins arrays of this host's processes, message by message, then those of all hosts, which are handed on at
-        the end, so that nobody waits for them while there is more to join.
-        """
+        """Joins arrays of this host's processes, message by message, then those of all hosts, handed on at the end."""
         joined = [_called(join, arrays) for arrays in messages]
         if self._hosts > 1:
             # To hand on is to gather what the others add nothing to.

@@ -85,11 +85,9 @@ class HorovodCollective:
         return summed
 
     def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Those of a type in one piece.
-
-        Left to itself Horovod joins what is there at a time: other arrays each time, whose sums differ in the last bit,
-        and on CPUs more slowly.
-        """
+        """Those of a type in one piece."""
+        # Left to itself Horovod joins what is there at a time: other arrays each time, whose sums differ in the last
+        # bit, and on CPUs more slowly.
         summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
         pieces = by_type(arrays, [place for place in range(len(arrays)) if place not in summed])
         summed |= parted(arrays, [(places, self._added(piece)) for places, piece in pieces.items()])
@@ -226,7 +224,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if value is not None else 404, value or b"")
 
     def do_PUT(self) -> None:
-        """Keeps it."""
         size = int(self.headers.get("Content-Length", 0))
         if size > MOST_BYTES:
             self._answer(413)

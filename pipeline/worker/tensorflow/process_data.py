@@ -89,7 +89,6 @@ class ProcessData:
         return looked.loaded(sharded, examples, broken)
 
     def _cached(self, name: str, part: Part | None) -> Part | None:
-        """The part, made once and kept, where that was asked for."""
         plan = self._plan
         if part is None or plan.data.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
             return part

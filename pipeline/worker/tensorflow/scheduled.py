@@ -32,9 +32,7 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _Done:
-    """One call's results as they came back: from which worker, how stale the variables were that it read, and how
-    long each step waited for its batch, in seconds.
-    """
+    """One call's results as they came back; `waits` are the seconds that each step waited for its batch."""
 
     worker: int
     losses: np.ndarray
@@ -132,10 +130,8 @@ class AsyncLoop(Loop):
         return State({"counts": counts}, super().state().arrays)
 
     def set_state(self, state: State) -> None:
-        """Goes on from what `state` gave, on other devices too.
-
-        Whose steps they were is forgotten where there are other workers now.
-        """
+        """Goes on from what `state` gave, on other devices too."""
+        # Whose steps they were is forgotten where there are other workers now.
         super().set_state(state)
         counts = state.values["counts"]
         steps = counts["steps_of"]

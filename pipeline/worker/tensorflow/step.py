@@ -260,9 +260,7 @@ def many(
 
 
 def _drawn_apart(replicas: int) -> contextlib.AbstractContextManager[None]:
-    """Inside, each replica draws random numbers of its own, though all generators are in one state; the first as one
-    device.
-    """
+    """Inside, each replica draws random numbers of its own from generators of one state; the first as one device."""
     usual = SeedGenerator.next
 
     def drawn(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
@@ -275,11 +273,9 @@ def _drawn_apart(replicas: int) -> contextlib.AbstractContextManager[None]:
 
 
 def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
-    """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
-
-    An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
-    Where TensorFlow's operations are to be deterministic it has no time, and the seconds are NaN.
-    """
+    """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`."""
+    # An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
+    # Where TensorFlow's operations are to be deterministic it has no time, and the seconds are NaN.
     if is_op_determinism_enabled():
         return batch(), tf.constant(math.nan)
     with tf.control_dependencies([after.flow]), tf.device("CPU:0"):
@@ -363,7 +359,5 @@ def _undone_unless(condition: tf.Tensor | None, variables: list[keras.Variable])
 
 
 def caller(model: keras.Model) -> Forward:
-    """Returns what calls the model, with `training` where its `call` takes that; on micro-batches where it is laid out
-    so.
-    """
+    """Returns what calls the model, with `training` where its `call` takes that; on micro-batches if it has such."""
     return vars(model).get(CALLED_AS, partial(losses.call, model))  # type: ignore[no-any-return]

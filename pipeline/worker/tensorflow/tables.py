@@ -176,9 +176,7 @@ def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | 
 
 
 def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
-    """Returns the layer's shards by rows, the first longer by one where these do not divide, with the table's initial
-    values.
-    """
+    """Returns the layer's shards by rows, the first longer by one where these do not divide, with initial values."""
     whole: list[tf.Tensor] = []
 
     def part(start: int, stop: int) -> Callable[..., tf.Tensor]:

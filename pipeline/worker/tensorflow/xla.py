@@ -92,10 +92,8 @@ def settle(loop: Loop, part: Part, choice: str) -> Settled:
 
 
 def seed(loop: Loop, value: int) -> None:
-    """Seeds all random generators before training, and keeps what XLA has compiled.
-
-    TensorFlow forgets all compiled functions when its own seed is set. That of XLA's stands since the process began.
-    """
+    """Seeds all random generators before training, and keeps what XLA has compiled."""
+    # TensorFlow forgets all compiled functions when its own seed is set. That of XLA's stands since the process began.
     if loop.xla is None:
         keras.utils.set_random_seed(value)
     else:

@@ -148,7 +148,6 @@ def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
 
 @contextlib.contextmanager
 def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
-    """Inside, steps are traced that apply these optimizers."""
     with updating(*applied), watched():
         yield
 

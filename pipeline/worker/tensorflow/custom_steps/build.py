@@ -163,7 +163,6 @@ class _Look(Watcher):
         return packed
 
     def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
-        """Remembers the optimizer, and all variables that it is to be built for."""
         trained = self.applied.setdefault(optimizer, [])
         trained += [variable for variable in variables or () if not any(variable is one for one in trained)]
 

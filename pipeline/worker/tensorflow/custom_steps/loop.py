@@ -20,9 +20,7 @@ from pipeline.worker.tensorflow.loop import Loop, Results
 
 
 class CustomLoop(Loop):
-    """A loop whose metrics are all that the last step gave back, as Keras logs it: results of metrics as they have run
-    on, and other values as they were in the last step.
-    """
+    """A loop whose metrics are results as they have run on, and values as the last step gave them, as in Keras."""
 
     _training_steps = staticmethod(custom_steps.training_steps)
     # Is what is asked for that of validation? And values of the last step of training, and of validation.

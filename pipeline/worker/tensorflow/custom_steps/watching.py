@@ -86,10 +86,8 @@ def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]
 
 
 def watched() -> contextlib.AbstractContextManager[None]:
-    """Inside, steps can be watched. Entered around all replicas, since what is changed is the same for all of them.
-
-    A `tf.function` that a step calls becomes a part of the step: replicas cannot add up inside a function of its own.
-    """
+    """Inside, steps can be watched. Entered around all replicas, since what is changed is the same for all of them."""
+    # A `tf.function` that a step calls becomes a part of the step: replicas cannot add up inside a function of its own.
     return all_patched(
         (kind, {name: _answered(vars(kind)[name], answer)})
         for owner, name, answer in _ANSWERS

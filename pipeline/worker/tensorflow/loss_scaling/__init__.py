@@ -113,8 +113,6 @@ class Rules:
 
 
 class _Tracing(threading.local):
-    """State of the step being traced, for its losses; each replica is traced in a thread of its own."""
-
     # Set before a loss is traced; `values`, those of each output, is None where no step is.
     share: tf.Tensor
     values: list[tf.Tensor] | None = None
@@ -234,9 +232,7 @@ class ExactLoss:
         return value if _tracing.as_is or len(value.shape) else scaled
 
     def _sample(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> "Sample | None":
-        """Computes the loss without weights, which Keras applies afterwards, but for a loss that applies them itself;
-        None where it fails.
-        """
+        """Computes the loss without weights, unless it applies them itself, and not Keras; None where it fails."""
         weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
         _tracing.rank, _tracing.mask = None, None
         try:

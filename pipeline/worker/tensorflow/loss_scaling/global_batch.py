@@ -166,10 +166,8 @@ def is_as_one_device() -> bool:
 
 
 def _answer() -> None:
-    """Makes TensorFlow's own ways of asking other replicas, which a user's loss may use, know the step's batch.
-
-    Its `all_gather` fails between processes where batches in one compiled loop are of several sizes.
-    """
+    """Makes TensorFlow's own ways of asking other replicas, which a user's loss may use, know the step's batch."""
+    # Its `all_gather` fails between processes where batches in one compiled loop are of several sizes.
     context = tf.distribute.ReplicaContext
     if hasattr(context.all_gather, "answers_for"):
         return
@@ -261,11 +259,9 @@ class _Pretended:
         self._answers, self.requests = answers, list[tf.Tensor]() if requests is None else requests
 
     def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
-        """The values of all replicas, one after the other."""
         return tf.nest.map_structure(lambda leaf: tf.concat(self._of_all(leaf), axis), value)
 
     def all_reduce(self, reduce_op: object, value: Nested[tf.Tensor], options: object = None) -> Nested[tf.Tensor]:
-        """The sum of all replicas' values, or their mean."""
         name = str(getattr(reduce_op, "value", reduce_op)).upper()
 
         def reduced(leaf: tf.Tensor) -> tf.Tensor:
@@ -284,7 +280,6 @@ class _Pretended:
 
 
 def _are_same(answers: Sequence[Sequence[tf.Tensor]], requests: Sequence[Sequence[tf.Tensor]]) -> bool:
-    """True if replicas have given again what they had given before."""
     if [len(values) for values in answers] != [len(values) for values in requests]:
         return False
     pairs = [pair for old, new in zip(answers, requests, strict=True) for pair in zip(old, new, strict=True)]

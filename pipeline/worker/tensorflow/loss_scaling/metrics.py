@@ -243,9 +243,7 @@ def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Met
 
 
 def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
-    """Returns the updates of metrics that are not Keras's own: of those compiled on made-up outputs, of the model's
-    own and its layers' in a call of the model.
-    """
+    """Returns updates of metrics that are not Keras's: compiled ones on made-up outputs, others in the model's call."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     compiled, updates = model._compile_metrics, list[Tried]()
     if compiled is not None and y is not None and not all(map(reduction.is_known, compiled.metrics)):
@@ -260,8 +258,6 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
 def _recorded(
     model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
 ) -> list[Tried]:
-    """Returns the updates of these metrics in a step, which changes none of them."""
-
     def record(piece: Batch, share: float) -> list[list[Arguments]]:
         calls: list[list[Arguments]] = [[] for _ in metrics]
         notes = [partial(lambda calls, *values, **named: calls.append((values, named)), one) for one in calls]
@@ -279,7 +275,6 @@ def _recorded(
 
 
 def _step(model: keras.Model, examples: Batch, share: float) -> None:
-    """Updates metrics as a step of training does."""
     x, y, weights = examples
     y_pred = losses.call(model, x, training=True)
     with losses.traced(tf.constant(share), training=True, alone=True):

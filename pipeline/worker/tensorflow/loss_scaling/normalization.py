@@ -25,11 +25,9 @@ def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: 
 def _moments(
     layer: keras.layers.BatchNormalization, collective: Collective[Addend], inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
-
-    Exchanged once, forward and back. Keras exchanges sums, sums of squares and counts one after the other, which takes
-    three times as long where they are small, and those of a masked input not at all.
-    """
+    """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out."""
+    # Exchanged once, forward and back. Keras exchanges sums, sums of squares and counts one after the other, which
+    # takes three times as long where they are small, and those of a masked input not at all.
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
     axes, whole = layer._reduction_axes, current()

@@ -81,7 +81,6 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
 def _samples(
     model: keras.Model, compiled: Sequence[losses.ExactLoss], piece: Batch, share: float
 ) -> list[list[losses.Sample | None]]:
-    """Returns the samples of each of these losses, one a call."""
     with all_patched((loss, {"samples": []}) for loss in compiled), reduction.scope(model):
         model._compile_loss(*piece)
         return [loss.samples or [] for loss in compiled]
@@ -117,7 +116,6 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
 
 
 def _added(model: keras.Model, training: bool, piece: Batch, share: float) -> list[list[float]]:
-    """Returns what each layer adds to the loss in a call, in turn."""
     with reduction.scope(model):
         losses.call(model, keras.utils.unpack_x_y_sample_weight(piece)[0], training)
         return [[total(loss) for loss in layer._get_own_losses()] for layer in model._flatten_layers()]

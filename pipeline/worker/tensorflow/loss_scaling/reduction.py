@@ -205,7 +205,6 @@ def _without_chance(draw: Callable[..., tf.Tensor], instead: Callable[[Given], I
 
 
 def _likeliest(given: Given) -> tf.Tensor:
-    """The most probable class of each row."""
     return tf.argmax(given["logits"], axis=-1)[:, None]
 
 

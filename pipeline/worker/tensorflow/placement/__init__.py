@@ -98,10 +98,8 @@ class Placement:
         return step
 
     def placed(self, operation: tf.Operation) -> str:
-        """The device that an operation was given, or that of the variable that it reads, or of what it is kept beside.
-
-        TensorFlow lets go of all devices for the latter two.
-        """
+        """The device that an operation was given, or that of the variable that it reads, or that it is kept beside."""
+        # TensorFlow lets go of all devices for the latter two.
         if operation.device:
             return str(operation.device)
         if operation.type == "ReadVariableOp":
@@ -265,10 +263,8 @@ def _operations(model: keras.Model, prefix: str) -> Iterator[tuple[str, keras.Op
 
 
 def _work(operation: keras.Operation, variables: list[keras.Variable]) -> int:
-    """Multiplications of one example: each number of a kernel counts once for each place that it gives numbers for.
-
-    What is looked up in a table is not multiplied; where a table also gives logits, it is.
-    """
+    """Multiplications of one example: each number of a kernel counts once for each place that it gives numbers for."""
+    # What is looked up in a table is not multiplied; where a table also gives logits, it is.
     nodes = operation._inbound_nodes
     if isinstance(operation, keras.layers.Embedding):
         nodes = nodes[1:]
@@ -288,7 +284,6 @@ def _numbers(variable: keras.Variable) -> int:
 
 
 def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
-    """Returns the operation of that name in a graph, or in those that it is a part of; None where there is none."""
     while graph is not None:
         try:
             return graph.get_operation_by_name(name)
