@@ -112,7 +112,10 @@ def _forgetful(block: keras.layers.Layer, call_of_block: compiling.BlockCall) ->
         traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
         def called(*arrays: Any) -> tuple[Any, list[Any]]:
-            own_args, own_given = structure.unflatten(_with(leaves, traced, arrays))
+            own_leaves = list(leaves)
+            for place, array in zip(traced, arrays, strict=True):
+                own_leaves[place] = array
+            own_args, own_given = structure.unflatten(own_leaves)
             result = call_of_block(*own_args, **own_given)
             return result, [variable.value for variable in changed]
 
@@ -123,13 +126,6 @@ def _forgetful(block: keras.layers.Layer, call_of_block: compiling.BlockCall) ->
         return outputs
 
     return call
-
-
-def _with(leaves: list[Any], places: list[int], arrays: tuple[Any, ...]) -> list[Any]:
-    replaced = list(leaves)
-    for place, array in zip(places, arrays, strict=True):
-        replaced[place] = array
-    return replaced
 
 
 def size_of(loop: JaxLoop, plan: Plan) -> Size:

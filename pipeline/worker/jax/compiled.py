@@ -55,7 +55,8 @@ class CompiledSteps:
         self.room: int | None = None
         # Seconds spent on compiling so far.
         self.compiling = 0.0
-        if not alike and (not self._on_cpu or not _has(self._step.trace(state, batch).jaxpr, CONVOLUTION)):
+        operations = _equations(self._step.trace(state, batch).jaxpr) if self._on_cpu and not alike else ()
+        if not alike and not any(one.primitive.name == CONVOLUTION for one in operations):
             size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(batch))
             if self._on_cpu:
                 most = min(in_epoch, CPU_BLOCK_BYTES // size)
@@ -120,12 +121,8 @@ def _loop(
         return after, losses.at[place].set(loss.astype(jnp.float32))
 
     room = size or jax.tree.leaves(batches)[0].shape[0]
-    looped: tuple[State, Any] = jax.lax.fori_loop(0, size or last - first, body, (state, jnp.zeros(room, jnp.float32)))
-    return looped
-
-
-def _has(jaxpr: Any, name: str) -> bool:
-    return any(one.primitive.name == name for one in _equations(jaxpr))
+    begin = (state, jnp.zeros(room, jnp.float32))
+    return jax.lax.fori_loop(0, size or last - first, body, begin)  # type: ignore[no-any-return]
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

@@ -193,8 +193,7 @@ def _count(part: Any) -> int:
 
 def _arrays(part: Any) -> Arrays:
     if not isinstance(part, Examples):
-        arrays: Arrays = part
-        return arrays
+        return part  # type: ignore[no-any-return]
     if not part.in_files:
         return tuple(part.raw)
     expected = "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's"

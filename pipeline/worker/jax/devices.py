@@ -80,8 +80,7 @@ def mesh_of(plan: Plan, process: Process) -> Mesh:
 
 def on_cpu(mesh: Mesh) -> bool:
     """True if its devices are those of CPUs."""
-    cpu: bool = mesh.devices.flat[0].platform == "cpu"
-    return cpu
+    return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 def has_core_beside() -> bool:

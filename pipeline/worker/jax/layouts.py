@@ -42,17 +42,17 @@ def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
         if (kernel := own.get("kernel")) is None or len(kernel.shape) < 2:
             continue
         if number in heads and layer.name in (*BY_HEAD, *FROM_HEADS):
-            if heads[number] % parts == 0:
-                _cut_attention(axes, layer.name, kernel, own.get("bias"), parts)
+            # By its heads: [width, width], or Keras's [width, heads, width of a head].
+            leaves, bias = layer.name in BY_HEAD, own.get("bias")
+            if heads[number] % parts == 0 and _cut(axes, kernel, int(leaves), parts) and leaves and bias is not None:
+                _cut(axes, bias, 0, parts, least=1)
             continue
         width = _cut_kernel(axes, kernel, own.get("bias"), parts, width)
     return axes
 
 
 def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
-    """Returns the axes of variables that patterns match, by path; refuses a pattern without a match and a path with
-    two.
-    """
+    """Returns the axes of variables that patterns match, by path; refuses one without a match, and a path with two."""
     paths = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
     by = matched(patterns, list(paths), "a variable's whole path")
     return {path: _checked(path, paths[path], patterns[pattern], mesh) for path, pattern in by.items()}
@@ -97,22 +97,10 @@ def _heads(model: keras.Model) -> dict[int, int]:
     return heads_of
 
 
-def _cut_attention(
-    axes_of: dict[str, Axes], name: str, kernel: keras.Variable, bias: keras.Variable | None, parts: int
-) -> None:
-    """Cuts a kernel of attention by its heads: [width, width], or Keras's [width, heads, width of a head]."""
-    leaves = name in BY_HEAD
-    axis = 1 if leaves else 0
-    if _cut(axes_of, kernel, axis, parts) and leaves and bias is not None:
-        _cut(axes_of, bias, 0, parts, least=1)
-
-
 def _cut_kernel(
     axes_of: dict[str, Axes], kernel: keras.Variable, bias: keras.Variable | None, parts: int, width: int | None
 ) -> int | None:
-    """Cuts a kernel by row after one that was cut by column, else by column; returns its width where it is cut by
-    column.
-    """
+    """Cuts a kernel by row after one that was cut by column, else by column; returns its width if by column."""
     takes, gives = len(kernel.shape) - 2, len(kernel.shape) - 1
     if width == kernel.shape[takes] and _cut(axes_of, kernel, takes, parts):
         return None

@@ -157,8 +157,7 @@ class JaxLoop(TrainingLoop):
         if self.alone:
             return list(values)
         gathered = multihost_utils.process_allgather(np.array(values, np.float32))
-        sums: list[float] = np.asarray(gathered).reshape(-1, len(values)).sum(axis=0).tolist()
-        return sums
+        return np.asarray(gathered).reshape(-1, len(values)).sum(axis=0).tolist()  # type: ignore[no-any-return]
 
     def from_first(self, values: Sequence[Any]) -> list[Any]:
         """The first process's arrays on all, which call it together with arrays of equal types and shapes."""
@@ -233,9 +232,7 @@ class JaxLoop(TrainingLoop):
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
     def _there(self, variable: Variable) -> Any:
-        """Returns the value where it is to be: callbacks put it on one device, or assign another variable's, which
-        stays.
-        """
+        """Returns the value where it is to be: callbacks put it on one device, or assign what another has."""
         value, sharding = variable.value, self._place(variable)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value if value is self._own.get(id(variable)) else jnp.copy(value)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pipeline.worker.patched import patched
 from pipeline.worker.variables import Variable
 
 # A model's trainable variables, all others that a step may read, the optimizer's and the metrics'.
@@ -78,12 +79,8 @@ def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, traini
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
     added, scope.collect_losses = model.losses, False
-    vars(model)["_losses_override"] = added
-    try:
-        loss = model._compute_loss(x, y, y_pred, sample_weight=weights, training=training)
-    finally:
-        vars(model)["_losses_override"] = []
-    return loss, y_pred
+    with patched(model, {"_losses_override": added}):
+        return model._compute_loss(x, y, y_pred, sample_weight=weights, training=training), y_pred
 
 
 def _counted(model: keras.Model, variables: Variables, state: State, batch: Any, y_pred: Any) -> State:
@@ -109,11 +106,9 @@ def results(model: keras.Model) -> Callable[[Sequence[Any]], dict[str, Any]]:
 
     def made(values: Sequence[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, values, strict=True))):
-            result: dict[str, Any] = model.get_metrics_result()
-        return result
+            return model.get_metrics_result()  # type: ignore[no-any-return]
 
-    compiled: Callable[[Sequence[Any]], dict[str, Any]] = jax.jit(made)
-    return compiled
+    return jax.jit(made)  # type: ignore[no-any-return]
 
 
 def over(value: Any, sharding: NamedSharding) -> Any:
