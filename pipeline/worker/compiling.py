@@ -185,21 +185,17 @@ def _changes(layer: keras.layers.Layer) -> bool:
     return any("float" in keras.backend.standardize_dtype(one.dtype) for one in layer.non_trainable_variables)
 
 
-# What a model's class may have of its own, and nothing here calls: training is a loop of this program's.
-UNCALLED = ("fit", "make_train_function", "make_test_function")
-
-
 def overlooked(model: keras.Model, batch: Batch) -> Iterator[str]:
     """Yields notes on what a built model of a user's own class does to no effect; `batch` has the data's structure."""
     kind = type(model)
-    uncalled = [name for name in UNCALLED if getattr(kind, name) is not getattr(keras.Model, name)]
-    if uncalled:
+    # Training is a loop of this program's.
+    names = ("fit", "make_train_function", "make_test_function")
+    if uncalled := [name for name in names if getattr(kind, name) is not getattr(keras.Model, name)]:
         yield (
             f"{kind.__name__} has {' and '.join(uncalled)} of its own, which {'is' if len(uncalled) == 1 else 'are'} "
             f"not called: a train_step is."
         )
-    unkept = _unkept(model, batch)
-    if unkept:
+    if unkept := _unkept(model, batch):
         yield (
             f"What compute_metrics of {kind.__name__} returns as {', '.join(unkept)} is not logged, since no metric of "
             f"the model has that name. Return it from get_metrics_result, which has the metrics of all replicas."

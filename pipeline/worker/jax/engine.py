@@ -27,7 +27,6 @@ from pipeline.worker.state import on_all
 
 # The folder of compiled programs under `output_dir`.
 PROGRAMS = "compiled"
-UNCHECKED = "under backend=jax replicas make a step of the whole global batch together"
 # What Gloo and JAX's coordination say where another process is gone.
 _LOST = re.compile(r"Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|coordination service|[Cc]onnection (closed|reset|refused)")
 # What XLA raises, also as plain errors of Python.
@@ -144,7 +143,7 @@ class JaxEngine:
 
     def check(self) -> Check:
         """Nothing: replicas make each step together."""
-        return Check("not made", unsaid=UNCHECKED)
+        return Check("not made", unsaid="under backend=jax replicas make a step of the whole global batch together")
 
     def profile(self, command: commands.Profile) -> events.Profiling:
         """Raises `TrainingError`."""

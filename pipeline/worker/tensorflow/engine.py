@@ -222,11 +222,7 @@ class TensorFlowEngine:
         """Times the input or the model, on data that training does not read."""
         if self._profile is None:
             self._profile = profiler(self._loop, *self._data.anew())
-        profile, of_input = self._profile, command.what == "input"
-        if command.steps is None:
-            return events.Profiling(command.what, profile.input_pace() if of_input else profile.model_pace())
-        examples, seconds = profile.input(command.steps) if of_input else profile.model(command.steps)
-        return events.Profiling(command.what, examples=examples, seconds=seconds)
+        return self._profile.timed(command)
 
     def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from pipeline.private import cache_op, prefetch_op, shuffle_op
+from pipeline.record.commands import Profile
+from pipeline.record.events import Profiling
 from pipeline.worker.data import batches, source
 from pipeline.worker.data import reading as reads
 from pipeline.worker.data.batches import Data
@@ -53,31 +55,18 @@ class Profiler:
         self._batches: Batches | None = None
         self._cached: Batches | None = None
 
-    def model_pace(self) -> float:
-        """Returns seconds of a step on one batch, roughly; timed before the input, whose batches are made ahead."""
-        with self._loop.put_back():
-            self.train(WARMUP_STEPS)
-            _, seconds = self.train(PACE_STEPS)
-        return seconds / PACE_STEPS
-
-    def model(self, steps: int) -> tuple[list[float], list[float]]:
-        """(examples, seconds) of pieces of so many steps on one batch that is there."""
-        with self._loop.put_back():
-            self.train(1)
-            return _pieces(self.train, steps)
-
-    def input_pace(self) -> float:
-        """Seconds a step that reading its batch takes, roughly. The first call compiles it."""
-        _fill(self._data.part)
-        self.read(1)
+    def timed(self, command: Profile) -> Profiling:
+        """Returns the answer to such a command; the model is asked for first, since batches of input are made ahead."""
+        if command.what == "model":
+            with self._loop.put_back():
+                self.train(WARMUP_STEPS if command.steps is None else 1)
+                return _timings(command, self.train)
+        if command.steps is None:
+            _fill(self._data.part)
+            # Compiled.
+            self.read(1)
         self._read_away()
-        _, seconds = self.read(PACE_STEPS)
-        return seconds / PACE_STEPS
-
-    def input(self, steps: int) -> tuple[list[float], list[float]]:
-        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
-        self._read_away()
-        return _pieces(self.read, steps)
+        return _timings(command, self.read)
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples of the global batches, seconds) of so many steps' batches."""
@@ -227,9 +216,11 @@ def _first(data: Data) -> Step:
     return examples, batches
 
 
-def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:
-    examples, seconds = zip(*(make(steps) for _ in range(PIECES)), strict=True)
-    return list(examples), list(seconds)
+def _timings(command: Profile, make: Callable[[int], tuple[float, float]]) -> Profiling:
+    if command.steps is None:
+        return Profiling(command.what, make(PACE_STEPS)[1] / PACE_STEPS)
+    examples, seconds = zip(*(make(command.steps) for _ in range(PIECES)), strict=True)
+    return Profiling(command.what, examples=list(examples), seconds=list(seconds))
 
 
 def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:

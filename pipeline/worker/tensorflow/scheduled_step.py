@@ -8,7 +8,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -35,9 +34,6 @@ FEW = 16
 # An array of so many bytes goes by itself: to join it with others would take as long as a message.
 LARGE = 1 << 20
 
-# See `scheduled_steps`.
-ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-
 
 def scheduled_steps(
     model: keras.Model,
@@ -46,7 +42,7 @@ def scheduled_steps(
     counted: Sequence[keras.Variable],
     fresh: Sequence[np.ndarray],
     gradient_bits: int = 32,
-) -> ScheduledSteps:
+) -> Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]:
     """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
 
     (source, rows, edges [steps + 1]) ->

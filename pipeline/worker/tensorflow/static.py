@@ -29,7 +29,6 @@ INSTEAD = {
     "Reshape": "sizes from x.shape, which are numbers, in place of computed ones",
     "StridedSlice": "a slice of a fixed size, or a mask",
 }
-MASK = "a fixed size and a mask"
 # What no input of known shape gives a known shape.
 ALWAYS_OPEN = ("Where", "Unique", "UniqueV2")
 
@@ -105,7 +104,7 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
         for output in filter(_open, operation.outputs):
             expected = "operations of static shapes, without which XLA compiles nothing for a TPU"
             received = f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}"
-            raise ModelError(expected, received, f"{INSTEAD.get(operation.type, MASK)}")
+            raise ModelError(expected, received, INSTEAD.get(operation.type, "a fixed size and a mask"))
 
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
