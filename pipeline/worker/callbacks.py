@@ -60,18 +60,6 @@ class ModelCopy:
         return all_patched([(self._model, answered), (keras_variables.Variable, numbers)])
 
     def _answer(self, name: str, *arguments: object, **named: object) -> object:
-        answer = getattr(self._up_to_date(), name)(*arguments, **named)
-        for variable, its in self._pairs:
-            # A loss may change its own, wherever it is computed.
-            if not np.array_equal(self._value(variable), value := keras.ops.convert_to_numpy(its)):
-                variable.assign(value)
-        return answer
-
-    def _refuse(self, name: str, *arguments: object, **named: object) -> None:
-        instead = "a training of its own, or model.evaluate and model.predict, which are answered"
-        raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
-
-    def _up_to_date(self) -> keras.Model:
         if self._copy is None:
             # A model that is made draws from the random state that training goes on with.
             state = of_random_state()
@@ -85,7 +73,16 @@ class ModelCopy:
             its.assign(self._value(own))
         for value, variable in zip(self._weights(self._model), self._copy.weights, strict=True):
             variable.assign(value)
-        return self._copy
+        answer = getattr(self._copy, name)(*arguments, **named)
+        for variable, its in self._pairs:
+            # A loss may change its own, wherever it is computed.
+            if not np.array_equal(self._value(variable), value := keras.ops.convert_to_numpy(its)):
+                variable.assign(value)
+        return answer
+
+    def _refuse(self, name: str, *arguments: object, **named: object) -> None:
+        instead = "a training of its own, or model.evaluate and model.predict, which are answered"
+        raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
 
 
 def _beside(model: keras.Model) -> list[Variable]:

@@ -55,10 +55,16 @@ def of_callbacks(
     """
     states, arrays = list[tuple[str, dict[str, Plain]]](), dict[str, np.ndarray]()
     for number, callback in enumerate(callbacks):
-        values, arrays_of_one = _of_callback(callback, f"callback/{number}")
-        variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
+        values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
+        for key, value in vars(callback).items():
+            arrays_of_value: dict[str, np.ndarray] = {}
+            # What is no plain value, such as a function, the callback has been made with.
+            with contextlib.suppress(TypeError):
+                values[key] = _plain(value, f"callback/{number}/{key}", arrays_of_value)
+                arrays |= arrays_of_value
         states.append((type(callback).__name__, values))
-        arrays |= arrays_of_one | grouped(_held_by(number), variables)
+        variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
+        arrays |= grouped(_held_by(number), variables)
     return states, arrays
 
 
@@ -86,18 +92,6 @@ def put_back_callbacks(
 
 def _held_by(number: int) -> str:
     return f"callback/{number}.{HELD}"
-
-
-def _of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
-    values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
-    arrays: dict[str, np.ndarray] = {}
-    for key, value in vars(callback).items():
-        arrays_of_value: dict[str, np.ndarray] = {}
-        # What is no plain value, such as a function, the callback has been made with.
-        with contextlib.suppress(TypeError):
-            values[key] = _plain(value, f"{name}/{key}", arrays_of_value)
-            arrays |= arrays_of_value
-    return values, arrays
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

@@ -236,19 +236,15 @@ def _held_out(
     x, y, sample_weight = conversion.for_keras(x, y, sample_weight, "validation")
     if not isinstance(x, tf.data.Dataset):
         batch_size = batch_size or train_batch_size
-        x, y, sample_weight = _first_steps((x, y, sample_weight), batch_size, steps)
+        arrays = keras.tree.flatten([array for array in (x, y, sample_weight) if array is not None])
+        if steps is not None and batch_size is not None and all(map(_is_array, arrays)):
+            # What so many steps see.
+            seen = slice(batch_size * steps)
+            x, y, sample_weight = (
+                array if array is None else keras.tree.map_structure(lambda leaf: leaf[seen], array)
+                for array in (x, y, sample_weight)
+            )
     return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
-
-
-def _first_steps(part: tuple[FitData, ...], batch_size: int | None, steps: int | None) -> tuple[FitData, ...]:
-    """Returns the arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
-    arrays = [array for array in part if array is not None]
-    if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
-        return part
-    examples = batch_size * steps
-    return tuple(
-        array if array is None else keras.tree.map_structure(lambda leaf: leaf[:examples], array) for array in part
-    )
 
 
 def _is_array(leaf: object) -> bool:

@@ -315,16 +315,6 @@ class KerasHooks(Callbacks):
 
 def copied(model: keras.Model, batch: Batch) -> keras.Model:
     """A compiled model made once more, outside its strategy, and built for such a batch. Raises `TrainingError`."""
-    copy = _made_again(model)
-    config = model._compile_config.config
-    metrics = {name: keras.tree.map_structure(_fresh, config[name]) for name in ("metrics", "weighted_metrics")}
-    copy.compile("sgd", config["loss"], config["loss_weights"], **metrics)
-    copy._symbolic_build(data_batch=batch)
-    return copy
-
-
-def _made_again(model: keras.Model) -> keras.Model:
-    """The model, not compiled, in the first of Keras's ways that takes it."""
     ways: tuple[Callable[[], keras.Model], ...] = (
         lambda: keras.models.clone_model(model, clone_function=_layer_again, recursive=True),
         lambda: type(model).from_config(model.get_config()),
@@ -333,12 +323,19 @@ def _made_again(model: keras.Model) -> keras.Model:
     reasons = []
     for way in ways:
         try:
-            return way()
+            copy = way()
+            break
         except Exception as error:  # whatever a class of a user's own raises
             reasons.append(str(error))
-    received = f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})"
-    instead = "get_config and from_config in its class, or to evaluate after fit"
-    raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
+    else:
+        received = f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})"
+        instead = "get_config and from_config in its class, or to evaluate after fit"
+        raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
+    config = model._compile_config.config
+    metrics = {name: keras.tree.map_structure(_fresh, config[name]) for name in ("metrics", "weighted_metrics")}
+    copy.compile("sgd", config["loss"], config["loss_weights"], **metrics)
+    copy._symbolic_build(data_batch=batch)
+    return copy
 
 
 def _layer_again(layer: keras.layers.Layer) -> keras.layers.Layer:

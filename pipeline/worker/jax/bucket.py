@@ -15,6 +15,7 @@ versions.
 
 import ctypes
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_void_p
@@ -213,7 +214,20 @@ def of_plan(plan: Plan, process: Process) -> Add:
     Raises `ConnectionRefusedError` in all if one cannot share memory.
     """
     number, count = plan.leaders.index(process.rank), len(plan.leaders)
-    tell_all = _telling(number, count, plan.launch.startup_timeout)
+    client, calls, milliseconds = (
+        distributed.global_state.client,
+        itertools.count(),
+        int(1000 * plan.launch.startup_timeout),
+    )
+
+    def tell_all(text: str) -> list[str]:
+        """Returns what each says, through the process that coordinates them; all call it together."""
+        call = next(calls)
+        # Of no length a value is none.
+        client.key_value_set(f"{TARGET}/{call}/{number}", f"{text}\n")
+        keys = [f"{TARGET}/{call}/{other}" for other in range(count)]
+        return [client.blocking_key_value_get(key, milliseconds).removesuffix("\n") for key in keys]
+
     return adding(join(number, range(count), tell_all, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS))
 
 
@@ -265,18 +279,3 @@ def adding(memory: Memory) -> Add:
 def _vectors(buffers: Any) -> list[np.ndarray]:
     of_each = [buffer.contents for buffer in buffers.buffers[: buffers.size]]
     return [np.frombuffer((ctypes.c_float * one.dims[0]).from_address(one.data), np.float32) for one in of_each]
-
-
-def _telling(number: int, count: int, seconds: float) -> Callable[[str], list[str]]:
-    """Returns what tells all processes, through the one that coordinates them, what each says; all call it together."""
-    client, calls = distributed.global_state.client, 0
-
-    def tell_all(text: str) -> list[str]:
-        nonlocal calls
-        calls += 1
-        # Of no length a value is none.
-        client.key_value_set(f"{TARGET}/{calls}/{number}", f"{text}\n")
-        keys = [f"{TARGET}/{calls}/{other}" for other in range(count)]
-        return [client.blocking_key_value_get(key, int(1000 * seconds)).removesuffix("\n") for key in keys]
-
-    return tell_all

@@ -152,26 +152,23 @@ def ready(
 def _build_compiled(model: keras.Model, batch: Batch) -> None:
     """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names."""
     # Keras would call the model for them once more, which takes a deep one as long as it took to make.
-    x, y, weights = keras.tree.map_structure(_symbol, keras.utils.unpack_x_y_sample_weight(batch))
-    if not _is_known_on(model, x):
+    is_of_keras = type(model).__module__.partition(".")[0] == "keras"
+    if not is_of_keras or not all(layer.built for layer in model._flatten_layers()):
+        return
+
+    def symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
+        return None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+
+    x, y, weights = keras.tree.map_structure(symbol, keras.utils.unpack_x_y_sample_weight(batch))
+    made_for, *others = model.inputs
+    # A call of the model on such an input gives the outputs that it names.
+    if others or not isinstance(x, keras.KerasTensor) or made_for.shape[1:] != x.shape[1:]:
         return
     y_pred = labels.predicted(model, x)
     if model._compile_metrics is not None and not model._compile_metrics.built:
         compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
     if model._compile_loss is not None and not model._compile_loss.built:
         compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=weights, training=False)
-
-
-def _is_known_on(model: keras.Model, x: Batch) -> bool:
-    """True if a call of the model on such an input gives the outputs that it names, and builds nothing."""
-    if type(model).__module__.partition(".")[0] != "keras" or not all(layer.built for layer in model._flatten_layers()):
-        return False
-    made_for, *others = model.inputs
-    return isinstance(x, keras.KerasTensor) and not others and made_for.shape[1:] == x.shape[1:]
-
-
-def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
-    return None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
 def _ready_own(

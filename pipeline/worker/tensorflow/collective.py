@@ -287,31 +287,29 @@ def in_pieces(add: Add, count: int, numbers: _Local, rows: _Local, longest: tf.T
     sizes = sorted({max(1, size // row_bytes) for size in PIECE_BYTES}, reverse=True)
     gathered = [tf.zeros([count, 0, *shape], local.dtype) for local in rows]
     done = tf.zeros([], tf.int64)
+
+    def piece(size: int, done: tf.Tensor, gathered: _Local) -> tuple[tf.Tensor, _Local]:
+        sent = []
+        for number, all_rows in zip(numbers, rows, strict=True):
+            local = all_rows[done : done + size]
+            # One that has no more sends zeros.
+            local = tf.pad(local, [[0, size - tf.shape(local)[0]]] + [[0, 0]] * (local.shape.rank - 1))
+            local = tf.ensure_shape(local, [size, *all_rows.shape[1:]])
+            position = tf.one_hot(number, count, dtype=local.dtype)
+            sent.append(tf.reshape(position, [-1] + [1] * local.shape.rank) * local)
+        return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, add(sent), strict=True)]
+
     for size, smaller in itertools.zip_longest(sizes, sizes[1:], fillvalue=0):
         # A larger piece for the rest too, where many of the next size would be needed in its place.
         until = longest - FULL_ENOUGH * smaller
         done, gathered = tf.while_loop(
             lambda done, _, until=until: done < until,
-            partial(_piece, add, count, numbers, rows, size),
+            partial(piece, size),
             (done, gathered),
             shape_invariants=(tf.TensorShape([]), [tf.TensorShape([count, None, *shape])] * len(rows)),
             parallel_iterations=1,
         )
     return gathered
-
-
-def _piece(
-    add: Add, count: int, numbers: _Local, rows: _Local, size: int, done: tf.Tensor, gathered: _Local
-) -> tuple[tf.Tensor, _Local]:
-    """Returns `gathered` and the next rows of each who adds, sent as a sum; one that has no more sends zeros."""
-    sent = []
-    for number, all_rows in zip(numbers, rows, strict=True):
-        local = all_rows[done : done + size]
-        local = tf.pad(local, [[0, size - tf.shape(local)[0]]] + [[0, 0]] * (local.shape.rank - 1))
-        local = tf.ensure_shape(local, [size, *all_rows.shape[1:]])
-        position = tf.one_hot(number, count, dtype=local.dtype)
-        sent.append(tf.reshape(position, [-1] + [1] * local.shape.rank) * local)
-    return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, add(sent), strict=True)]
 
 
 def _local(strategy: tf.distribute.Strategy, value: tf.Tensor) -> _Local:

@@ -91,10 +91,16 @@ def _slots(memory: int) -> Iterator[tuple[str, int]]:
     """(name, address) of each pointer to replace. The kernel reads `memory`, so a bad address is an error, no crash."""
     kinds = FUNCTION_RELOCATIONS[platform.machine()]
     for base, dynamic in _tensorflow_libraries(memory):
-        symbols = {name: index for index, name in _undefined_symbols(memory, dynamic)}
+        # What the library takes from others comes first; the hash table counts it. Names are cut to 7 bytes.
+        _, count = struct.unpack("2I", os.pread(memory, 8, dynamic[DT_GNU_HASH]))
+        table = struct.iter_unpack("IBBHQQ", os.pread(memory, 24 * count, dynamic[DT_SYMTAB]))
+        symbols = {_string(memory, dynamic[DT_STRTAB] + name, 7): index for index, (name, *_) in enumerate(table)}
         names = {symbols[name] << 32 | kind: name for name in {"bind", "listen"} & symbols.keys() for kind in kinds}
         if names:
-            words = _relocations(memory, dynamic)
+            # Three words for each that names a symbol, which the first DT_RELACOUNT do not: where, what kind, addend.
+            skip = 24 * dynamic.get(DT_RELACOUNT, 0)
+            calls = os.pread(memory, dynamic[DT_PLTRELSZ], dynamic[DT_JMPREL])
+            words = array("Q", calls + os.pread(memory, dynamic[DT_RELASZ] - skip, dynamic[DT_RELA] + skip))
             slots = [(names[info], base + words[3 * i]) for i, info in enumerate(words[1::3]) if info in names]
             if {name for name, _ in slots} != {"bind", "listen"}:
                 raise LookupError("Expected pointers to both bind and listen")
@@ -115,22 +121,6 @@ def _tensorflow_libraries(memory: int) -> Iterator[tuple[int, dict[int, int]]]:
                 dynamic[tag] = value + base if tag in ADDRESSES and value < base else value
                 entry += 16
             yield base, dynamic
-
-
-def _undefined_symbols(memory: int, dynamic: dict[int, int]) -> Iterator[tuple[int, str]]:
-    """(index, name cut to 7 bytes): what the library takes from others. They come first; the hash table counts them."""
-    _, count = struct.unpack("2I", os.pread(memory, 8, dynamic[DT_GNU_HASH]))
-    symbols = os.pread(memory, 24 * count, dynamic[DT_SYMTAB])
-    for index, (name, *_) in enumerate(struct.iter_unpack("IBBHQQ", symbols)):
-        yield index, _string(memory, dynamic[DT_STRTAB] + name, 7)
-
-
-def _relocations(memory: int, dynamic: dict[int, int]) -> "array[int]":
-    """Three words for each that names a symbol, which the first DT_RELACOUNT do not: where, symbol and kind, addend."""
-    skip = 24 * dynamic.get(DT_RELACOUNT, 0)
-    calls = os.pread(memory, dynamic[DT_PLTRELSZ], dynamic[DT_JMPREL])
-    others = os.pread(memory, dynamic[DT_RELASZ] - skip, dynamic[DT_RELA] + skip)
-    return array("Q", calls + others)
 
 
 def _string(memory: int, address: int, limit: int) -> str:

@@ -55,20 +55,16 @@ class ProcessData:
         share = (0, 1) if alone else (plan.leaders.index(number), processes)
         skip = plan.data.on_error == "skip"
         broken, warnings = looked.look_through(self.whole, plan.data.num_classes, *share, skip, whole=not alone)
-        if skip:
-            self._sift(broken, reports=alone or first)
+        for name, part in self.whole.items() if skip else ():
+            # Every process reads it whole; one of them reports it.
+            if isinstance(part, tf.data.Dataset):
+                self.whole[name], lost = inspection.sifted(part, plan.data.num_classes)
+                if lost and (alone or first):
+                    why = "that cannot be made, or have NaN, infinity or a wrong label"
+                    broken[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
         for text in warnings if first else ():
             self._emit(Warned(text))
         return self._loaded(broken)
-
-    def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
-        """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
-        for name, part in self.whole.items():
-            if isinstance(part, tf.data.Dataset):
-                self.whole[name], lost = inspection.sifted(part, self._plan.data.num_classes)
-                if lost and reports:
-                    why = "that cannot be made, or have NaN, infinity or a wrong label"
-                    broken[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
 
     def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""

@@ -65,7 +65,11 @@ class Profiler:
             _fill(self._data.part)
             # Compiled.
             self.read(1)
-        self._read_away()
+        # What was made ahead while nothing was timed would come at once: kept, mapped, batched.
+        began, ahead = time.monotonic(), self._data.reading.prefetch + 2 * reads.parallel() + 1
+        while ahead and time.monotonic() < began + SETTLE_SECONDS:
+            self.read(1)
+            ahead -= 1
         return _timings(command, self.read)
 
     def read(self, steps: int) -> tuple[float, float]:
@@ -81,13 +85,6 @@ class Profiler:
             self._cached = one_again(self._loop.strategy, self._data)
         call = self._loop.on(self._cached, steps)
         return float(call.sizes.sum()), call.seconds
-
-    def _read_away(self) -> None:
-        """Takes what was made ahead while nothing was timed, and would come at once: kept, mapped, batched."""
-        began, ahead = time.monotonic(), self._data.reading.prefetch + 2 * reads.parallel() + 1
-        while ahead and time.monotonic() < began + SETTLE_SECONDS:
-            self.read(1)
-            ahead -= 1
 
 
 class AsyncProfiler(Profiler):
@@ -156,7 +153,8 @@ def plain(part: Part) -> Part:
         return part
     remade, left_out = None, False
     for node in _nodes(part):
-        if isinstance(node, shuffle_op._ShuffleDataset) or _keeps_in_file(node):
+        in_file = isinstance(node, cache_op.CacheDataset) and bool(tf.get_static_value(node._filename))
+        if in_file or isinstance(node, shuffle_op._ShuffleDataset):
             remade, left_out = (remade or node._input_dataset), True
         elif left_out:
             remade = _again(node, remade)
@@ -190,10 +188,6 @@ def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
     while len(inputs := nodes[0]._inputs()) == 1:
         nodes.insert(0, inputs[0])
     return nodes
-
-
-def _keeps_in_file(node: tf.data.Dataset) -> bool:
-    return isinstance(node, cache_op.CacheDataset) and bool(tf.get_static_value(node._filename))
 
 
 def _fill(part: Part) -> None:

@@ -105,7 +105,12 @@ class Trials:
             summed = strategy.run(self._step, args=(examples, local))
             return strategy.experimental_local_results(summed)[0]
 
-        with self._put_back(trial), _quiet(), _threads_joined():
+        wait_one = tf.train.Coordinator.wait_for_stop
+
+        def wait(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
+            return bool(wait_one(coordinator, THREAD_SECONDS))
+
+        with self._put_back(trial), _quiet(), patched(tf.train.Coordinator, {"wait_for_stop": wait}):
             values = self._make(step, trial, examples, batches)
             trial.numbers = self._numbers(values, flat(self._loop.metrics()))
         self._loop.reset_metrics()
@@ -301,16 +306,6 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
     several = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
     rows = tf.range(tf.shape(leaf)[0]) % NOISY_ROWS
     return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
-
-
-def _threads_joined() -> AbstractContextManager[None]:
-    """Inside, a strategy goes on as soon as the threads of its replicas have ended."""
-    wait_one = tf.train.Coordinator.wait_for_stop
-
-    def wait_for_stop(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
-        return bool(wait_one(coordinator, THREAD_SECONDS))
-
-    return patched(tf.train.Coordinator, {"wait_for_stop": wait_for_stop})
 
 
 @contextmanager

@@ -129,16 +129,14 @@ def _rules(
         return ()
     trained, validated = list(zip(*pieces, strict=True)), list(zip(*in_validation, strict=False))
     alike = validated if len(validated) == len(trained) else [None] * len(trained)
-    return tuple(_rule(values, again, exact, tolerance) for values, again in zip(trained, alike, strict=True))
-
-
-def _rule(values: Values, in_validation: Values | None, exact: bool, tolerance: float) -> Reduction:
-    rule = _of_parts(values, tolerance)
-    if exact or rule is not Reduction.NEITHER:
-        return rule or Reduction.MEAN
-    # In validation layers know of no statistics of the batch; in training those of the same examples are the same.
-    validated = None if in_validation is None else _of_parts(in_validation, tolerance)
-    return validated or _of_doubled(values, tolerance) or Reduction.MEAN
+    rules = []
+    for values, again in zip(trained, alike, strict=True):
+        rule = _of_parts(values, tolerance)
+        if not exact and rule is Reduction.NEITHER:
+            # In validation layers know of no statistics of the batch; in training those of the same examples are alike.
+            rule = (None if again is None else _of_parts(again, tolerance)) or _of_doubled(values, tolerance)
+        rules.append(rule or Reduction.MEAN)
+    return tuple(rules)
 
 
 def _of_parts(values: Values, tolerance: float) -> Reduction | None:

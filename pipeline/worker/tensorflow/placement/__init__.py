@@ -177,9 +177,13 @@ def place(
         before = key(variable)
         _move(variable, strategy, placement.on(at[id(variable)]))
         now[before] = key(variable)
-    for optimizer in steps.optimizers(model):
-        for one in within(optimizer):
-            _rekey(one, now)
+    for one in itertools.chain.from_iterable(map(within, steps.optimizers(model))):
+        # Keras looks up what an optimizer has of a variable by keys of what that held.
+        for name, entries in list(vars(one).items()):
+            if isinstance(entries, dict) and not now.keys().isdisjoint(entries):
+                vars(one)[name] = {now.get(key, key): value for key, value in entries.items()}
+            elif isinstance(entries, set) and not now.keys().isdisjoint(entries):
+                vars(one)[name] = {now.get(key, key) for key in entries}
     for number in range(len(all_units)):
         _call_on(number, placement)
     vars(model)[KEPT_AS], vars(model)[steps.FOLLOWED_AS] = placement, placement.followed
@@ -205,15 +209,6 @@ def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: S
     # Outside the strategy's own, so that it is asked for the variable of each replica.
     with tf.variable_creator_scope(creator), strategy.scope():
         variable._initialize(value)
-
-
-def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> None:
-    """Tells an optimizer of variables that were made anew, which Keras looks up by keys of what they held."""
-    for name, entries in list(vars(optimizer).items()):
-        if isinstance(entries, dict) and not now.keys().isdisjoint(entries):
-            vars(optimizer)[name] = {now.get(key, key): value for key, value in entries.items()}
-        elif isinstance(entries, set) and not now.keys().isdisjoint(entries):
-            vars(optimizer)[name] = {now.get(key, key) for key in entries}
 
 
 def _call_on(number: int, placement: Placement) -> None:
