@@ -238,12 +238,10 @@ def _from_dataset(
 
 
 def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayout]]:
-    """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each.
-
-    What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
-    pads, and metrics that know no weights stay exact. The size of the other batches is the one that takes the
-    fewest steps.
-    """
+    """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each."""
+    # What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
+    # pads, and metrics that know no weights stay exact. The size of the other batches is the one that takes the fewest
+    # steps.
     examples, replicas = layout.examples, layout.replicas
     largest = min(layout.global_batch, examples) // replicas
 
@@ -283,10 +281,8 @@ def _as_written(function: Traced) -> Traced:
 def _shares(
     layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor
 ) -> tuple[tf.Tensor, Sequence[int | tf.Tensor], tf.Tensor]:
-    """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
-
-    The batch is what this process reads of the global one; the epoch had so many examples trained before.
-    """
+    """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch)."""
+    # The batch is what this process reads of the global one; the epoch had so many examples trained before.
     start = trained // len(layout.counts) + step * layout._share
     if layout.last != "short":
         static = range(0, layout.global_batch + 1, layout.global_batch // layout.replicas)

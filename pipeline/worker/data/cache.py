@@ -38,10 +38,8 @@ def in_memory(part: Examples | tf.data.Dataset) -> Part:
 
 
 def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Examples:
-    """The part as records of a file in `folder`, which is written where it is not there; `name` tells it from others.
-
-    Several processes that want the same file wait for the first, and one that is killed leaves none.
-    """
+    """The part as records of a file in `folder`, which is written if it is not there; `name` tells it from others."""
+    # Several processes that want the same file wait for the first, and one that is killed leaves none.
     _expect_one_size(part)
     spec = part.element_spec
     path = folder / f"{hashlib.sha256(f'{name} {spec}'.encode()).hexdigest()[:16]}.tfrecord"

@@ -274,10 +274,8 @@ def _warn_of_differences(
 
 @contextlib.contextmanager
 def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Inside, a strategy adds up apart from others of this process; CPU devices of one process through its memory.
-
-    What TensorFlow refuses labels for in the middle of a step, or sums in this process, is a `UserError`.
-    """
+    """Inside, a strategy adds up apart from others of this process; CPU devices of one process through its memory."""
+    # What TensorFlow refuses labels for in the middle of a step, or sums in this process, is a `UserError`.
     if strategy not in _strategies:
         _strategies.add(strategy)
         base = next(_bases)

@@ -214,11 +214,7 @@ def of_plan(plan: Plan, process: Process) -> Add:
     Raises `ConnectionRefusedError` in all if one cannot share memory.
     """
     number, count = plan.leaders.index(process.rank), len(plan.leaders)
-    client, calls, milliseconds = (
-        distributed.global_state.client,
-        itertools.count(),
-        int(1000 * plan.launch.startup_timeout),
-    )
+    client, calls = distributed.global_state.client, itertools.count()
 
     def tell_all(text: str) -> list[str]:
         """Returns what each says, through the process that coordinates them; all call it together."""
@@ -226,7 +222,8 @@ def of_plan(plan: Plan, process: Process) -> Add:
         # Of no length a value is none.
         client.key_value_set(f"{TARGET}/{call}/{number}", f"{text}\n")
         keys = [f"{TARGET}/{call}/{other}" for other in range(count)]
-        return [client.blocking_key_value_get(key, milliseconds).removesuffix("\n") for key in keys]
+        patience_ms = int(1000 * plan.launch.startup_timeout)
+        return [client.blocking_key_value_get(key, patience_ms).removesuffix("\n") for key in keys]
 
     return adding(join(number, range(count), tell_all, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS))
 

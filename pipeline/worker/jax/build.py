@@ -166,10 +166,8 @@ def _step(loop: JaxLoop) -> tuple[Moment, int]:
 
 
 def _patches(layer: keras.layers.Layer) -> int:
-    """Bytes of an example that the gradient of a convolution's kernel takes on a CPU, where XLA does not count them.
-
-    There Eigen puts beside each other all that each place of the output was made from, and the output.
-    """
+    """Bytes of an example that the gradient of a convolution's kernel takes on a CPU, where XLA does not count them."""
+    # There Eigen puts beside each other all that each place of the output was made from, and the output.
     kernel = getattr(layer, "kernel", None)
     if kernel is None or len(kernel.shape) < 3 or not isinstance(layer, CONVOLUTIONS):
         return 0

@@ -112,10 +112,8 @@ def results(model: keras.Model) -> Callable[[Sequence[Any]], dict[str, Any]]:
 
 
 def over(value: Any, sharding: NamedSharding) -> Any:
-    """An array over all devices, of which each process, which has all of it, gives its own devices their parts.
-
-    What is there already is not copied.
-    """
+    """An array over all devices, of which each process, which has all of it, gives its own devices their parts."""
+    # What is there already is not copied.
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     whole = np.asarray(value)

@@ -213,10 +213,8 @@ def applied(
     before: tf.Tensor,
     gradient_bits: int,
 ) -> tf.Tensor:
-    """Updates weights by gradients, which each server gets in one message; returns the updates since `before`.
-
-    With `gradient_bits` 16, dense gradients travel as bfloat16.
-    """
+    """Updates weights by gradients, which each server gets in one message; returns the updates since `before`."""
+    # With `gradient_bits` 16, dense gradients travel as bfloat16.
     updates, variables = model.optimizer.iterations.value, model.trainable_variables
     present = {
         id(variable): gradient for variable, gradient in zip(variables, gradients, strict=True) if gradient is not None
@@ -285,10 +283,8 @@ def _whole(gradient: Addend, variable: keras.Variable, parts: Iterator[tf.Tensor
 
 
 def joined(arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns all bytes of the arrays as one, uint8 [bytes], and behind it the large arrays as they are.
-
-    A first dimension that is not known before a step goes with them.
-    """
+    """Returns all bytes of the arrays as one, uint8 [bytes], and behind it the large arrays as they are."""
+    # A first dimension that is not known before a step goes with them.
     small = [array for array in arrays if not _is_large(array)]
     rows = [tf.shape(array)[0] for array in small if not array.shape.is_fully_defined()]
     parts = [tf.reshape(tf.bitcast(part, tf.uint8), [-1]) for part in ([tf.stack(rows)] if rows else []) + small]

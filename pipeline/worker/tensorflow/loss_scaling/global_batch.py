@@ -206,10 +206,8 @@ def current() -> GlobalBatch | None:
 
 
 def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-    """Returns a step's results for parts that replicas have at the same time, and may ask each other for.
-
-    It is made again until each has got what the others give; once where none asks.
-    """
+    """Returns a step's results for parts that replicas have at the same time, and may ask each other for."""
+    # It is made again until each has got what the others give; once where none asks.
     answers: list[list[tf.Tensor]] = [[] for _ in parts]
     for _ in range(MOST_EXCHANGES):
         results, requests = list[Result](), list[list[tf.Tensor]]()

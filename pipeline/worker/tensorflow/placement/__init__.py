@@ -225,10 +225,8 @@ def _call_on(number: int, placement: Placement) -> None:
 
 
 def units(model: keras.Model) -> list[Unit]:
-    """All of a built model, but for the models within it, whose layers stand for themselves.
-
-    A layer that is called twice is placed where it comes first; so is a variable that two layers share.
-    """
+    """All of a built model, but for the models within it, whose layers stand for themselves."""
+    # A layer that is called twice is placed where it comes first; so is a variable that two layers share.
     slots, all_units, placed = slots_of(steps.optimizers(model)), list[Unit](), set[int]()
     for name, operation in _operations(model, ""):
         if id(operation) in placed:

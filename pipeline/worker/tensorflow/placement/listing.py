@@ -44,11 +44,9 @@ def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: P
 
 
 def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Row]:
-    """Lists what is where, from variables and the graph of the compiled loop. Raises `TrainingError`.
-
-    Each variable and slot has to be where its layer is planned, and so has each operation of the layer's forward and
-    backward pass.
-    """
+    """Lists what is where, from variables and the graph of the compiled loop. Raises `TrainingError`."""
+    # Each variable and slot has to be where its layer is planned, and so has each operation of the layer's forward and
+    # backward pass.
     at = placement.of_variables(model)
     slots, layers = slots_of(optimizers(model)), {id(one): unit for unit in placement.units for one in unit.variables}
     counted = _counted(placement, body_of(graph))
