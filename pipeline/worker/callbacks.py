@@ -192,7 +192,7 @@ class Callbacks:
     def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:
         """Stops all processes, gives them the first one's learning rates, and its values of what was changed."""
         text = json.dumps(words).encode() if words else b""
-        rates = [optimizer._learning_rate for optimizer in self.loop.optimizers()]
+        rates = [optimizer._learning_rate for optimizer in self.loop.optimizers]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
         if changed:
             rate_ids = {id(rate) for rate in fixed}

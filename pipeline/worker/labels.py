@@ -57,11 +57,6 @@ class Output:
     ignored: int | None = None
 
     @property
-    def sparse(self) -> bool:
-        """True if its labels are class numbers."""
-        return self.kind == "sparse"
-
-    @property
     def classes(self) -> int:
         """The number of classes, under a loss over classes."""
         return self.shape[-1] or 0
@@ -103,7 +98,7 @@ def _known(model: keras.Model, batch: Batch) -> list[Output]:
 
 def classes(known: Sequence[Output], y: Batch) -> int | None:
     """The number of classes that labels may name where y is class numbers for a single output, else None."""
-    if len(known) != 1 or known[0].key is not None or not known[0].sparse or known[0].ignored is not None:
+    if len(known) != 1 or known[0].key is not None or known[0].kind != "sparse" or known[0].ignored is not None:
         return None
     labels = known[0].labels(y)
     return known[0].classes if labels is not None and labels.shape.rank in (1, 2) else None
@@ -112,7 +107,7 @@ def classes(known: Sequence[Output], y: Batch) -> int | None:
 def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) -> None:
     """Refuses labels at hand that name no output; `name` is the part of the data. Raises `DataError`."""
     for output in outputs:
-        labels = output.labels(y) if output.sparse else None
+        labels = output.labels(y) if output.kind == "sparse" else None
         values = None if labels is None else np.asarray(labels)
         if values is None or values.dtype.kind not in "iuf":
             continue

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import keras
 import numpy as np
@@ -143,7 +143,8 @@ class TrainingLoop(abc.ABC):
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
     outputs: tuple[str, ...] = ()
-    _optimizers: tuple[keras.optimizers.Optimizer, ...]
+    # Those that update the weights, the first of which is reported on.
+    optimizers: tuple[keras.optimizers.Optimizer, ...]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -214,10 +215,6 @@ class TrainingLoop(abc.ABC):
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
         self.model.reset_metrics()
-
-    def optimizers(self) -> Sequence[keras.optimizers.Optimizer]:
-        """Returns those that update the weights, the first of which is reported on."""
-        return self._optimizers
 
     @abc.abstractmethod
     def variables(self) -> Sequence[Variable]:
@@ -332,16 +329,7 @@ def flat(results: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-class Figures(TypedDict):
-    """The results of an epoch, in training and on held-out data."""
-
-    loss: float | None
-    metrics: dict[str, float]
-    val_loss: float | None
-    val_metrics: dict[str, float]
-
-
-def figures(logs: Mapping[str, float]) -> Figures:
+def figures(logs: Mapping[str, float]) -> dict[str, Any]:
     """Keras's flat logs as loss, metrics, val_loss and val_metrics.
 
     >>> figures({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})

@@ -227,7 +227,7 @@ class WorkerProcess:
         digests, folder = self._loop.replica_digests(), Path(command.folder)
         if self._chief:
             if self._plan.training.save:
-                for optimizer in self._loop.optimizers():
+                for optimizer in self._loop.optimizers:
                     unscaled(optimizer)
                 self._emit(events.Saved(save(self._engine.trained_model(), folder, self._emit)))
             self._engine.write_sample(folder)

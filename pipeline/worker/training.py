@@ -119,7 +119,7 @@ class Training:
                 self._emit_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
-        for optimizer in filter(lambda one: one.built, loop.optimizers()):
+        for optimizer in filter(lambda one: one.built, loop.optimizers):
             optimizer.finalize_variable_values(optimizer._trainable_variables)
         self._same.compare(self._done)
         hooks.call("on_train_end", logs)
@@ -186,7 +186,7 @@ class Training:
                         metrics={name: value for name, value in metrics.items() if name != "loss"},
                         examples=float(call.sizes.sum()),
                         seconds=call.seconds,
-                        learning_rate=float(keras.ops.convert_to_numpy(loop.optimizers()[0].learning_rate)),
+                        learning_rate=float(keras.ops.convert_to_numpy(loop.optimizers[0].learning_rate)),
                     )
                 )
             else:
@@ -236,7 +236,7 @@ class Training:
         due = policy.every_epochs is not None and self._epoch % policy.every_epochs == 0
         # While steps are timed nothing else is done beside them.
         if (share := self._checkpointing.share) is not None and self._wanted is None and self._loop.chief:
-            size = state_bytes(self._loop.model, self._loop.optimizers())
+            size = state_bytes(self._loop.model, self._loop.optimizers)
             due = self._checkpointing.checkpointer.expected_seconds(size) < share * (self._clock() - self._saved_when)
         # What other processes do not know is the first one's alone, and so is writing between two epochs.
         if due or best or self._saving:
@@ -325,7 +325,7 @@ class Training:
         if state is None or self._checkpointing is None:
             return
         loop, values = self._loop, state.values
-        rates = [optimizer._learning_rate for optimizer in loop.optimizers()]
+        rates = [optimizer._learning_rate for optimizer in loop.optimizers]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
         learning_rates = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
         loop.set_state(state)

@@ -288,15 +288,11 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
     if isinstance(part, tf.data.Dataset):
         _check_labels(part.element_spec, examples=False)
         return part.map(lambda *example: _weighed(example, class_weight), num_parallel_calls=tf.data.AUTOTUNE)
-    if isinstance(part, Examples):
-        return _weighed_once_made(part, class_weight)
-    _check_labels(part, examples=True)
-    with tf.device("CPU:0"):
-        x, y, weight = _weighed(part, class_weight, batched=True)
-    return x, y, weight.numpy()
-
-
-def _weighed_once_made(part: Examples, class_weight: Mapping[int, float]) -> Examples:
+    if not isinstance(part, Examples):
+        _check_labels(part, examples=True)
+        with tf.device("CPU:0"):
+            x, y, weight = _weighed(part, class_weight, batched=True)
+        return x, y, weight.numpy()
     _check_labels(part.element_spec, examples=False)
     assert isinstance(part.spec, tuple), "as `Examples` says"
     shapes = [leaf.shape for leaf in leaves(part.spec[2:]) if isinstance(leaf, Leaf)]

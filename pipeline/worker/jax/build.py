@@ -154,8 +154,11 @@ def _step(loop: JaxLoop) -> tuple[Moment, int]:
     replicas, held, operations = loop.mesh.shape[BATCH], [], 0
     # Traced anew: the model may be called otherwise by now.
     trained = functools.partial(step.train, loop.model, loop.groups)
+    values, sharding = loop.values(), NamedSharding(loop.mesh, PartitionSpec(BATCH))
+    state = jax.tree.map(lambda one, at: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=at), values, loop.places)
     for examples in (FEW, MANY):
-        program = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
+        batch = of_batch(loop.train_data, examples * replicas, sharding)
+        program = lowered(trained, loop.mesh, loop.places, state, batch)
         operations, memory = program.as_text().count("\n"), program.compile().memory_analysis()
         held.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     growing = max(0, held[1] - held[0]) // (MANY - FEW)
@@ -176,13 +179,3 @@ def _patches(layer: keras.layers.Layer) -> int:
     places = math.prod(size or 1 for size in (output[2:] if channels_first else output[1:-1]))
     width = np.dtype(layer.compute_dtype).itemsize if layer.compute_dtype != "bfloat16" else 4
     return int(places * (math.prod(kernel.shape[:-1]) + kernel.shape[-1]) * width)
-
-
-def _shapes(loop: JaxLoop, examples: int) -> tuple[Any, Any]:
-    """The state and a batch as shapes, where they are to be."""
-    state = jax.tree.map(
-        lambda value, sharding: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding),
-        loop.values(),
-        loop.places,
-    )
-    return state, of_batch(loop.train_data, examples, NamedSharding(loop.mesh, PartitionSpec(BATCH)))

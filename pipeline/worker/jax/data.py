@@ -46,20 +46,15 @@ class DeviceData:
         """The rows of each step's global batch, int64 [examples], from the position on, epoch after epoch."""
         position = self.layout.settled(position)
         batch, first = self.layout.global_batch, position.examples
-        for places in self._orders(position.epoch):
+        examples = self.layout.examples
+        many = max(1, DRAWN_AT_ONCE // max(1, examples))
+        epochs = (range(start, start + many) for start in itertools.count(position.epoch, many))
+        drawn = itertools.chain.from_iterable(orders(examples, self.seed, some) for some in epochs)
+        for places in drawn if self.shuffle else itertools.repeat(np.arange(examples)):
             for step in range(self.layout.steps_after(first)):
                 start = first + step * batch
                 yield places[start : start + batch]
             first = 0
-
-    def _orders(self, epoch: int) -> Iterator[np.ndarray]:
-        """The places of the examples in their order, int64 [examples], of each epoch from that one on."""
-        examples = self.layout.examples
-        if not self.shuffle:
-            yield from itertools.repeat(np.arange(examples))
-        many = max(1, DRAWN_AT_ONCE // max(1, examples))
-        for start in itertools.count(epoch, many):
-            yield from orders(examples, self.seed, range(start, start + many))
 
 
 class ProcessData:

@@ -52,7 +52,7 @@ class JaxLoop(TrainingLoop):
 
         With `alike` the same program makes every step.
         """
-        self.model, self.chief, self.alone, self._optimizers = model, chief, alone, updating(model.optimizer)
+        self.model, self.chief, self.alone, self.optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data, self.layout = train, validation, train.layout
         self.mesh, self.cut, self._alike = mesh, cut or {}, alike
         self._shardings = layouts.shardings(model, self.cut, mesh)

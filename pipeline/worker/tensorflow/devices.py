@@ -1,7 +1,7 @@
 """A process's devices, threads and seeds, its strategy, or the server that it is to others."""
 
 import os
-from typing import TypedDict
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,14 +22,6 @@ from pipeline.worker.tensorflow import loopback
 HEARTBEAT_SHARE = 0.8
 # Without a heartbeat for so long, TensorFlow parts processes unless it is told otherwise.
 TF_HEARTBEAT_SECONDS = 10.0
-
-
-class Addresses(TypedDict, total=False):
-    """HOST:PORT of each process of an asynchronous training, by its role."""
-
-    coordinator: str
-    workers: tuple[str, ...]
-    parameter_servers: tuple[str, ...]
 
 
 def prepare_devices(plan: Plan, process: Process) -> None:
@@ -123,12 +115,11 @@ def start_server(plan: Plan, process: Process, emit: Emit) -> object:
     if on_gpu:
         config.gpu_options.visible_device_list = ",".join(name.split(":")[1] for name in process.devices)
         config.gpu_options.allow_growth = True
-    addresses = addresses_by_role(plan)
-    return serve(**addresses, address=str(process.address), config=config)
+    return serve(**addresses_by_role(plan), address=str(process.address), config=config)
 
 
-def addresses_by_role(plan: Plan) -> Addresses:
-    """The addresses of an asynchronous training; none of another."""
+def addresses_by_role(plan: Plan) -> dict[str, Any]:
+    """HOST:PORT of each process of an asynchronous training; none of another."""
     if not plan.strategy.asynchronous:
         return {}
     address = {process.rank: str(process.address) for process in plan.processes}

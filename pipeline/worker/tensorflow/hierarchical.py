@@ -87,9 +87,8 @@ class SharedMemoryCollective:
     """Adds over processes of some hosts, `local` replicas in each; the first of each host has the ring of hosts."""
 
     def __init__(
-        self, replicas: int, local: int, memory: Memory, hosts: int = 1, ring: HostRing | None = None,
-        bucket_bytes: int | None = 0,
-    ) -> None:  # fmt: skip
+        self, replicas: int, local: int, memory: Memory, hosts: int, ring: HostRing | None, bucket_bytes: int | None
+    ) -> None:
         self.replicas, self._local, self._memory, self._hosts, self._ring = replicas, local, memory, hosts, ring
         self._bucket_bytes = bucket_bytes
 

@@ -70,7 +70,7 @@ class Loop(TrainingLoop):
         )  # fmt: skip
         self._compile = partial(self._training_steps, model, self.replicas)
         self._train = self._compile()
-        self._optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
+        self.optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
         self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
