@@ -27,7 +27,7 @@ from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Resume, WeightComparison, versions
-from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables, xla
+from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import on_all, texts
@@ -38,7 +38,7 @@ from pipeline.worker.tensorflow.loop import Loop, replica_digests
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
-from pipeline.worker.tensorflow.profile import Profiler, profiler
+from pipeline.worker.tensorflow.profile import Profiler, profiler, seed, settle
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
 # Weights up to which a training that is under way tells how large its step is.
@@ -107,10 +107,10 @@ class TensorFlowEngine:
         everywhere = partial(on_all, strategy=self._strategy, collective=self._collective)
         position = resume(data.layout, digest_of(data.part), everywhere)
         self._loop = self._loop_over(model, data, held_out, position)
-        settled = xla.Settled()
+        of_xla: dict[str, Any] = {}
         if plan.training.xla is not None and not plan.strategy.static_batches and self._process.role != BUILDER:
-            settled = xla.settle(self._loop, self._data.anew()[0], plan.training.xla)
-            self.notes.keep(settled.note)
+            note, of_xla = settle(self._loop, self._data.anew()[0], plan.training.xla)
+            self.notes.keep(note)
         whole = self._data.whole["validation"] or self._data.whole["train"]
         self._sample = sample_of(
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
@@ -126,9 +126,7 @@ class TensorFlowEngine:
             num_classes=classes,
             validation_examples=sum(part.layout.examples for part in held_out),
             validation_steps=sum(part.layout.steps for part in held_out),
-            xla=settled.xla,
-            xla_speedup=settled.speedup,
-            seconds_compiling=settled.seconds,
+            **of_xla,
         )
 
     def _build_under_strategy(
@@ -227,7 +225,7 @@ class TensorFlowEngine:
     def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
         plan, where = self._plan, self._place
-        xla.seed(self._loop, plan.training.seed)
+        seed(self._loop, plan.training.seed)
         hooks = partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights)
 
         def gather(digests: Sequence[str]) -> list[list[str]]:

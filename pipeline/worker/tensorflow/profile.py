@@ -1,12 +1,18 @@
-"""Times the input without the model, and the model without the input, before training begins.
+"""Times the input without the model, and the model without the input, before training begins, or steps by XLA.
 
 Nothing of it is trained: the input is made anew for it, and what steps change is put back.
 """
 
 import dataclasses
+import math
+import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from pipeline.private import cache_op, prefetch_op, shuffle_op
@@ -17,7 +23,9 @@ from pipeline.worker.data import reading as reads
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Part, Step
 from pipeline.worker.data.source import Source
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import feed
+from pipeline.worker.tensorflow.collective import lost_a_peer
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
@@ -226,3 +234,80 @@ def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
             return index + 1, total + examples
 
     return tf.while_loop(lambda index, _: index < count, one, (0, 0.0))[1]
+
+
+# For `train.xla` both ways are timed in turn in at most so many rounds of so many seconds each, of one step or more;
+# fewer rounds where they would take longer than so many seconds. Exchange and update are left to TensorFlow.
+ROUNDS, ROUND_SECONDS, MOST_STEPS, MOST_SECONDS = 5, 0.2, 50, 4.0
+# TensorFlow joins operations into such that XLA has no compiler for, and lays them out anew, before XLA is asked.
+JOINS = ("remapping", "layout_optimizer")
+
+
+def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
+    """Has XLA compile the loop's step, for `choice` "auto" if it is faster then; returns a note, and facts of `Built`.
+
+    `part` is the training data, which nothing else reads. All processes of a training call it together, and settle on
+    the same. Raises `ModelError` where XLA fails and `choice` is "true".
+    """
+    batch = one_again(loop.strategy, dataclasses.replace(loop.train_data, part=plain(part), shuffle=False))
+    by_tensorflow = loop.compiled_anew()
+    left_out = set[str]()
+    by_xla = loop.compile_by(left_out)
+
+    def seconds(steps: int, xla: bool) -> float:
+        _for_xla(xla)
+        return loop.on(batch, steps, by_xla if xla else by_tensorflow).seconds
+
+    def not_by_xla() -> None:
+        _for_xla(False)
+        # Anew, so that it is what it would be if nothing had been timed.
+        loop.compile_by(None)
+
+    with loop.put_back():
+        try:
+            # Traced first, so that the first call's time is that of compiling.
+            by_xla.get_concrete_function(batch, tf.constant(1))  # type: ignore[attr-defined]
+            compiling = seconds(1, xla=True)
+        except (tf.errors.OpError, ValueError) as error:
+            if lost_a_peer(error):
+                raise
+            message = str(error).strip().splitlines()[0]
+            if choice != "auto":
+                raise ModelError("a model that XLA compiles", message, "train.xla=false, or auto") from error
+            not_by_xla()
+            return f"XLA compiles no step, since it fails: {message} (train.xla=auto).", {"xla": False}
+        text = f"XLA compiled the step before training, in {compiling:.1f} s"
+        if left_out:
+            text += f", without {', '.join(sorted(left_out))}, which it has no compiler for"
+        if choice != "auto":
+            return f"{text}.", {"xla": True, "seconds_compiling": compiling}
+        seconds(1, xla=False)
+        # What all processes have the same of, as they are to make as many steps.
+        paces = loop.added([seconds(2, xla) / 2 for xla in (False, True)])
+        pace, both = paces[0] / loop.collective.replicas, sum(paces) / loop.collective.replicas
+        steps = min(max(math.ceil(ROUND_SECONDS / pace), 1), MOST_STEPS)
+        count = min(max(int(MOST_SECONDS / (steps * both)), 1), ROUNDS)
+        rounds = [[seconds(steps, xla) for xla in (False, True)] for _ in range(count)]
+    without, within = loop.added([statistics.median(of_one) for of_one in zip(*rounds, strict=True)])
+    speedup = without / within
+    facts = {"xla": speedup > 1, "seconds_compiling": compiling, "xla_speedup": speedup}
+    if speedup > 1:
+        return f"{text}, which makes it {speedup:.2f} times as fast (train.xla=auto).", facts
+    not_by_xla()
+    text = f"XLA compiles no step: it would be {speedup:.2f} times as fast, after compiling for {compiling:.1f} s"
+    return f"{text} (train.xla=auto).", facts
+
+
+def seed(loop: Loop, value: int) -> None:
+    """Seeds all random generators before training, and keeps what XLA has compiled."""
+    # TensorFlow forgets all compiled functions when its own seed is set. That of XLA's stands since the process began.
+    if loop.xla is None:
+        keras.utils.set_random_seed(value)
+    else:
+        random.seed(value)
+        np.random.seed(value)
+
+
+def _for_xla(xla: bool) -> None:
+    """Makes TensorFlow leave operations as they are from now on, where XLA compiles them, or join them as usual."""
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(JOINS, not xla))
