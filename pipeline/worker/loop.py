@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import keras
 import numpy as np
@@ -20,9 +20,6 @@ from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.variables import Variable
-
-if TYPE_CHECKING:
-    from pipeline.worker.callbacks import Callbacks
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -277,7 +274,7 @@ class Engine(Protocol):
         `resume` takes the layout of the training data and their digest, and returns where training begins.
         """
 
-    def begin(self) -> tuple[Callable[..., "Callbacks"], WeightComparison]:
+    def begin(self) -> tuple[Callable[..., Any], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
 
     def trained_model(self) -> keras.Model:

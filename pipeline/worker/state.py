@@ -64,7 +64,7 @@ def of_callbacks(
                 arrays |= arrays_of_value
         states.append((type(callback).__name__, values))
         variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
-        arrays |= grouped(_held_by(number), variables)
+        arrays |= grouped(f"callback/{number}.{HELD}", variables)
     return states, arrays
 
 
@@ -84,14 +84,10 @@ def put_back_callbacks(
         for key, value in values.items():
             if key != _MONITORS:
                 setattr(callback, key, _rich(value, state.arrays))
-        variables, arrays = held([callback], known=others), state.group(_held_by(number))
+        variables, arrays = held([callback], known=others), state.group(f"callback/{number}.{HELD}")
         if [tuple(variable.shape) for variable in variables] == [array.shape for array in arrays]:
             for variable, array in zip(variables, arrays, strict=True):
                 variable.assign(array)
-
-
-def _held_by(number: int) -> str:
-    return f"callback/{number}.{HELD}"
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

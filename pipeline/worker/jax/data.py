@@ -212,16 +212,13 @@ def _of_records(part: Examples) -> Arrays:
                     raise TrainingError(f"records that can be read in {segment.path}", received, instead)
                 values_of_record = records.parsed(frame.data)
                 for name, leaf in spec.items():
-                    values[name].append(_of_feature(values_of_record[name], leaf.dtype, leaf.shape))
+                    own = values_of_record[name]
+                    in_bytes = bool(own) and isinstance(own[0], bytes)
+                    array = np.frombuffer(own[0], leaf.dtype) if in_bytes else np.array(own, leaf.dtype)
+                    values[name].append(array.reshape(leaf.shape))
     stacked: dict[str, Any] = {name: np.stack(arrays) for name, arrays in values.items()}
     parts: Any = manifest.nested(stacked)
     return tuple(parts)
-
-
-def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarray:
-    if values and isinstance(values[0], bytes):
-        return np.frombuffer(values[0], dtype).reshape(shape)
-    return np.array(values, dtype).reshape(shape)
 
 
 def _check_range(array: np.ndarray, name: str) -> None:

@@ -59,7 +59,14 @@ class Reader:
         """The next `count` steps as (block, the first of them in it, how many)."""
         while count > 0:
             if self._next == self._block.steps:
-                self._block, self._next = self._following(), 0
+                began = time.perf_counter()
+                if self._ahead and self._thread.ident is None:
+                    self._thread.start()
+                block = self._ready.get() if self._ahead else next(self._blocks_left)
+                self.waited += time.perf_counter() - began
+                if isinstance(block, BaseException):
+                    raise block
+                self._block, self._next = block, 0
             steps = min(count, self._block.steps - self._next)
             yield self._block, self._next, steps
             self._next, count = self._next + steps, count - steps
@@ -67,16 +74,6 @@ class Reader:
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
-
-    def _following(self) -> ReadBlock:
-        began = time.perf_counter()
-        if self._ahead and self._thread.ident is None:
-            self._thread.start()
-        block = self._ready.get() if self._ahead else next(self._blocks_left)
-        self.waited += time.perf_counter() - began
-        if isinstance(block, BaseException):
-            raise block
-        return block
 
     def _fill(self) -> None:
         try:
