@@ -135,14 +135,9 @@ class Callbacks:
         self._plain = plain_values([model]) if self._shares and any(map(is_own, callbacks)) else {}
         self._is_traced = False
         model.stop_training = False
+        run_here, has_bar = list(callbacks) if loop.chief else [], loop.chief and verbose != 0
         self._list = keras.callbacks.CallbackList(
-            list(callbacks) if loop.chief else [],
-            add_history=True,
-            add_progbar=loop.chief and verbose != 0,
-            model=model,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps,
+            run_here, add_history=True, add_progbar=has_bar, model=model, verbose=verbose, epochs=epochs, steps=steps
         )
         # Which of them ended training is known to the first process alone.
         self.watched = self._list.callbacks = Watched(self._list.callbacks, model)
@@ -150,11 +145,8 @@ class Callbacks:
     @property
     def restored_epoch(self) -> int | None:
         """The epoch, counted from 1, whose weights an `EarlyStopping` puts back at the end of training."""
-        restored = [
-            callback.best_epoch + 1
-            for callback in self.own
-            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.best_weights is not None
-        ]
+        stopping = [callback for callback in self.own if isinstance(callback, keras.callbacks.EarlyStopping)]
+        restored = [callback.best_epoch + 1 for callback in stopping if callback.best_weights is not None]
         return restored[-1] if restored else None
 
     @property

@@ -334,9 +334,5 @@ def figures(logs: Mapping[str, float]) -> dict[str, Any]:
     """
     own = {name: value for name, value in logs.items() if not name.startswith("val_")}
     held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
-    return {
-        "loss": own.pop("loss", None),
-        "metrics": own,
-        "val_loss": held_out.pop("loss", None),
-        "val_metrics": held_out,
-    }
+    loss, val_loss = own.pop("loss", None), held_out.pop("loss", None)
+    return {"loss": loss, "metrics": own, "val_loss": val_loss, "val_metrics": held_out}

@@ -231,11 +231,9 @@ class Memory:
                     continue
                 head_there, _, brought[rank] = heard.partition(END)
                 if heard and head_there != head.encode():
-                    raise TrainingError(
-                        "processes that add the same in the same order",
-                        f"{head} on rank {self._number}, and {head_there.decode()} on rank {rank}",
-                        "strategy.collective=tensorflow",
-                    )
+                    expected = "processes that add the same in the same order"
+                    received = f"{head} on rank {self._number}, and {head_there.decode()} on rank {rank}"
+                    raise TrainingError(expected, received, "strategy.collective=tensorflow")
                 if not heard:
                     raise PeerLostError(f"rank {rank} has gone")
         except OSError as error:

@@ -88,11 +88,8 @@ class JaxEngine:
         )  # fmt: skip
         if self._add is not bucket.by_xla:
             travel = bucket.fits(model, loop.groups, self._mesh)
-            self.notes.keep(
-                "Processes add gradients through shared memory."
-                if travel
-                else "Gloo adds gradients, in place of shared memory: those of this model do not travel in one bucket."
-            )
+            by_gloo = "Gloo adds gradients, in place of shared memory: those of this model do not travel in one bucket."
+            self.notes.keep("Processes add gradients through shared memory." if travel else by_gloo)
         state_bytes = variables.state_bytes(model, (model.optimizer,))
         if self._mesh.shape[MODEL] > 1:
             held, whole = loop.held_bytes(), state_bytes - sum(map(variables.bytes_of, model.trainable_variables))

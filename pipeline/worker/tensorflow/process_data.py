@@ -212,15 +212,9 @@ class ProcessData:
         plan, process = self._plan, self._process
         if plan.strategy.asynchronous:
             return BatchLayout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
-        return BatchLayout(
-            plan.training.global_batch,
-            plan.workers,
-            process.replicas[0],
-            len(process.replicas),
-            tuple(counts),
-            process.rank,
-            "left out" if self._plan.strategy.static_batches else "short",
-        )
+        first, local = process.replicas[0], len(process.replicas)
+        layout = BatchLayout(plan.training.global_batch, plan.workers, first, local, tuple(counts), process.rank)
+        return dataclasses.replace(layout, last="left out") if plan.strategy.static_batches else layout
 
     def validation_parts(self, counts: list[int]) -> list[tuple[Part, BatchLayout]]:
         """Returns the parts to validate, with their layouts: two under static shapes, in batches of one size each."""

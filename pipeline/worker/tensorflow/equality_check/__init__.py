@@ -136,12 +136,8 @@ class _Comparison:
         if not differing:
             return Check("equal", unsaid=unsaid)
         # The names of layers in the order of their calls, on each replica.
-        orders = {
-            tuple(name for name, _ in outputs)
-            for trial in (replicas, one, disturbed)
-            for outputs in trial.outputs.values()
-        }
-        aligned = len(orders) == 1
+        outputs = [of_one for trial in (replicas, one, disturbed) for of_one in trial.outputs.values()]
+        aligned = len({tuple(name for name, _ in of_one) for of_one in outputs}) == 1
         layer = first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
         cause, advice = explained(differing, layer, aligned, self._own is not None)
         # Has a note at build time told of the loss that makes such differences where no layer does?

@@ -114,13 +114,8 @@ def _summed(collective: Collective[Addend], present: tf.Tensor | None, *values: 
 
 def apart(model: keras.Model) -> list[keras.Variable]:
     """The moving statistics that replicas change each by another batch: those of layers that are not synchronized."""
-    return [
-        variable
-        for layer in layers(model)
-        if not layer.synchronized
-        for variable in layer.non_trainable_variables
-        if variable.dtype.startswith("float")
-    ]
+    own = [one for layer in layers(model) if not layer.synchronized for one in layer.non_trainable_variables]
+    return [variable for variable in own if variable.dtype.startswith("float")]
 
 
 def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], share: tf.Tensor) -> list[tf.Tensor]:
