@@ -90,8 +90,7 @@ OnAll: TypeAlias = Callable[[State | None], State | None]
 class Checkpointer:
     """The checkpoints of one run in a folder, local or anything that TensorFlow's file systems reach.
 
-    They are written by a thread of its own. What fails is told at once, as a `warning`, and loses nothing that is
-    there.
+    They are written by a thread of its own. What fails is told at once, as a `warning`, and loses no earlier one.
     """
 
     def __init__(self, checkpoints: Checkpoints, emit: Emit) -> None:
@@ -120,8 +119,7 @@ class Checkpointer:
         """Hands `state` to the writer, `gathered` in so many seconds; with `wait`, returns once it is written, and
         whether that worked.
 
-        One can be waiting while another is being written. A later one takes its place, unless it was the best so far,
-        and the first time that is told.
+        One can wait while another is written. A later one takes its place, unless it was the best; once that is told.
         """
         under_way = [one for one in self._handed_over if not one[1].done()]
         if len(under_way) > 1:

@@ -28,8 +28,7 @@ class Collective(Hashable, Protocol[Array]):
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
         """The sums over all replicas of arrays in the same places, in the types and shapes of `arrays`.
 
-        All replicas call it in the same order, with equal types and shapes, while their steps are traced, and all get
-        the same sums to the last bit.
+        All replicas call it in the same order as steps are traced, with equal types and shapes, and get the same bits.
         """
 
     def sent_bytes(self, size: int) -> int:

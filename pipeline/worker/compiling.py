@@ -59,8 +59,7 @@ def compile_chosen(
 ) -> None:
     """Compiles with what is not None.
 
-    A model that is not compiled gets Adam, and, unless it has steps of its own, sparse categorical cross-entropy and
-    accuracy, of each output.
+    A model not compiled gets Adam, and without steps of its own sparse categorical cross-entropy and accuracy.
     """
     if model.compiled:
         chosen = model.optimizer if optimizer is None else keras.optimizers.get(optimizer)

@@ -240,8 +240,7 @@ def _from_dataset(
 def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayout]]:
     """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each."""
     # What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
-    # pads, and metrics that know no weights stay exact. The size of the other batches is the one that takes the fewest
-    # steps.
+    # pads, and metrics that know no weights stay exact. The size of the other batches takes the fewest steps.
     examples, replicas = layout.examples, layout.replicas
     largest = min(layout.global_batch, examples) // replicas
 

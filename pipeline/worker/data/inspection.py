@@ -46,10 +46,7 @@ def is_harmless(part: tf.data.Dataset) -> bool:
 
 
 def made_up(spec: Batch, count: int, classes: int | None) -> Batch:
-    """Examples of a structure: numbers about 0, labels below `classes`, other whole numbers 0 and 1.
-
-    Raises `TypeError` for text, of which nothing is known.
-    """
+    """Examples of a structure: numbers about 0, labels below `classes`, others 0 and 1. Raises `TypeError` for text."""
     chance = np.random.default_rng(0)
 
     def inputs(leaf: tf.Tensor) -> tf.Tensor:

@@ -73,8 +73,7 @@ class Reading:
 
 def opened(part: tf.data.Dataset) -> tf.data.Dataset | Examples:
     """A data set taken apart into what it reads and what its last `map`s make of it, where they draw on it alone."""
-    # The data set itself where there are none: a function of Python's own, a random number or a variable is not left to
-    # another moment or another process.
+    # Itself where there are none: what is of Python's own, random or a variable is left to no other moment or process.
     functions: list[Function] = []
     inner = part
     while True:

@@ -98,8 +98,7 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
 
 def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
     """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for."""
-    # Each is trained once an epoch, whoever is faster: of records in files every worker reads all, and passes over
-    # those of other workers' steps.
+    # Each is trained once an epoch, whoever is faster: each worker reads all records, and passes over others' steps.
     make = reading.maker(data.part, data.seed, data.reading.classes)
     assert make is not None
     raw = reading.raw(data.part, data.shuffle, data.seed, data.reading)

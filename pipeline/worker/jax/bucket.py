@@ -9,8 +9,7 @@ whose examples have no weights.
 
 Shared memory is reached from inside a compiled step by XLA's foreign function interface: a program calls what is
 registered there, a function of Python as well, with the numbers where they lie. Its structures, of which a function
-reads the first fields, are those of `xla/ffi/api/c_api.h` beside jaxlib, which stays able to call functions of earlier
-versions.
+reads the first fields, are those of `xla/ffi/api/c_api.h` beside jaxlib, which still calls functions of earlier ones.
 """
 
 import ctypes

@@ -48,10 +48,7 @@ class JaxLoop(TrainingLoop):
         alike: bool = False,
         add: bucket.Add = bucket.by_xla,
     ) -> None:
-        """`cut` has the axes of variables that are cut, by their paths; others are whole on every device.
-
-        With `alike` the same program makes every step.
-        """
+        """`cut` has the axes of variables that are cut, by their paths; `alike`: the same program makes every step."""
         self.model, self.chief, self.alone, self.optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data, self.layout = train, validation, train.layout
         self.mesh, self.cut, self._alike = mesh, cut or {}, alike

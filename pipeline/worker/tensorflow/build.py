@@ -256,10 +256,7 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distrib
 
 
 def forget(model: keras.Model) -> None:
-    """Makes the blocks of a built model compute again, with the random numbers that they drew the first time.
-
-    Raises `ModelError` where that would save nothing.
-    """
+    """Makes a built model's blocks compute again, with the same random numbers; `ModelError` if that saves nothing."""
     compiling.forget(model, _forgetful, stateful=False)
 
 

@@ -2,8 +2,7 @@
 
 Neither `horovodrun` nor MPI: the first process serves a rendezvous over HTTP, where the others find each other's
 addresses, and each tells Horovod its place from the plan. Horovod's client has no token to show, but it asks for
-"http://HOST:PORT/scope/key" with whatever it is given as the host: an address here that ends in a token, as the
-beginning of the path.
+"http://HOST:PORT/scope/key" with whatever it is given as the host: here an address that ends in a token, of the path.
 """
 
 import hmac
@@ -86,8 +85,7 @@ class HorovodCollective:
 
     def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
         """Those of a type in one piece."""
-        # Left to itself Horovod joins what is there at a time: other arrays each time, whose sums differ in the last
-        # bit, and on CPUs more slowly.
+        # Left to itself Horovod joins what is there, slower on CPUs: other arrays each time, whose last bits differ.
         summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
         pieces = by_type(arrays, [place for place in range(len(arrays)) if place not in summed])
         summed |= parted(arrays, [(places, self._added(piece)) for places, piece in pieces.items()])

@@ -54,8 +54,7 @@ class Loop(TrainingLoop):
         """`alone` says that this is the only process, `chief` the first.
 
         `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
-        Replicas add up by the `collective`, or TensorFlow's own. With `gather` losses are computed on the whole
-        global batch.
+        Replicas add up by the `collective`, or TensorFlow's own. With `gather` losses are of the whole global batch.
         """
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.validation_data = train, validation

@@ -150,8 +150,7 @@ def _explain(model: keras.Model, message: str) -> str:
 
 def _operations(graph: tf.Graph, visited: set[str]) -> Iterator[tf.Operation]:
     """Operations of a graph and of the functions that it calls, such as the bodies of loops."""
-    # A function that was traced for any shape shows open ones that XLA knows; of its operations only those come that
-    # are open whatever they are given.
+    # A function traced for any shape shows open ones that XLA knows; of its operations those come that are always open.
     operations = graph.get_operations()
     vague = bool(visited) and any(
         _open(operation.outputs[0]) for operation in operations if operation.type == "Placeholder"

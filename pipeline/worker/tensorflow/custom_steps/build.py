@@ -35,10 +35,7 @@ from pipeline.worker.tensorflow.step import CUSTOM_AS
 
 
 def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
-    """Builds a compiled model with steps of its own, in its strategy's scope, for such a batch, of `arrays` or not.
-
-    Raises `ModelError` for steps that cannot be made.
-    """
+    """Builds a compiled model with steps of its own, in its strategy's scope, for such a batch. Raises `ModelError`."""
     symbols = keras.tree.map_structure(
         lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
         given(batch, arrays),

@@ -143,8 +143,7 @@ def _apply(
 
 
 def _update(watcher: Watcher, call: Callable[..., None], metric: Metric, *values: object, **named: object) -> None:
-    # One that is made of others leaves it to them; one whose state is no sum sees the whole global batch, see
-    # `metrics.py`.
+    # One made of others leaves it to them; one whose state is no sum sees the whole global batch, see `metrics.py`.
     if not getattr(metric, "_variables", None) or "update_state" in vars(metric):
         return call(metric, *values, **named)
     # Of one number for each update, the second argument are weights, as of `Mean` and `Sum`.

@@ -27,8 +27,7 @@ from pipeline.worker.tensorflow.loss_scaling import probing
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
 SHARES = (3, 2)
-# A layer that is run at once takes 3 ms on a core, and three times as long with its gradient: so many of them in a
-# process are run within two seconds.
+# So many layers run within two seconds in a process: one takes 3 ms of a core, three times as long with its gradient.
 MOST_LAYERS, MOST_WITH_GRADIENTS = 750, 250
 # Elements of the gradients that are compared, and seconds of a core for a forward pass where they are.
 MOST_ELEMENTS, QUICK_SECONDS = 20_000_000, 0.5

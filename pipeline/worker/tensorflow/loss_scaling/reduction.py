@@ -87,8 +87,7 @@ def agreed(reductions: Sequence[Reduction | None]) -> Reduction | None:
 def on_pieces(step: Callable[[Batch, float], Value], examples: Batch) -> list[Value]:
     """Returns a step's results for the made-up batch, its first part, its second, and the first twice over.
 
-    A step takes a piece, and the share of the global batch that a replica with it has. Replicas with the two parts may
-    ask each other for what they have.
+    A step takes a piece, and its share of the global batch. Replicas with the two parts may ask each other for theirs.
     """
     first, second = _rows(examples, slice(0, FIRST)), _rows(examples, slice(FIRST, EXAMPLES))
     doubled = keras.tree.map_structure(lambda leaf: None if leaf is None else tf.concat([leaf, leaf], 0), first)

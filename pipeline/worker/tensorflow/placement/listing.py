@@ -45,8 +45,7 @@ def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: P
 
 def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Row]:
     """Lists what is where, from variables and the graph of the compiled loop. Raises `TrainingError`."""
-    # Each variable and slot has to be where its layer is planned, and so has each operation of the layer's forward and
-    # backward pass.
+    # Each variable, slot and operation, of the forward and the backward pass, has to be where its layer is planned.
     at = placement.of_variables(model)
     slots, layers = slots_of(optimizers(model)), {id(one): unit for unit in placement.units for one in unit.variables}
     counted = _counted(placement, body_of(graph))
