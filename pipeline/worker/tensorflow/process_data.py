@@ -156,8 +156,14 @@ class ProcessData:
         differ in shape between processes, and data that do not tell the number where the model's function asks for it.
         """
         plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
-        counted = plan.data.num_classes or looked.num_classes(self.parts["train"])
-        classes = self._agreed(strategy, collective, sample, counted)
+        classes = plan.data.num_classes or looked.num_classes(self.parts["train"])
+        if len(plan.leaders) > 1:
+            validation, replicas = self.parts["validation"], self._process.replicas
+            held_out = None if validation is None else batches.spec(validation)
+            whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
+            counts = None if self.has_shards() else whole
+            where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
+            classes = agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes
         if classes is None:
@@ -170,20 +176,6 @@ class ProcessData:
         if are_counted and isinstance(train, tuple) and (gap := labels.far_from_dense(np.asarray(train[1]))):
             notes.add(gap)
         return classes
-
-    def _agreed(
-        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, classes: int | None
-    ) -> int | None:
-        """The most classes that any process has counted, once all are found to have examples of one shape."""
-        plan, replicas = self._plan, self._process.replicas
-        if len(plan.leaders) == 1:
-            return classes
-        validation = self.parts["validation"]
-        held_out = None if validation is None else batches.spec(validation)
-        whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
-        counts = None if self.has_shards() else whole
-        where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
-        return agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
 
     def check_labels(self, model: keras.Model, sample: Batch, classes: int | None) -> int | None:
         """Refuses labels that the model has no output for; returns how many classes those may name that are read."""
