@@ -8,7 +8,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -30,16 +30,9 @@ AHEAD = 2
 LOOK_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class _Done:
-    """One call's results as they came back; `waits` are the seconds that each step waited for its batch."""
-
-    worker: int
-    losses: np.ndarray
-    sizes: np.ndarray
-    stale: np.ndarray
-    waits: np.ndarray
-    metrics: list[np.ndarray]
+# A call's results as they came back: from which worker, then of each step losses, examples, staleness and seconds that
+# it waited for its batch, and the metrics' state.
+Done: TypeAlias = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]
 
 
 class AsyncLoop(Loop):
@@ -63,7 +56,7 @@ class AsyncLoop(Loop):
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps handed out since training began, steps under way, and the calls that those are in.
         self._handed_out, self.pending, self._under_way = 0, 0, 0
-        self._done: queue.Queue[_Done] = queue.Queue()
+        self._done: queue.Queue[Done] = queue.Queue()
         self._since = 0.0
         # Steps of each worker, and those before a checkpoint that training goes on from.
         self._steps_of: Counter[int] = Counter()
@@ -88,21 +81,18 @@ class AsyncLoop(Loop):
         wanted = max(count, wanted)
         while self.pending < wanted and self._under_way < AHEAD * self.concurrent_steps:
             self._hand_out(min(count, wanted - self.pending))
-        done = self._next_done()
+        worker, losses, sizes, stale, waits, state = self._next_done()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        steps = len(done.sizes)
-        self.pending -= steps
+        self.pending -= len(sizes)
         self._under_way -= 1
-        self._steps_of[done.worker] += steps
-        self._examples += float(done.sizes.sum())
-        self._stale_sum += float(done.stale.sum())
-        self._stale_most = max(self._stale_most, int(done.stale.max()))
-        self._state = [
-            total + (after - before)
-            for total, after, before in zip(self._state, done.metrics, self._fresh, strict=True)
-        ]
-        return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
+        self._steps_of[worker] += len(sizes)
+        self._examples += float(sizes.sum())
+        self._stale_sum += float(stale.sum())
+        self._stale_most = max(self._stale_most, int(stale.max()))
+        counted = zip(self._state, state, self._fresh, strict=True)
+        self._state = [total + (after - before) for total, after, before in counted]
+        return Call(losses, sizes, seconds, waits, worker)
 
     def facts(self) -> Facts:
         """Staleness, what was counted, updates and whose steps they were; steps under way are in none of it."""
@@ -200,7 +190,7 @@ class AsyncLoop(Loop):
         worker, flat, sizes, stale, waits, *state = np.split(packed, ends[:-1])
         losses = flat.reshape(count, width).astype(np.float32)
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
-        self._done.put(_Done(int(worker[0]), losses, sizes.astype(np.float32), stale, waits, metrics))
+        self._done.put((int(worker[0]), losses, sizes.astype(np.float32), stale, waits, metrics))
 
     def _packed(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         """All results in one tensor, since each is fetched on a way of its own."""
@@ -208,7 +198,7 @@ class AsyncLoop(Loop):
         parts = [*results, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
-    def _next_done(self) -> _Done:
+    def _next_done(self) -> Done:
         while True:
             try:
                 return self._done.get(timeout=LOOK_SECONDS)

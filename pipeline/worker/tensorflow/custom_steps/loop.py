@@ -42,7 +42,7 @@ class CustomLoop(Loop):
     def metrics(self) -> dict[str, float]:
         """Returns the last step's values, of metrics the results over all replicas; also one that it calls loss."""
         last = self._last_held_out if self._validating else self._last
-        return flat(self._metric_results()) | values_of(self._returned, last)
+        return flat(self._metric_results()) | values_of(self._returned(self._validating), last)
 
     def metrics_state(self) -> list[np.ndarray]:
         """Returns what `set_metrics_state` goes on from; all processes take part."""
@@ -57,12 +57,10 @@ class CustomLoop(Loop):
     def _own(self) -> custom_steps.CustomSteps:
         return custom_steps.known(self.model)
 
-    @property
-    def _returned(self) -> Returned:
-        if not self._validating:
-            return self._own.train
-        assert self._own.test is not None, "what cannot be evaluated is not validated"
-        return self._own.test
+    def _returned(self, validating: bool) -> Returned:
+        returned = self._own.test if validating else self._own.train
+        assert returned is not None, "what cannot be evaluated is not validated"
+        return returned
 
     def _metrics_variables(self) -> list[keras.Variable]:
         """Returns those of the model's metrics, and of metrics whose results its steps return beside them."""
@@ -77,9 +75,7 @@ class CustomLoop(Loop):
 
     def results_now(self, validating: bool = False) -> Results:
         """The results of metrics that a step gives back."""
-        returned = self._own.test if validating else self._own.train
-        assert returned is not None, "what cannot be evaluated is not validated"
-        return {name: result_of(*source) for name, source in returned.metrics.items()}
+        return {name: result_of(*source) for name, source in self._returned(validating).metrics.items()}
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
         return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
