@@ -120,11 +120,7 @@ def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset,
     sound = part.ignore_errors().filter(tf.autograph.experimental.do_not_convert(is_whole))
     whole = batches.count(sound)
     dataset = sound.apply(tf.data.experimental.assert_cardinality(whole)).with_options(part.options())
-    return dataset, _made_or_not(part) - whole
-
-
-def _made_or_not(part: tf.data.Dataset) -> int:
-    """Examples of a data set, those counted that cannot be made."""
+    # Those counted that cannot be made.
     count = in_a_row = 0
     iterator = iter(part)
     while in_a_row < ENDLESS:
@@ -132,7 +128,7 @@ def _made_or_not(part: tf.data.Dataset) -> int:
             next(iterator)
             in_a_row = 0
         except StopIteration:
-            return count
+            return dataset, count - whole
         except (tf.errors.OpError, UnicodeDecodeError):
             in_a_row += 1
         count += 1

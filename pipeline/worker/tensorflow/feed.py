@@ -29,11 +29,19 @@ def iterator(strategy: tf.distribute.Strategy, steps: tf.data.Dataset) -> Batche
     devices = _devices(strategy)
     if not feeds_ahead(devices):
         return iter(steps)
-    parts = _by_replica(steps)
+
+    def parts(examples: tf.Tensor, batches: tuple[Batch, ...]) -> tf.data.Dataset:
+        came = tf.constant(math.nan, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
+        each = [tf.data.Dataset.from_tensors((came, examples, batch)) for batch in batches]
+        return reduce(tf.data.Dataset.concatenate, each)
+
+    # The parts of each step's local replicas one after the other, which go to their devices in turn.
+    one_by_one = steps.flat_map(tf.autograph.experimental.do_not_convert(parts))
+    one_by_one = one_by_one.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     if _is_default(strategy):
-        return iter(parts.apply(tf.data.experimental.prefetch_to_device(devices[0], AHEAD)))
+        return iter(one_by_one.apply(tf.data.experimental.prefetch_to_device(devices[0], AHEAD)))
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=AHEAD)
-    return iter(strategy.distribute_datasets_from_function(lambda _: parts, options))
+    return iter(strategy.distribute_datasets_from_function(lambda _: one_by_one, options))
 
 
 def is_ahead(batches: Batches) -> bool:
@@ -104,15 +112,3 @@ def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 def _is_default(strategy: tf.distribute.Strategy) -> bool:
     """True if it is TensorFlow's strategy where there is none."""
     return not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
-
-
-def _by_replica(steps: tf.data.Dataset) -> tf.data.Dataset:
-    """The parts of each step's local replicas one after the other, which go to their devices in turn."""
-
-    def parts(examples: tf.Tensor, batches: tuple[Batch, ...]) -> tf.data.Dataset:
-        came = tf.constant(math.nan, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
-        each = [tf.data.Dataset.from_tensors((came, examples, batch)) for batch in batches]
-        return reduce(tf.data.Dataset.concatenate, each)
-
-    one_by_one = steps.flat_map(tf.autograph.experimental.do_not_convert(parts))
-    return one_by_one.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -139,12 +139,19 @@ def place(plan: Plan, process: Process) -> dict[str, str]:
 
 def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, str]:
     """Returns where the processes meet, by which interface, and how long they wait: the driver loses patience first."""
+    host = _host(plan, process.rank)
+    names = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == host for one in addresses))
+    interface: str | None = next(names, None)
+    if interface is None:
+        expected = f"a network interface with the address {host}, by which Horovod joins processes"
+        instead = "strategy.collective=tensorflow, or an address of this machine as cluster.host"
+        raise TrainingError(expected, "none", instead)
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _interface(_host(plan, process.rank)),
+        "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(plan.launch.heartbeat_timeout)),
         "HOROVOD_STALL_CHECK_DISABLE": "1",
     }
@@ -167,16 +174,6 @@ def told(values: Mapping[str, str]) -> Iterator[None]:
 
 def _host(plan: Plan, rank: int) -> str:
     return socket.gethostbyname(str(plan.processes[rank].address).rpartition(":")[0])
-
-
-def _interface(host: str) -> str:
-    names = (name for name, addresses in psutil.net_if_addrs().items() if any(one.address == host for one in addresses))
-    name: str | None = next(names, None)
-    if name is None:
-        expected = f"a network interface with the address {host}, by which Horovod joins processes"
-        instead = "strategy.collective=tensorflow, or an address of this machine as cluster.host"
-        raise TrainingError(expected, "none", instead)
-    return name
 
 
 # What Gloo leaves of a process is some hundred bytes.

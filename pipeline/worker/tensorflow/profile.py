@@ -123,23 +123,18 @@ class AsyncProfiler(Profiler):
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps for each worker, on one batch."""
         if self._on_one is None:
-            self._on_one = self._loop_on_one()
+            loop, (_, (batch,)) = self._loop, _first(self._data)
+            one = Source(
+                lambda: tf.data.Dataset.from_tensors(batch).repeat(), source.numbers, lambda batches, *_: next(batches)
+            )
+            bits = loop.replicas.gradient_bits
+            self._on_one = AsyncLoop(loop.model, loop.strategy, self._data, gradient_bits=bits)
+            self._on_one.feed(one, self._workers)
         began, examples, left = time.perf_counter(), 0.0, steps * self._workers
         while left > 0:
             call = self._on_one.call(min(left, -(-steps // PIECES)), left)
             examples, left = examples + float(call.sizes.sum()), left - call.steps
         return examples, time.perf_counter() - began
-
-    def _loop_on_one(self) -> AsyncLoop:
-        """A loop of the same model whose workers all have one batch, again and again."""
-        loop, (_, (batch,)) = self._loop, _first(self._data)
-        on_one = AsyncLoop(loop.model, loop.strategy, self._data, gradient_bits=loop.replicas.gradient_bits)
-
-        def repeated() -> tf.data.Dataset:
-            return tf.data.Dataset.from_tensors(batch).repeat()
-
-        on_one.feed(Source(repeated, source.numbers, lambda batches, *_: next(batches)), self._workers)
-        return on_one
 
     def _some(self, batches: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         def one(index: tf.Tensor, examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -81,7 +81,13 @@ class AsyncLoop(Loop):
         wanted = max(count, wanted)
         while self.pending < wanted and self._under_way < AHEAD * self.concurrent_steps:
             self._hand_out(min(count, wanted - self.pending))
-        worker, losses, sizes, stale, waits, state = self._next_done()
+        while True:
+            try:
+                worker, losses, sizes, stale, waits, state = self._done.get(timeout=LOOK_SECONDS)
+                break
+            except queue.Empty:
+                # Raises what a call has failed with.
+                self._coordinator.done()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         self.pending -= len(sizes)
@@ -197,14 +203,6 @@ class AsyncLoop(Loop):
         *results, state = self._call(source, rows, edges)
         parts = [*results, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
-
-    def _next_done(self) -> Done:
-        while True:
-            try:
-                return self._done.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                # Raises what a call has failed with.
-                self._coordinator.done()
 
     def _tensors(self) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
