@@ -71,7 +71,7 @@ class Profiler:
                 return _timings(command, self.train)
         if command.steps is None:
             _fill(self._data.part)
-            # Compiled.
+            # The first call compiles it.
             self.read(1)
         # What was made ahead while nothing was timed would come at once: kept, mapped, batched.
         began, ahead = time.monotonic(), self._data.reading.prefetch + 2 * reads.parallel() + 1
