@@ -17,7 +17,7 @@ from pipeline.data.arrays import Nested
 from pipeline.private import custom_gradients, in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.data.reading import Batch, Batches
-from pipeline.worker.patched import patched
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.collective import Addend
@@ -198,9 +198,7 @@ def _read_in_custom_gradients(
     usual = custom_gradients._graph_mode_decorator
 
     def decorated(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> object:
-        with contextlib.ExitStack() as stack:
-            for variable, held in variables:
-                stack.enter_context(patched(variable, {"_value": held}))
+        with all_patched((variable, {"_value": held}) for variable, held in variables):
             return usual(function, args, kwargs)
 
     return patched(custom_gradients, {"_graph_mode_decorator": decorated})
