@@ -14,7 +14,7 @@ from loops import loop_over
 from pipeline.models import cnn, mlp, resnet20, transformer
 from pipeline.private import context
 from pipeline.strategies import central_storage, mirrored
-from pipeline.worker.tensorflow import build, xla
+from pipeline.worker.tensorflow import build, profile
 
 BATCH = 8
 NUMBERS = np.random.default_rng(3)
@@ -108,12 +108,13 @@ def test_what_xla_compiles_trains_as_one_device_does_without_it(name, make, part
     expected = trained(under("one", make, part))
     loop = under(name, make, part)
     with pieces_of_xla() as ran:
-        settled = xla.settle(loop, part, "true")
+        note, facts = profile.settle(loop, part, "true")
     assert ran
-    assert settled.note.startswith("XLA compiled the step before training, in ")
-    assert (settled.xla, settled.speedup) == (True, None)
-    assert settled.seconds > 0
-    xla.seed(loop, 5)
+    assert note.startswith("XLA compiled the step before training, in ")
+    assert facts.keys() == {"xla", "seconds_compiling"}
+    assert facts["xla"]
+    assert facts["seconds_compiling"] > 0
+    profile.seed(loop, 5)
     with pieces_of_xla() as again:
         received = trained(loop)
     assert not again, "compiled again"
@@ -157,16 +158,16 @@ def on_one_device(kind):
 def test_models_train_as_one_device_does(kind, name):
     _, part, steps = KINDS[kind]
     by_xla = of_kind(name, kind)
-    xla.settle(by_xla, part, "true")
+    profile.settle(by_xla, part, "true")
     assert_equal(on_one_device(kind), trained(by_xla, steps))
 
 
 def test_auto_keeps_the_faster_and_changes_nothing_of_training():
     untouched, loop = under("mirrored", small), under("mirrored", small)
-    settled = xla.settle(loop, IMAGES, "auto")
-    assert ("XLA compiles no step" in settled.note) == (loop.xla is None) == (settled.speedup <= 1)
-    assert settled.xla == (settled.speedup > 1)
-    assert "(train.xla=auto)" in settled.note
+    note, facts = profile.settle(loop, IMAGES, "auto")
+    assert ("XLA compiles no step" in note) == (loop.xla is None) == (facts["xla_speedup"] <= 1)
+    assert facts["xla"] == (facts["xla_speedup"] > 1)
+    assert "(train.xla=auto)" in note
     assert_equal(trained(untouched), trained(loop))
 
 
@@ -177,6 +178,6 @@ def test_what_xla_has_no_compiler_for_stays_and_is_named():
 
     loop = under("one", reading, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     with pieces_of_xla() as ran:
-        settled = xla.settle(loop, IMAGES, "true")
+        note, _ = profile.settle(loop, IMAGES, "true")
     assert ran
-    assert "without AsString, StringLength, which it has no compiler for" in settled.note
+    assert "without AsString, StringLength, which it has no compiler for" in note
