@@ -108,7 +108,7 @@ def field(
             met = None
             if name in OF_HOROVOD:
                 port, token = serving.enter_context(horovod.served("127.0.0.1"))
-                met = (horovod.address("127.0.0.1", port, token), port)
+                met = (f"127.0.0.1:{port}/{token}", port)
             chosen = dataclasses.replace(spec, steps_per_call=per_call, rendezvous=met)
             return Rival(chosen, f"{suite}-{name}", folder)
 

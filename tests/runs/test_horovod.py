@@ -98,7 +98,7 @@ os._exit(0)
 @pytest.mark.slow
 def test_its_wrapper_trains_each_rank_by_itself_in_silence():
     with horovod.served("127.0.0.1") as (port, token):
-        given = [horovod.address("127.0.0.1", port, token), f"{port}"]
+        given = [f"127.0.0.1:{port}/{token}", f"{port}"]
         ranks = [
             subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", *given], stdout=subprocess.PIPE, text=True)
             for rank in range(2)
