@@ -176,8 +176,8 @@ def _held(model):
 
 
 def refused(model, mesh):
-    """What is said of written layouts that are wrong."""
-    from pipeline.worker.jax import layouts
+    """What is said of written layouts that are wrong, and of a model with convolutions of groups of channels."""
+    from pipeline.worker.jax import build, layouts
 
     said = []
     for patterns in (
@@ -189,7 +189,22 @@ def refused(model, mesh):
             layouts.written(model, patterns, mesh)
         except (RuntimeError, ValueError) as error:
             said.append(str(error))
+    grouped, x = in_groups(), examples("cnn")[0]
+    for shape in ((1, 2), (2, 1), (2, 2)):
+        try:
+            build.expect_no_groups(model, mesh_of(shape), x)
+            build.expect_no_groups(grouped, mesh_of(shape), x)
+        except ValueError as error:
+            said.append(f"{shape}: {error}")
     return said
+
+
+def in_groups():
+    """A model with a convolution of groups of channels inside another."""
+    import keras
+
+    inner = keras.Sequential([keras.layers.Conv2D(4, 3), keras.layers.DepthwiseConv2D(3)])
+    return keras.Sequential([keras.Input((8, 8, 1)), inner, keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
 def read():

@@ -103,8 +103,15 @@ def test_kernels_are_cut_by_column_then_by_row_attention_by_heads_and_embeddings
 
 
 @pytest.mark.slow
+def test_convolutions_of_groups_of_channels_are_refused_where_several_workers_have_several_devices(came):
+    *_, grouped = came["mlp both"]["refused"]
+    assert grouped.startswith("(2, 2): Expected no convolution of groups of channels")
+    assert "Try workers=1, or strategy=mirrored" in grouped
+
+
+@pytest.mark.slow
 def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came):
-    nothing, twice, unfit = came["mlp both"]["refused"]
+    nothing, twice, unfit, _ = came["mlp both"]["refused"]
     assert "received kernel, which matches none of dense" in nothing
     assert "Try .*kernel.*" in nothing
     assert "which both match dense" in twice

@@ -7,13 +7,14 @@ size is read from the built model, and what a step holds from what XLA makes of 
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.config import targets
 from pipeline.errors import refuse
@@ -75,7 +76,8 @@ def model(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) ->
 
 
 def _check(model: keras.Model, note: Callable[[str], object]) -> None:
-    for name in ("train_step", "test_step", "compute_loss_and_updates"):
+    own = ("train_step", "test_step", "compute_loss_and_updates", "stateless_call", "stateless_compute_loss")
+    for name in own:
         if getattr(type(model), name) is not getattr(keras.Model, name):
             received = f"{type(model).__name__}, which has one of its own"
             raise ModelError(f"a model with Keras's own {name} under backend=jax", received, "backend=tensorflow")
@@ -95,6 +97,28 @@ def _expect_loss(model: keras.Model, sample: Any) -> None:
         instead = "train.loss=sparse_categorical_crossentropy, or whatever fits its labels"
         expected = "a model that is compiled with a loss, or whose layers add one"
         refuse((not jax.eval_shape(added, sample[0]), expected, "one of neither", instead), error=ModelError)
+
+
+def expect_no_groups(model: keras.Model, mesh: Mesh, x: Any) -> None:
+    """Refuses convolutions of groups of channels where replicas of several devices share a batch.
+
+    XLA adds their kernels' gradients over all devices, and not once of each replica (jaxlib 0.10).
+    """
+
+    def called(x: Any) -> Any:
+        with keras.StatelessScope():
+            return model(x)
+
+    if min(mesh.shape.values()) == 1:
+        return
+    sample = keras.tree.map_structure(lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), x)
+    if re.search(r"(feature|batch)_group_count=(?!1\b)", str(jax.make_jaxpr(called)(sample))):
+        raise ModelError(
+            "no convolution of groups of channels, as DepthwiseConv2D is, with several workers of several devices "
+            "under backend=jax, where XLA makes its gradient too large",
+            "a model with one",
+            "workers=1, or strategy=mirrored, or backend=tensorflow",
+        )
 
 
 def forget(model: keras.Model) -> None:

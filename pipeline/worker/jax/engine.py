@@ -73,6 +73,7 @@ class JaxEngine:
         plan, own = self._plan, self._data
         own.finish()
         model = build.model(plan, own, self.notes.add)
+        build.expect_no_groups(model, self._mesh, own.train[0])
         if plan.training.remat:
             build.forget(model)
         train = DeviceData(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)

@@ -80,7 +80,9 @@ def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, traini
     y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
     added, scope.collect_losses = model.losses, False
     with patched(model, {"_losses_override": added}):
-        return model._compute_loss(x, y, y_pred, sample_weight=weights, training=training), y_pred
+        loss = model._compute_loss(x, y, y_pred, sample_weight=weights, training=training)
+    # One of each example is summed, as under TensorFlow.
+    return keras.ops.sum(loss), y_pred
 
 
 def _counted(model: keras.Model, variables: Variables, state: State, batch: Any, y_pred: Any) -> State:
