@@ -5,12 +5,15 @@ person's own code is imported.
 """
 
 import ast
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,21 @@ def sources(node: Json, search: Sequence[str] = ()) -> set[Path]:
     own = {name for name in names if name.split(".")[0] not in ("pipeline", "keras", "tensorflow")}
     paths = (_module(name, tuple(search))[0] for name in own)
     return {path for path in paths if path is not None and path.suffix == ".py"}
+
+
+def files(nodes: Iterable[Json], search: Sequence[str]) -> list[Path]:
+    """The files of a person's own functions that config values name, and those beside them, which they may import."""
+    return sorted({path for node in nodes for source in sources(node, search) for path in source.parent.glob("*.py")})
+
+
+def digest(nodes: Iterable[Json], search: Sequence[str]) -> str | None:
+    """A hash of what those files hold; None where the values name no function of a person's own."""
+    paths, hashed = files(nodes, search), hashlib.sha256()
+    for path in paths:
+        # An editor's lock is a link to nowhere.
+        with suppress(OSError):
+            hashed.update(os.fsencode(path) + path.read_bytes())
+    return hashed.hexdigest() if paths else None
 
 
 def _called(node: Json, key: str) -> Iterator[tuple[str, Mapping[str, Json]]]:

@@ -5,9 +5,7 @@ The package has the size, an earlier command kept it, or the model is built once
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -100,14 +98,8 @@ def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
 
     versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
     builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
-    sources = {path for node in builds for path in targets.sources(node, search)}
-    digest = hashlib.sha256()
-    # A person's own functions may import the files beside them.
-    for path in sorted({beside for source in sources for beside in source.parent.glob("*.py")}):
-        # An editor's lock is a link to nowhere.
-        with suppress(OSError):
-            digest.update(os.fsencode(path) + path.read_bytes())
-    return output / "sizes" / f"{sizes.fingerprint(plan, digest.hexdigest(), versions)}.json"
+    sources = targets.digest(builds, search) or hashlib.sha256().hexdigest()
+    return output / "sizes" / f"{sizes.fingerprint(plan, sources, versions)}.json"
 
 
 def _replan(cluster: Cluster) -> Replan:

@@ -23,6 +23,7 @@ from pipeline.errors import UserError
 from pipeline.launch import AT_ONCE, LaunchError, this_machine
 from pipeline.plan import planning
 from pipeline.record.files import Entry
+from pipeline.record.log import from_here
 from pipeline.record.results import Ending, Result
 
 
@@ -47,6 +48,8 @@ class Requests:
         self._to_delete: list[tuple[Path, Path]] = []
         # Strategies that the terminal has said train on one device.
         self._on_one_device: set[str] = set()
+        # Files of code that the terminal has said are newer than runs that are kept.
+        self._newer: set[Path] = set()
         # Hydra's folder of all runs.
         self._folder: Path | None = None
 
@@ -211,6 +214,11 @@ class Requests:
         result = None if sweep is None or entry is None else sweep.finished(entry)
         if result is None or entry is None:
             return False
+        path = run_folders.newer_code(request.config, request.folder, self._session.search)
+        if path is not None and path not in self._newer:
+            self._newer.add(path)
+            about = "was written after points of this sweep had begun that are kept. Another sweep.name runs them anew."
+            self._session.screen.say(f"{from_here(path)} {about}")
         self._session.results[place, repeat] = request.ended(result)
         self.finished += 1
         entry.status, entry.error = "FINISHED", None

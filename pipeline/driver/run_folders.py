@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import targets
+from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
@@ -36,6 +38,16 @@ class Lock:
     def release(self) -> None:
         """Lets others have the folder."""
         os.close(self._file)
+
+
+def newer_code(config: Config, folder: Path, search: Sequence[str]) -> Path | None:
+    """Returns a file of a person's own functions that was written after the run in a folder had begun, if any was."""
+    train = config.train
+    nodes = (config.model.build, config.data.build, config.strategy.build, train.optimizer, train.loss, train.metrics)
+    with suppress(OSError):
+        began = (folder / PLAN).stat().st_mtime
+        return next((path for path in targets.files(nodes, search) if path.stat().st_mtime > began), None)
+    return None
 
 
 def attempts(folder: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.config import targets
 from pipeline.config.schema import ClusterConfig, Config
 from pipeline.driver import Ahead, RunResult, Screen, Tracking
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
@@ -267,16 +268,26 @@ class Session:
         """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
         if baseline is None:
             return None
-        path, how = _baseline_file(baseline, output), baseline.measurement.baseline
+        path, how = self._baseline_file(baseline, output), baseline.measurement.baseline
         earlier = self.baselines.get(path) if how in ("once", "auto") else None
         return read_json(Baseline, path) if earlier is None and how == "auto" else earlier
 
     def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
         """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
-        path, entry = _baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
+        path, entry = self._baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
         self.baselines[path] = entry
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, entry)
+
+    def _baseline_file(self, baseline: Plan, output: Path) -> Path:
+        """The file of a baseline, named by all that its throughput depends on."""
+        from importlib import metadata
+
+        depends = {name: metadata.version(name) for name in (*COMPUTING.get(baseline.backend, ()), "keras", "numpy")}
+        builds = (baseline.model.build, baseline.data.build, baseline.training.optimizer, baseline.training.loss)
+        if (sources := targets.digest(builds, self.search)) is not None:
+            depends["sources"] = sources
+        return output / "baselines" / f"{plans.fingerprint(baseline, depends)}.json"
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
@@ -290,13 +301,6 @@ class Session:
 def cluster_key(config: Config) -> str:
     """A text that is the same for configs of the same cluster."""
     return f"{config.cluster} {config.launch.detach} {config.launch.keep}"
-
-
-def _baseline_file(baseline: Plan, output: Path) -> Path:
-    from importlib import metadata
-
-    versions = {name: metadata.version(name) for name in (*COMPUTING.get(baseline.backend, ()), "keras", "numpy")}
-    return output / "baselines" / f"{plans.fingerprint(baseline, versions)}.json"
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,8 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
     if request.folder.resolve() != earlier.folder.resolve():
         run_folders.remove_empty(request.folder)
     session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
+    if (path := run_folders.newer_code(request.config, earlier.folder, session.search)) is not None:
+        session.screen.say(f"{log.from_here(path)} was written after the run began, which goes on with what it says.")
     return dataclasses.replace(request, folder=earlier.folder.resolve())
 
 

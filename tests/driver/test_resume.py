@@ -269,3 +269,15 @@ def test_a_plan_in_the_folder_of_a_run_leaves_that_run_alone(asked, tmp_path):
     for wrong in ((), ("workers=0",), ("+nothing=1",)):
         asked("mode=plan", "model=mlp", "data=digits", "hydra.run.dir=mine", *wrong)
         assert (run / "result.json").read_text() == "{}"
+
+
+def test_a_file_of_code_that_is_newer_than_a_run_is_named(tmp_path):
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "plan.json").touch()
+    own = config(model__build={"_target_": "mine.model"})
+    os.utime(tmp_path / "mine.py", (1, 1))
+    assert run_folders.newer_code(own, tmp_path, [str(tmp_path)]) is None
+    os.utime(tmp_path / "plan.json", (0, 0))
+    assert run_folders.newer_code(own, tmp_path, [str(tmp_path)]) == tmp_path / "mine.py"
+    assert run_folders.newer_code(config(), tmp_path, [str(tmp_path)]) is None
+    assert run_folders.newer_code(own, tmp_path / "nowhere", [str(tmp_path)]) is None

@@ -173,8 +173,11 @@ def test_failed_points_are_tried_again_and_new_ones_added_and_what_is_typed_twic
     assert [each["folder"] for each in points[:2]] == ["0_one_device.2", "1_one_device"]
     # What became of the first attempt is still there.
     assert json.loads((tmp_path / SWEEP / "0_one_device/result.json").read_text())["status"] == "FAILED"
+    # Of another day than the code.
+    os.utime(tmp_path / SWEEP / "0_one_device.2/plan.json", (0, 0))
     third: Ran = pipeline(*NAMED, *own, "strategy=mirrored,one_device,one_device", "workers=1")
     assert "3 of 3 points have finished and are kept." in third.out
+    assert third.out.count(" was written after points of this sweep had begun") == 1
     assert [result["status"] for result in third.results].count("FINISHED") == 3
 
 

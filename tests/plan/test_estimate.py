@@ -13,6 +13,7 @@ from loops import loop_over
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
 from pipeline import record
+from pipeline.driver.session import Session
 from pipeline.errors import UserError
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
@@ -429,8 +430,14 @@ def test_a_changed_source_file_is_another_model(tmp_path):
     # What is no file of Python's: an editor's lock, which leads nowhere, and a name that is no text.
     (tmp_path / ".#mine.py").symlink_to("ann@host.4711")
     Path(os.fsdecode(bytes(tmp_path) + b"/\xff.py")).touch()
-    before = memory_check.size_file(plan, tmp_path, [str(tmp_path)])
-    assert before == memory_check.size_file(plan, tmp_path, [str(tmp_path)])
+    session = Session((str(tmp_path),), {}, lambda: None, lambda *_: None)
+
+    def files():
+        # Of the model's size, and of a baseline's speed.
+        return memory_check.size_file(plan, tmp_path, session.search), session._baseline_file(plan, tmp_path)
+
+    before = files()
+    assert before == files()
     (tmp_path / "parts.py").write_text("width = 2\n")
-    assert before != memory_check.size_file(plan, tmp_path, [str(tmp_path)])
+    assert not set(before) & set(files())
     assert fingerprint(plan, "", {}) != fingerprint(with_(plan, "training", precision="mixed_bfloat16"), "", {})
