@@ -94,14 +94,15 @@ def sources(node: Json, search: Sequence[str] = ()) -> set[Path]:
 
 def files(nodes: Iterable[Json], search: Sequence[str]) -> list[Path]:
     """The files of a person's own functions that config values name, and those beside them, which they may import."""
-    return sorted({path for node in nodes for source in sources(node, search) for path in source.parent.glob("*.py")})
+    folders = {source.parent for node in nodes for source in sources(node, search)}
+    # An editor's lock is a link to nowhere.
+    return sorted(path for folder in folders for path in folder.glob("*.py") if path.is_file())
 
 
 def digest(nodes: Iterable[Json], search: Sequence[str]) -> str | None:
     """A hash of what those files hold; None where the values name no function of a person's own."""
     paths, hashed = files(nodes, search), hashlib.sha256()
     for path in paths:
-        # An editor's lock is a link to nowhere.
         with suppress(OSError):
             hashed.update(os.fsencode(path) + path.read_bytes())
     return hashed.hexdigest() if paths else None

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from pipeline.config import targets
 from pipeline.config.schema import Config, Exchange, Object, StrategyConfig
 from pipeline.driver import RunResult
 from pipeline.driver.planner import planned_on
-from pipeline.driver.session import RunRequest, Session
+from pipeline.driver.session import RunRequest, Session, own_code
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cluster
@@ -97,9 +96,8 @@ def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     from importlib import metadata
 
     versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
-    builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
-    sources = targets.digest(builds, search) or hashlib.sha256().hexdigest()
-    return output / "sizes" / f"{sizes.fingerprint(plan, sources, versions)}.json"
+    code = own_code(plan, search) or hashlib.sha256().hexdigest()
+    return output / "sizes" / f"{sizes.fingerprint(plan, code, versions)}.json"
 
 
 def _replan(cluster: Cluster) -> Replan:

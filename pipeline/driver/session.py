@@ -284,9 +284,8 @@ class Session:
         from importlib import metadata
 
         depends = {name: metadata.version(name) for name in (*COMPUTING.get(baseline.backend, ()), "keras", "numpy")}
-        builds = (baseline.model.build, baseline.data.build, baseline.training.optimizer, baseline.training.loss)
-        if (sources := targets.digest(builds, self.search)) is not None:
-            depends["sources"] = sources
+        if (code := own_code(baseline, self.search)) is not None:
+            depends["sources"] = code
         return output / "baselines" / f"{plans.fingerprint(baseline, depends)}.json"
 
     def close(self, code: int) -> None:
@@ -296,6 +295,12 @@ class Session:
             self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS, lambda: not self.at_once)
         for cluster in self._clusters.values():
             cluster.close(code)
+
+
+def own_code(plan: Plan, search: Sequence[str]) -> str | None:
+    """A hash of the code of a person's own that a plan's model, data, optimizer and loss name; None where none does."""
+    builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
+    return targets.digest(builds, search)
 
 
 def cluster_key(config: Config) -> str:

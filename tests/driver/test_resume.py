@@ -274,6 +274,8 @@ def test_a_plan_in_the_folder_of_a_run_leaves_that_run_alone(asked, tmp_path):
 def test_a_file_of_code_that_is_newer_than_a_run_is_named(tmp_path):
     (tmp_path / "mine.py").touch()
     (tmp_path / "plan.json").touch()
+    # While an editor has it open.
+    (tmp_path / ".#mine.py").symlink_to("ann@host.4711")
     own = config(model__build={"_target_": "mine.model"})
     os.utime(tmp_path / "mine.py", (1, 1))
     assert run_folders.newer_code(own, tmp_path, [str(tmp_path)]) is None
