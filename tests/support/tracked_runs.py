@@ -22,6 +22,7 @@ from ports import free_port
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from mlflow import MlflowClient
+    from mlflow.entities import ViewType  # noqa: F401  which tests import with the client, from here
 
 from pipeline.record.files import TrackingStore
 from pipeline.record.log import EventLog, from_plain

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ import pytest
 from ports import free_port
 from tracked_runs import (
     BEGAN,
+    MlflowClient,
     Request,
     Server,
+    ViewType,
     Writer,
     _mlflow_settings,
     files,
@@ -29,11 +30,6 @@ from tracked_runs import (
     values,
 )
 from under_way import until
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from mlflow import MlflowClient
-    from mlflow.entities import ViewType
 
 from pipeline.commands.mlflow_store import sync as main
 from pipeline.driver.run_folders import find

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +19,11 @@ from conftest import finish, start
 from ports import free_port
 from tracked_runs import (
     BEGAN,
+    MlflowClient,
     Request,
     Server,
     Value,
+    ViewType,
     Writer,
     _mlflow_settings,
     files,
@@ -38,11 +39,6 @@ from tracked_runs import (
     values,
 )
 from under_way import until
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from mlflow import MlflowClient
-    from mlflow.entities import ViewType
 
 import pipeline
 from pipeline.record.files import Kept, forget_agents, read_tracking
