@@ -186,9 +186,9 @@ def main() -> int:
         code = _run()
         sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
             raise
-        if not code:
+        if not code and error.errno != errno.EPIPE:
             print(f"pipeline: {unwritten(error)}", file=sys.stderr)
         # Else Python writes what is left once more as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

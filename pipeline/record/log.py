@@ -21,6 +21,8 @@ from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 BLOCK_BYTES = 65_536
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# Also where whoever read the output, as `head`, has closed it.
+UNTAKEN = (*FULL, errno.EPIPE)
 # The mode of a file that nobody but its owner can read.
 SECRET = 0o600
 
@@ -105,7 +107,7 @@ class EventLog:
 
 
 class AsFarAsItFits:
-    """A stream of which a full disk ends nothing: what no buffer holds is left out, and stderr says so once."""
+    """A stream that drops what a full disk or a closed pipe does not take; stderr says once that a disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._said = stream, False
@@ -118,9 +120,9 @@ class AsFarAsItFits:
         try:
             return self._stream.write(text)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in UNTAKEN:
                 raise
-            if not self._said:
+            if not self._said and error.errno in FULL:
                 self._said = True
                 with suppress(OSError):
                     print(f"pipeline: {unwritten(error)}", file=sys.stderr)
@@ -131,7 +133,7 @@ class AsFarAsItFits:
         try:
             self._stream.flush()
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in UNTAKEN:
                 raise
 
 
