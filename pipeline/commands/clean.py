@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from collections import Counter
@@ -84,13 +83,24 @@ def _remove(kept: Stored) -> str:
         for folder in sent:
             if folder.resolve().is_relative_to(kept.folder.resolve()):
                 stores.remove(folder)
-        shutil.rmtree(kept.folder)
+        _delete(kept.folder)
     except OSError as error:
         return f"{error.filename or kept.folder}: {error.strerror or error}"
     except Exception as error:
         # What a store raises is MLflow's affair: it is told in a line, and the folder stays.
         return reason(error, "the store").rstrip(".")
     return ""
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a folder, and last what shows that it is a run's: killed before, `clean` lists it again."""
+    last = (results.FILE, PLAN, SWEEP)
+    for path in sorted(folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
+        if path.is_dir() and not path.is_symlink():
+            _delete(path)
+        else:
+            path.unlink()
+    folder.rmdir()
 
 
 def _about(folder: Stored, now: float) -> str:

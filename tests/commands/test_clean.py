@@ -79,6 +79,21 @@ def test_without_dry_it_removes_them_and_no_other(output, capsys):
     assert left(output) == set()
 
 
+def test_what_was_killed_half_way_is_listed_again(output, monkeypatch):
+    deleted = []
+
+    def unlink(path, **opened):
+        # The last of three files.
+        if len(deleted) == 2:
+            raise KeyboardInterrupt
+        deleted.append(Path(path).name)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.raises(KeyboardInterrupt):
+        main(["keep_best=0", "dry=false", f"output_dir={output}"])
+    assert deleted == ["model.keras", "result.json"]
+
+
 def test_folders_of_other_programs_stay_whatever_is_asked_for(output):
     for place in ("runs", "sweeps"):
         (output / place / "theirs").mkdir()
