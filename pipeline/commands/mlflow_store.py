@@ -48,7 +48,8 @@ def sync(typed: Words) -> int:
     prepare(os.environ)
     uri = uri and logged_in(uri, os.environ)
     try:
-        is_whole = sync_runs.sync(folders, Path(typed["output_dir"]), uri or None, partial(print, flush=True))
+        say = partial(show.say, show.console_on(sys.stdout))
+        is_whole = sync_runs.sync(folders, Path(typed["output_dir"]), uri or None, say)
         return 0 if is_whole else 1
     except KeyboardInterrupt:
         return 130
@@ -106,7 +107,7 @@ def _serve(port: int, output: Path) -> int:
     output.mkdir(parents=True, exist_ok=True)
     store, log, server = output / "mlflow.db", output / "ui.log", f"http://{HOST}:{port}"
     prepare(os.environ)
-    if not store.exists():
+    if not store.is_file():
         # Under a lock: a run may make it at this very moment.
         open_client(f"sqlite:///{store}", (output / "mlartifacts").as_uri())
     places = ("--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", str(output / "mlartifacts"))

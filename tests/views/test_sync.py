@@ -272,6 +272,9 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert not sent
     assert lines[0].startswith(f"{writer.folder}: not sent. ")
     assert "file is not a database" in lines[0]
+    (tmp_path / "mlflow.db").unlink()
+    (tmp_path / "mlflow.db").mkdir()
+    assert "Is a directory" in sync(writer.folder)[1][0]
 
 
 def test_sync_ends_runs_whose_driver_is_gone_and_no_others(home: Path) -> None:

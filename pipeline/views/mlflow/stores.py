@@ -96,6 +96,8 @@ def open_client(uri: str, artifacts: str | None) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             _make_sqlite(path, artifacts)
+        # A folder, or a file that may not be read, MLflow would try to open for two minutes.
+        path.open("rb").close()
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
     return client
