@@ -171,6 +171,7 @@ class Composer:
         if whole.hydra.mode is not RunMode.MULTIRUN:
             check_not_swept(swept)
             whole.hydra.mode = RunMode.RUN
+            _expect_name(whole)
             yield self._written(whole, None, check)
             return
         HydraConfig.instance().set_config(whole)
@@ -178,13 +179,19 @@ class Composer:
             place = Path(str(whole.hydra.sweep.dir))
         of_hydra = _lines(whole.hydra.overrides.hydra)
         points = [self._load([*of_hydra, *point], of_sweep=True) for point in self._expanded(whole)]
-        place.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(whole, place / "multirun.yaml")
         for number, point in enumerate(points):
             # What a resolver gave once, as the time, holds for all.
             OmegaConf.copy_cache(whole, point)
+            _expect_name(point)
             with open_dict(point):
                 point.hydra.job.id = point.hydra.job.num = number
+        with _refused(self._schema):
+            folders = [str(OmegaConf.select(point, "hydra.sweep.subdir")) for point in points]
+        if len({*folders}) < len(folders):
+            raise UserError("hydra.sweep.subdir to give each run a folder of its own", folders[0], "without it")
+        place.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(whole, place / "multirun.yaml")
+        for point in points:
             yield self._written(point, place, check)
 
     def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
@@ -215,8 +222,6 @@ class Composer:
         return texts
 
     def _written(self, composed: DictConfig, sweep: Path | None, check: Check) -> Composed:
-        if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
-            raise missing_value("strategy.name")  # which its folder is called by
         HydraConfig.instance().set_config(composed)
         with _refused(self._schema):
             names = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir",)
@@ -322,6 +327,11 @@ class Composer:
             can_be_made = group == "hardware" or node.get("build") or names
             if can_be_made and "name" not in names:
                 node.name = str(choice).rpartition("/")[2]
+
+
+def _expect_name(composed: DictConfig) -> None:
+    if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
+        raise missing_value("strategy.name")  # which its folder is called by
 
 
 def _counts_first(own: Path, ours: Path, file: str) -> bool:

@@ -168,6 +168,7 @@ def refusal(ran: Ran) -> str:
         (["workers=many"], "Try workers=2, or workers=null."),
         (["mode=paln"], "Try mode=plan."),
         (["train.save=ture"], "Try train.save=true."),
+        (["train.save=-1"], "received -1. Try train.save=true."),
         (["train.optimizer=adma"], "Try train.optimizer=adam."),
         (["model=resnet"], "Try model=resnet20."),
         (["hardware=4cup"], "Try hardware=4cpu."),
@@ -197,6 +198,7 @@ def refusal(ran: Ran) -> str:
         (["-m", "strategy=mirrored,mirored"], "strategy=mirrored"),
         (["-m", "workers=interval(1,2)"], "received workers=interval"),
         (["-m", "+hydra.sweeper.params.wokers='1,2'"], "workers=1"),
+        (["-m", "hydra.sweep.subdir=mine", "workers=1,2"], "a folder of its own, received mine. Try without it."),
         # Places.
         (["tracking=server"], "Expected tracking.uri"),
         (["tracking=server", "tracking.uri=localhost:5000"], "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite"),
