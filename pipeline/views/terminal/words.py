@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -329,13 +330,9 @@ def console_on(stream: TextIO) -> Console:
     """A console that wraps to a terminal's width, and on a pipe or in a file never wraps and moves no cursor."""
     from rich.console import Console
 
-    if isinstance(stream, io.TextIOWrapper):
-        # Characters that its encoding lacks become "?", so that no message ends in an encoding error.
-        stream.reconfigure(errors="replace")
-        stream = cast("TextIO", AsFarAsItFits(stream))
     on_terminal = stream.isatty()
     return Console(
-        file=stream,
+        file=_lenient(stream),
         markup=False,
         highlight=False,
         emoji=False,
@@ -345,14 +342,25 @@ def console_on(stream: TextIO) -> Console:
     )
 
 
+def _lenient(stream: TextIO) -> TextIO:
+    """The stream, with "?" for characters that its encoding lacks, of which a full disk ends nothing."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+        return cast("TextIO", AsFarAsItFits(stream))
+    return stream
+
+
 def say(console: Console, text: str) -> None:
     """Prints a line, on a narrow terminal broken between words and indented under its label; a command stays whole."""
     from rich.text import Text
 
+    console.print(Text(_broken(text, console.width)), soft_wrap=True)
+
+
+def _broken(text: str, width: int) -> str:
     label = LABEL.match(text)
-    indent = len(label[0]) if label else len(text) - len(text.lstrip()) + 4 * (len(text) > console.width)
-    lines = [text] if text.startswith(COMMAND) else fitted(text, console.width, indent)
-    console.print(Text("\n".join(lines)), soft_wrap=True)
+    indent = len(label[0]) if label else len(text) - len(text.lstrip()) + 4 * (len(text) > width)
+    return text if text.startswith(COMMAND) else "\n".join(fitted(text, width, indent))
 
 
 def texts(line: str, width: int, style: str = "", indent: int | None = None) -> Iterator[Text]:
@@ -376,10 +384,11 @@ class Fitted:
 
 
 def say_error(message: str) -> None:
-    """Prints an error as one message to stderr."""
-    console = console_on(sys.stderr)
+    """Prints an error as one message to stderr, without Rich, whose import would be a tenth of a refusal's time."""
+    stream = _lenient(sys.stderr)
+    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else NO_WIDTH
     for line in error_text(message).splitlines():
-        say(console, line)
+        print(_broken(line, width or NO_WIDTH), file=stream, flush=True)
 
 
 def error_text(message: str) -> str:
