@@ -39,6 +39,8 @@ class Run:
         # The last step and epoch that the log tells of, and the step of the last checkpoint.
         self.step, self.epoch = 0, 0
         self.saved_step: int | None = None
+        # The folder of that checkpoint.
+        self.saved_in: str | None = None
         self.check: Check | None = None
         self.profile: Pace | None = None
         # Does XLA compile the steps, and how many times as fast that was, as first chosen.
@@ -100,8 +102,8 @@ class Run:
                 self.step = max(self.step, step)
             case events.Epoch(epoch=epoch) if event.of_point:
                 self.epoch = max(self.epoch, epoch)
-            case events.Checkpoint(step=step) if event.of_point:
-                self.saved_step = step
+            case events.Checkpoint(step=step, path=path) if event.of_point:
+                self.saved_step, self.saved_in = step, path.rpartition("/")[0]
             case events.Checked(values=check) if event.rank == 0 and event.of_point:
                 self.check = check
             case events.Built(xla=bool(xla)) if self.xla is None and event.rank == 0 and event.of_point:

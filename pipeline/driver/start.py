@@ -149,6 +149,6 @@ def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan
         output = request.output.resolve()
         parts = (folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)).parts
         checkpoints = f"{root if '://' in root else Path(root).resolve()}/{'_'.join(parts)}"
-    before = None if earlier is None else (earlier.plan.get("checkpoint") or {}).get("folder")
+    before = None if earlier is None else earlier.saved_in or (earlier.plan.get("checkpoint") or {}).get("folder")
     before = None if before == checkpoints else before
     return dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, folder=checkpoints, before=before))

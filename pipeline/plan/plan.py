@@ -55,7 +55,7 @@ class Process:
 class Checkpoints:
     """Checkpoints: the steps, minutes and epochs between them, how many are kept, by which metric, and where.
 
-    `before` is where an earlier command wrote it, if that was elsewhere.
+    `before` is where an earlier command wrote the last one, if that was elsewhere.
     """
 
     every_steps: int | None = None

@@ -135,10 +135,10 @@ class WorkerProcess:
         checkpointer = Checkpointer(plan.checkpoint, self._emit)
         if resume is not None and self._chief:
             good = partial(is_good, plan)
-            state = checkpointer.last(good)
-            if state is None and plan.checkpoint.before is not None:
-                before = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
-                state = Checkpointer(before, self._emit).last(good)
+            places = [plan.checkpoint.folder, *filter(None, [plan.checkpoint.before])]
+            each = [dataclasses.replace(plan.checkpoint, folder=place) for place in places]
+            last = [Checkpointer(one, self._emit).last(good) for one in each]
+            state = max(filter(None, last), key=lambda state: state.name, default=None)
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state)
         self._checkpointing = Checkpointing(

@@ -12,8 +12,10 @@ from conftest import QUICK, with_
 from plans import config, machine
 from run_events import logged
 
-from pipeline.driver import resume, run_folders
+from pipeline.driver import resume, run_folders, start
+from pipeline.driver.run import Run
 from pipeline.driver.run_folders import Lock
+from pipeline.driver.session import RunRequest
 from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.backends import with_xla
@@ -154,6 +156,17 @@ def test_a_run_that_goes_on_with_another_config_is_found_by_that_one_and_no_more
     (run / "plan.json").write_text(other.to_json())
     run_folders.note(run, other, tmp_path)
     assert (found(tmp_path), found(tmp_path, planned=other)) == (None, "one")
+
+
+def test_checkpoints_are_looked_for_where_the_last_one_was_written(tmp_path):
+    # Of the last command, which wrote none, is the plan.
+    run = made(tmp_path, "one", None, planned=with_(wanted(), "checkpoint", folder=f"{tmp_path}/new/runs_one"), saved=5)
+    log_of_run = run / "events.jsonl"
+    log_of_run.write_text(log_of_run.read_text().replace('"step": 5', f'"step": 5, "path": "{tmp_path}/old/step.json"'))
+    request = RunRequest(config(output_dir=str(tmp_path)), run, [], None)
+    for folder, before in (("new", f"{tmp_path}/old"), ("old", f"{tmp_path}/old")):
+        plan = with_(wanted(), "checkpoint", folder=f"{tmp_path}/{folder}")
+        assert start._with_folder(plan, request, Run.from_log(run)).checkpoint.before == before
 
 
 def test_a_run_is_named_by_its_folder_its_name_or_its_id(tmp_path):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import beside
 import keras
@@ -17,17 +17,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import sampled
+from conftest import sampled, with_
 from loops import loop_over
+from plans import config, machine
 from tensorflow.python.framework.config import disable_op_determinism
 
+from pipeline.plan import planning
 from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event
 from pipeline.record.log import to_plain
 from pipeline.worker import compiling
 from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
-from pipeline.worker.layout import BEGINNING, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.process import WorkerProcess
 from pipeline.worker.training import Diverged, Preempted, Training
 
 EXAMPLES = 70
@@ -307,6 +310,18 @@ def small(step: int, epoch: int = 0, **values: Any) -> State:
 
 def checkpointer(folder: Path | str, told: Told, **kept: Any) -> Checkpointer:
     return Checkpointer(Checkpoints(folder=str(folder), **kept), told)
+
+
+def test_of_two_folders_the_later_checkpoint_counts(tmp_path):
+    for name, step in (("now", 3), ("before", 5)):
+        values = {"loss": None, "first_loss": None, "examples": 8 * step, "data": {"shards": 1, "build": "another"}}
+        assert checkpointer(tmp_path / name, Told()).write(small(step, **values), wait=True)
+    plan = planning.make(config(), machine())
+    plan = with_(plan, "checkpoint", folder=str(tmp_path / "now"), before=str(tmp_path / "before"))
+    told, layout = Told(), BatchLayout(8, 1, 0, 1, (EXAMPLES,))
+    process: Any = WorkerProcess(plan, plan.processes[0], cast("Any", None), told, bool)
+    assert process._resume("last", layout, "", lambda state: state) == Position(0, 40)
+    assert [event["step"] for event in told.of("restored")] == [5]
 
 
 @pytest.mark.parametrize(("harm", "words"), [
