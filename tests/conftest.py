@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import bare
 import psutil
 import pytest
-from warm.asking import Asking
+from run_events import logged, runs
 from warm.starting import Command, Warm
 
 from pipeline.record.results import MOST_EFFICIENCY
@@ -118,15 +118,12 @@ class Ran:
     @property
     def run_folders(self) -> list[Path]:
         """The folder of each run that has an event log."""
-        logs = sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))
-        # A sweep's report has a log too.
-        return [path.parent for path in logs if path.parent.name != "report"]
+        return runs(self.folder)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """All events of a kind in the only run's log."""
         (folder,) = self.run_folders
-        lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        return [event for event in lines if event["event"] == kind]
+        return logged(folder, kind)
 
 
 def with_(plan: Any, part: str, **values: Any) -> Any:
@@ -140,13 +137,14 @@ def environment(**environ: str) -> dict[str, str]:
 
 
 def start(
-    folder: Path, *arguments: str, cold: bool = False, python: Path | None = None, **environ: str
-) -> subprocess.Popen[str]:
+    folder: Path, *arguments: str, cold: bool = False, python: Path | None = None, module: str = "pipeline",
+    **environ: str,
+) -> subprocess.Popen[str]:  # fmt: skip
     """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported.
 
     It and its fork server have imported before what they import (`warm/`), unless `cold`, or of another `python`.
     """
-    command, given = [str(python or sys.executable), "-m", "pipeline", *arguments], environment(**environ)
+    command, given = [str(python or sys.executable), "-m", module, *arguments], environment(**environ)
     if cold or python or sys.platform != "linux":
         pipes = subprocess.PIPE
         return subprocess.Popen(command, cwd=folder, env=given, stdout=pipes, stderr=pipes, text=True)
@@ -204,30 +202,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     assert not left_behind(tmp_path)
 
 
-@functools.cache
-def asking() -> Asking:
-    """What runs commands that train nothing for this process's tests."""
-    made = Asking()
-    atexit.register(made.close)
-    return made
-
-
 @pytest.fixture
-def asked(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
-    """As `pipeline`, for what trains nothing: a fork of a process that has imported all runs it (`warm/`)."""
-
-    def run(*arguments: str, timeout: float = 60.0, module: str = "pipeline", **environ: str) -> Ran:
-        began = time.monotonic()
-        try:
-            ended = asking().ask(arguments, tmp_path, environment(**environ), module, timeout)
-        except TimeoutError:
-            # Its answer may come yet, and the next one would be taken for that of the next command.
-            asking.cache_clear()
-            raise
-        return Ran(*ended, time.monotonic() - began, tmp_path)
-
-    yield run
-    assert not left_behind(tmp_path)
+def asked(started: Callable[..., Ran]) -> Callable[..., Ran]:
+    """As `started`, for what trains nothing."""
+    return functools.partial(started, timeout=60.0)
 
 
 def left_behind(folder: Path, patience: float = 5.0) -> list[str]:

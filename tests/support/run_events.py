@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conftest import SUPPORT
+CONF = Path(__file__).with_name("conf")
+LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits", "train.check=off")
 
-LONG = ("train.epochs=500", f"--config-dir={SUPPORT / 'conf'}", "model=tiny", "data=digits", "train.check=off")
+
+def runs(folder: Path) -> list[Path]:
+    """The folders of the runs of the commands in a folder that have a log, as a sweep's report has."""
+    logs = sorted(folder.glob("outputs/[rs]*/**/events.jsonl"))
+    return [log.parent for log in logs if log.parent.name != "report"]
 
 
 def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -34,5 +39,5 @@ def weights(run: Path) -> list[str]:
 
 def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Those of the only run of the commands in a folder; none before it has a log."""
-    runs = [log.parent for log in folder.glob("outputs/[rs]*/**/events.jsonl")]
-    return logged(runs[0], kind) if runs else []
+    found = runs(folder)
+    return logged(found[0], kind) if found else []

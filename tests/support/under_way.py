@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Ran, finish, start
-from run_events import logged
+from run_events import logged, runs
 
 
 def losses(result: dict[str, Any]) -> tuple[Any, ...]:
@@ -45,13 +45,12 @@ class UnderWay:
         self.kill()
 
     def type(self, *arguments: str, **environ: str) -> None:
-        """Types another command."""
         self.process = self._start(*arguments, **environ)
 
     @property
     def runs(self) -> list[Path]:
         """The folders of runs that have a log, in order."""
-        return [log.parent for log in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))]
+        return runs(self.folder)
 
     def told(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The events of a kind, or all, as far as they are written, a run's after the others'."""
@@ -67,8 +66,6 @@ class UnderWay:
         return [event["text"] for event in self.told("restarted")]
 
     def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
-        """Waits for something that comes while the command is under way."""
-
         def reached_or_over() -> object:
             assert self.process is not None
             assert self.process.poll() is None, "\n".join(self.process.communicate())
@@ -92,7 +89,6 @@ class UnderWay:
         os.kill(self.process.pid if rank is None else pids[-1], number)
 
     def kill(self) -> None:
-        """Kills it outright."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.communicate()

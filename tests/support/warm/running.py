@@ -5,80 +5,13 @@ What is imported already is not imported again.
 """
 
 import atexit
-import json
 import os
 import runpy
 import signal
-import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
-
-SUPPORT = Path(__file__).resolve().parents[1]
-# Bytes of a command line and its environment.
-LARGEST = 1 << 17
-
-
-class Forking:
-    """A process that has all imported and makes forks of itself, as the tests see it; `module` has its `serve`."""
-
-    def __init__(self, module: str, **environ: str) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1])))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from warm import {module}; {module}.serve({theirs.fileno()})"],
-                env=os.environ | {"PYTHONPATH": path} | environ,
-                pass_fds=[theirs.fileno()],
-                stdout=subprocess.DEVNULL,
-            )
-
-    def asked(self, streams: Sequence[int], **asked: object) -> int:
-        """Has it make a fork that takes some streams; returns its answer."""
-        socket.send_fds(self.socket, [json.dumps(asked).encode()], streams)
-        return int(self.socket.recv(LARGEST))
-
-    def close(self) -> None:
-        """Ends it."""
-        self.socket.close()
-        self._process.wait()
-
-
-def serve(
-    descriptor: int,
-    streams: int,
-    fork: Callable[[], int],
-    become: Callable[..., NoReturn],
-    answer: Callable[[int], int],
-) -> None:
-    """Forks what `become` makes of what is asked, and answers by its process, until the tests have ended."""
-    tests = socket.socket(fileno=descriptor)
-    while True:
-        asked, taken, _, _ = socket.recv_fds(tests, LARGEST, streams)
-        if not asked:
-            return
-        pid = fork()
-        if not pid:
-            tests.close()
-            become(streams=taken, **json.loads(asked))
-        for stream in taken:
-            os.close(stream)
-        tests.send(str(answer(pid)).encode())
-
-
-def path_of_all() -> list[str]:
-    """The module path without the folder and what PYTHONPATH names, which each command has of its own."""
-    return sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
-
-
-def take_streams(streams: Sequence[int], first: int) -> None:
-    """Makes descriptors this process's streams, from `first` on."""
-    for number, stream in enumerate(streams, first):
-        os.dup2(stream, number)
-        os.close(stream)
 
 
 def run(program: str, arguments: Sequence[str], environ: Mapping[str, str], path: Sequence[str]) -> NoReturn:

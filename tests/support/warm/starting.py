@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import io
 import json
 import logging
 import os
@@ -22,37 +23,55 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from multiprocessing import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from pipeline.launch.signals import DRIVER_PID, PR_SET_PDEATHSIG, PREEMPTING, die_with_driver
-from warm import running
-from warm.asking import compose_once
-from warm.running import LARGEST, Forking, path_of_all, run, take_streams
+from warm.running import run
 
 # linux/sched.h: the child is one of the caller's parent.
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 # Beyond any descriptor that a command passes to its fork server.
 BEYOND = 512
+# Bytes of a command line and its environment.
+LARGEST = 1 << 17
+SUPPORT = Path(__file__).resolve().parents[1]
 
 
-class Warm(Forking):
-    """The process of which commands are forks."""
+class Warm:
+    """The process of which commands are forks, as the tests see it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", DRIVER_PID: str(os.getpid())}
-        # Arrow's allocator has a thread, which no process that is forked has.
-        super().__init__("starting", **as_ever, JE_ARROW_MALLOC_CONF="background_thread:false")
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environ = {
+            "PYTHONPATH": os.pathsep.join(map(str, (SUPPORT, SUPPORT.parents[1]))), "TF_CPP_MIN_LOG_LEVEL": "2",
+            "KERAS_BACKEND": "tensorflow", DRIVER_PID: str(os.getpid()),
+            # Arrow's allocator has a thread, which no process that is forked has.
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        }  # fmt: skip
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from warm import starting; starting.serve({theirs.fileno()})"],
+                env=os.environ | environ,
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+            )
 
     def start(self, arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int]) -> int:
         """Starts a command on three streams, as a child of this process; its id."""
         with self._lock:
-            return self.asked(streams, arguments=arguments, folder=folder, environ={**environ})
+            wanted = {"arguments": arguments, "folder": folder, "environ": {**environ}}
+            socket.send_fds(self._socket, [json.dumps(wanted).encode()], streams)
+            return int(self._socket.recv(LARGEST))
+
+    def close(self) -> None:
+        """Ends it."""
+        self._socket.close()
+        self._process.wait()
 
 
 class Command(subprocess.Popen[str]):
@@ -75,7 +94,8 @@ class Command(subprocess.Popen[str]):
 def serve(descriptor: int) -> None:
     """Imports what commands and fork servers do, and starts commands until the tests have ended."""
     compose_once()
-    path, theirs = path_of_all(), Imported()
+    # Without the folder and what PYTHONPATH names, which each command has of its own.
+    path, theirs = sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :], Imported()
     with theirs.alone():
         from pipeline.launch import preload  # noqa: F401
     gc.freeze()
@@ -84,8 +104,43 @@ def serve(descriptor: int) -> None:
     libc = ctypes.PyDLL(None)
     # It ends with its socket: the thread that it was started in may end before.
     libc.prctl(PR_SET_PDEATHSIG, 0)
-    clone = partial(libc.syscall, SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
-    running.serve(descriptor, 3, clone, partial(_become, path=path, theirs=theirs), lambda pid: pid)
+    tests = socket.socket(fileno=descriptor)
+    while True:
+        asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 3)
+        if not asked:
+            return
+        pid = libc.syscall(SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+        if not pid:
+            tests.close()
+            _become(streams=streams, path=path, theirs=theirs, **json.loads(asked))
+        for stream in streams:
+            os.close(stream)
+        tests.send(str(pid).encode())
+
+
+def compose_once() -> None:
+    """What the first command of a process pays for: imports, the grammar of overrides, Hydra's search for plugins."""
+    gc.disable()
+    from hydra.core.plugins import Plugins
+    from hydra.core.singleton import Singleton
+
+    from pipeline.commands import running as commands  # noqa: F401
+    from pipeline.commands import train
+    from pipeline.config import config
+
+    # What a command imports once it runs or reports something.
+    from pipeline.driver import parallel, predicting, resume, supervisor  # noqa: F401
+    from pipeline.views import report  # noqa: F401
+    from pipeline.views.terminal import live  # noqa: F401
+
+    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.main(["--cfg=job"])
+    # Each looks anew for the plugins on its own path.
+    del Singleton._instances[Plugins]
+    # Memory that a fork looks through for garbage is copied for it.
+    gc.freeze()
+    gc.enable()
 
 
 class Imported:
@@ -142,7 +197,8 @@ def _become(
     theirs: Imported,
 ) -> NoReturn:  # fmt: skip
     """Makes this process the script, or the command, and a child of that what its fork server will be."""
-    take_streams(streams, 0)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
     os.chdir(folder)
     os.closerange(3, BEYOND)
     _, program, *rest = arguments
