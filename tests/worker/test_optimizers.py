@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import sampled
+from fitted import assert_same, assert_same_weights, by_keras, fitted
 from two_devices import DEVICES
 
-import pipeline
 from pipeline import strategies
 from pipeline.worker.compiling import compile_chosen
 from pipeline.worker.model_error import ModelError
@@ -25,25 +25,16 @@ KINDS = (
 )  # fmt: skip
 
 
-def trained(
-    strategy: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer], policy: str = "float32"
-) -> tuple[list[float], list[np.ndarray]]:
-    """(losses, weights) after three epochs of four steps, of which the last has fewer examples."""
-    with strategy.scope():
-        model = layers(policy)
-        model.compile(optimizer(), "sparse_categorical_crossentropy")
-    history = pipeline.fit(model, X, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
-    return history.history["loss"], [np.array(weight) for weight in model.get_weights()]
+FIT = {"x": X, "y": Y, "batch_size": 16, "epochs": 3}
 
 
-def assert_same(mirrored: tf.distribute.Strategy, *given: object) -> None:
-    ours, reference = trained(mirrored, *given), trained(tf.distribute.get_strategy(), *given)
-    for one, other in zip((ours[0], *ours[1]), (reference[0], *reference[1]), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+def compiled(optimizer: Callable[[], keras.optimizers.Optimizer], policy: str = "float32") -> keras.Model:
+    model = layers(policy)
+    model.compile(optimizer(), "sparse_categorical_crossentropy")
+    return model
 
 
 def layers(policy: str = "float32") -> keras.Model:
-    keras.utils.set_random_seed(3)
     return keras.Sequential([
         keras.Input((6,)),
         keras.layers.Dense(8, "relu", kernel_constraint="max_norm", dtype=policy, name="body"),
@@ -51,27 +42,34 @@ def layers(policy: str = "float32") -> keras.Model:
     ])  # fmt: skip
 
 
+def assert_same_on_two(mirrored: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
+    (ours, losses), (theirs, reference) = (
+        fitted(lambda: compiled(optimizer), FIT, strategy) for strategy in (mirrored, None)
+    )
+    assert_same(losses, reference, 1e-6)
+    assert_same_weights(ours, theirs, 1e-6)
+
+
 def assert_trained_as_by_keras(mirrored, make, callbacks=list, change=lambda model: None, reference=None):
     """Expects two replicas to train what Keras trains with the optimizer that `reference`, or `make`, makes.
 
     Both are given the model's layers; `change` is what is done to a model before it is trained here.
     """
-    kept = {"x": X, "y": Y, "batch_size": 16, "epochs": 3, "verbose": 0, "shuffle": False}
-    expected = layers()
-    expected.compile((reference or make)(expected), "sparse_categorical_crossentropy")
-    # As Keras does under a strategy: on one device a callback sees a function's optimizers from the first step on.
-    expected.optimizer.build(expected.trainable_variables)
-    history = expected.fit(**kept, callbacks=callbacks()).history
-    with mirrored.scope():
+
+    def with_optimizer(make, change):
         model = layers()
         model.compile(make(model), "sparse_categorical_crossentropy")
         change(model)
-    ours = pipeline.fit(model, **kept, callbacks=callbacks()).history
-    assert list(ours) == list(history)
-    for name, values in history.items():
-        np.testing.assert_allclose(ours[name], values, atol=1e-5, rtol=0, err_msg=name)
-    for weight, one in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, one, atol=1e-5, rtol=0)
+        return model
+
+    def build(model):
+        # As Keras does under a strategy: on one device a callback sees a function's optimizers from the first step on.
+        model.optimizer.build(model.trainable_variables)
+
+    expected, theirs = by_keras(lambda: with_optimizer(reference or make, build), FIT | {"callbacks": callbacks()})
+    model, ours = fitted(lambda: with_optimizer(make, change), FIT | {"callbacks": callbacks()}, mirrored)
+    assert_same(ours, theirs, 1e-5)
+    assert_same_weights(model, expected)
 
 
 class Slowed(keras.optimizers.SGD):
@@ -228,7 +226,7 @@ def test_gradients_are_accumulated_over_steps_as_keras_does(make, devices):
 @pytest.mark.parametrize("kind", sampled(KINDS, 3))
 def test_it_trains_the_same_with_clipping_decay_and_averages_that_overwrite_weights(mirrored, kind):
     made = getattr(keras.optimizers, kind)
-    assert_same(
+    assert_same_on_two(
         mirrored,
         lambda: made(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5, clipnorm=0.5, weight_decay=0.01),
     )
@@ -241,7 +239,7 @@ def test_averages_overwrite_weights_when_they_would_on_one_device_also_where_the
     def averaged() -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency)
 
-    assert_same(mirrored, (lambda: keras.optimizers.LossScaleOptimizer(averaged())) if scaled else averaged)
+    assert_same_on_two(mirrored, (lambda: keras.optimizers.LossScaleOptimizer(averaged())) if scaled else averaged)
     assert averaged().get_config()["ema_overwrite_frequency"] == frequency
 
 
@@ -263,12 +261,12 @@ def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
 def test_adam_is_traced_in_fewer_operations_and_trains_the_same_to_the_last_bit(
     mirrored, monkeypatch, make, policy, replicas
 ):
-    strategy = mirrored if replicas > 1 else tf.distribute.get_strategy()
-    brief = trained(strategy, make, policy)
+    strategy = mirrored if replicas > 1 else None
+    brief, losses = fitted(lambda: compiled(make, policy), FIT, strategy)
     monkeypatch.setattr(updates, "_update", updated_as_keras_does)
-    as_keras_does = trained(strategy, make, policy)
-    for one, other in zip((brief[0], *brief[1]), (as_keras_does[0], *as_keras_does[1]), strict=True):
-        np.testing.assert_array_equal(one, other)
+    as_keras_does, others = fitted(lambda: compiled(make, policy), FIT, strategy)
+    assert losses.history == others.history
+    assert_same_weights(brief, as_keras_does, 0.0)
 
 
 def updated_as_keras_does(optimizer: keras.optimizers.Optimizer, known: object, *arguments: object) -> None:
@@ -292,18 +290,15 @@ def test_adam_takes_less_than_half_of_the_operations_that_keras_has_it_take():
 
 
 def test_rows_of_an_embedding_are_updated_as_keras_updates_them(monkeypatch):
-    def learnt() -> list[np.ndarray]:
-        keras.utils.set_random_seed(3)
+    def embedded() -> keras.Model:
         model = keras.Sequential([
             keras.Input((4,), dtype="int32"), keras.layers.Embedding(9, 5), keras.layers.Flatten(),
             keras.layers.Dense(3, "softmax"),
         ])  # fmt: skip
         model.compile("adam", "sparse_categorical_crossentropy")
-        x = np.random.default_rng(5).integers(0, 9, (24, 4))
-        pipeline.fit(model, x, Y[:24], batch_size=8, epochs=2, verbose=0, shuffle=False)
-        return [np.array(weight) for weight in model.get_weights()]
+        return model
 
-    brief = learnt()
+    data = {"x": np.random.default_rng(5).integers(0, 9, (24, 4)), "y": Y[:24], "batch_size": 8, "epochs": 2}
+    brief, _ = fitted(embedded, data)
     monkeypatch.setattr(updates, "_update", updated_as_keras_does)
-    for weight, other in zip(brief, learnt(), strict=True):
-        np.testing.assert_array_equal(weight, other)
+    assert_same_weights(brief, fitted(embedded, data)[0], 0.0)
