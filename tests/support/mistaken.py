@@ -1,4 +1,7 @@
-"""Models, losses, metrics, callbacks and data of a person's own, with the mistakes that people make most."""
+"""Models, losses, metrics, callbacks and data of a person's own, with the mistakes that people make most.
+
+The line that fails ends with a comment that names its mistake.
+"""
 
 import keras
 import numpy as np
@@ -9,79 +12,68 @@ X, Y = np.ones((8, 4), "float32"), np.ones(8, "int32")
 
 
 def wrong_reshape(input_shape=(4,), num_classes=10):
-    """A model's function that makes 10 x 10 of what is no 100."""
-    return keras.Sequential([keras.Input(input_shape), layers.Reshape((10, 10)), layers.Dense(num_classes)])
+    return keras.Sequential([keras.Input(input_shape), layers.Reshape((10, 10)), layers.Dense(num_classes)])  # Keras
 
 
 def raised_from():
-    """A model's function that says why, and of what."""
     try:
         return {}["width"]
     except KeyError as error:
-        raise ValueError("no width was given") from error
+        raise ValueError("no width was given") from error  # a cause
 
 
-class Product(layers.Layer):
-    """A layer that multiplies by what does not fit."""
+class Own(layers.Layer):
+    """A layer that does what a function does."""
 
-    def call(self, x):
-        """Its product."""
-        return tf.matmul(x, tf.ones((3, 3)))
-
-
-class Missing(layers.Layer):
-    """A layer that has not what it asks for."""
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
 
     def call(self, x):
-        """Its sum."""
-        return x + self.nowhere
+        return self.function(self, x)
 
 
-class Checks(layers.Layer):
-    """A layer that asserts, and says nothing."""
-
-    def call(self, x):
-        """What it was given."""
-        assert x.shape[-1] == 3
-        return x
+def product(layer, x):
+    return tf.matmul(x, tf.ones((3, 3)))  # shapes in call
 
 
-class Branches(layers.Layer):
-    """A layer whose own words take several lines."""
-
-    def call(self, x):
-        """Nothing."""
-        raise ValueError("the width must be odd\n  the width was 4")
+def missing(layer, x):
+    return x + layer.nowhere  # an attribute
 
 
-def with_layer(layer):
-    """A model with a layer."""
+def checked(layer, x):
+    assert x.shape[-1] == 3  # an assertion
+    return x
+
+
+def branched(layer, x):
+    raise ValueError("the width must be odd\n  the width was 4")  # several lines
+
+
+def with_layer(function):
+    """A model with a layer of one's own."""
     x = keras.Input((4,))
-    return keras.Model(x, layers.Dense(10)(layer()(x)))
+    return keras.Model(x, layers.Dense(10)(Own(function)(x)))
 
 
 class Unfinished(keras.Model):
     """A model of one's own whose call asks for a layer that it has not made."""
 
     def call(self, x):
-        """What is not there."""
-        return self.head(x)
+        return self.head(x)  # a model of one's own
 
 
 def loss_of_sevens(y, predicted):
-    """A loss that fails when it is computed."""
-    return tf.reduce_mean(tf.reshape(predicted, (7, -1)))
+    return tf.reduce_mean(tf.reshape(predicted, (7, -1)))  # a loss
 
 
 class Counts(keras.metrics.Metric):
     """A metric without the variable that it adds to."""
 
     def update_state(self, y, predicted, sample_weight=None):
-        """Adds one."""
-        self.total.assign_add(1)
+        self.total.assign_add(1)  # a metric
 
     def result(self):
-        """Nothing."""
         return 0.0
 
 
@@ -89,21 +81,19 @@ class Looks(keras.callbacks.Callback):
     """A callback that looks for what no log has."""
 
     def on_train_batch_end(self, batch, logs=None):
-        """Looks."""
-        return logs["val_auc"]
+        return logs["val_auc"]  # a callback
 
 
 def shelf():
-    """Data that end too early."""
     yield X[0], Y[0]
-    raise OSError("no shelf 7 in the archive")
+    raise OSError("no shelf 7 in the archive")  # data
 
 
 def trained(model, loss="mse", metrics=None, callbacks=(), data=None):
     """What Keras says of training it."""
     model.compile("sgd", loss, metrics=metrics)
     data = data or tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    model.fit(data, verbose=0, shuffle=False, callbacks=list(callbacks))
+    model.fit(data, verbose=0, shuffle=False, callbacks=list(callbacks))  # numbers without a row
 
 
 def linear(outputs=1, rows=None):

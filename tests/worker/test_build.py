@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import mistaken
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,15 +93,8 @@ def in_half(metric: Any) -> keras.Model:
     return model
 
 
-class Mistaken(keras.Model):
-    """A model whose call asks for something that is not there."""
-
-    def call(self, x: Any) -> Any:
-        return self.nowhere(x)
-
-
-def mistaken() -> keras.Model:
-    model = Mistaken()
+def unfinished() -> keras.Model:
+    model = mistaken.Unfinished()
     model.compile("adam", "mse")
     return model
 
@@ -125,7 +119,7 @@ MISTAKES = {
         lambda: in_half(keras.metrics.SparseTopKCategoricalAccuracy(2)), np.zeros(16, "int32"),
         'TypeError: .* from those of Sequential. Try dtype="float32" in the layers that make outputs',
     ),
-    "a call": (mistaken, NUMBERS, "AttributeError: .*nowhere.* from those of Mistaken. Try it on one batch"),
+    "a call": (unfinished, NUMBERS, "AttributeError: .*head.* from those of Unfinished. Try it on one batch"),
     "a metric": (wrong_metric, NUMBERS, "ValueError: .* from those of Functional. Try it on one batch with"),
 }  # fmt: skip
 
