@@ -48,7 +48,6 @@ STARTED = 70
 
 
 def cases() -> list[Case]:
-    """Every case, once."""
     found = [case for name, kind in keys() for case in of_key(name, kind)]
     return list(dict.fromkeys([*found, *_of_choices(), *_of_syntax()]))
 

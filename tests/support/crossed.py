@@ -7,8 +7,6 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable("crossed")
 class Block(keras.layers.Layer):
-    """A layer made of layers."""
-
     def __init__(self, units, **kept):
         super().__init__(**kept)
         self.units, self.inner = units, keras.layers.Dense(units, "relu")

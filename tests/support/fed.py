@@ -35,7 +35,6 @@ def multi_worker(**given):
 
 
 def made():
-    """A model whose weights are drawn from a seed."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -84,7 +83,6 @@ def in_loop_on_host(loop):
 
 
 def came(replicas):
-    """What came of so many replicas."""
     found = {"plain": trained(loop_of(replicas)), "plain on host": replicas and in_loop_on_host(loop_of(replicas))}
     with mock.patch.object(feed, "feeds_ahead", return_value=True):
         found |= {"ahead": trained(loop_of(replicas)), "ahead on host": replicas and in_loop_on_host(loop_of(replicas))}
@@ -104,7 +102,6 @@ def came(replicas):
 
 
 def main(*numbers):
-    """Prints what came, by the number of replicas."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * (1 + max(numbers)))
     print(json.dumps({number: came(number) for number in numbers}))

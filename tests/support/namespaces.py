@@ -36,13 +36,11 @@ class Bridge:
         self._name, self.gateway = f"br{self._tag}", f"{self._prefix}.1"
 
     def begin(self) -> None:
-        """Makes the bridge."""
         ip("link", "add", self._name, "type", "bridge")
         ip("address", "add", f"{self.gateway}/24", "dev", self._name)
         ip("link", "set", self._name, "up")
 
     def space(self, number: int) -> str:
-        """The name of a namespace."""
         return f"ns{self._tag}{number}"
 
     def link(self, number: int) -> str:
@@ -71,7 +69,6 @@ class Bridge:
         subprocess.run(["ip", "netns", "del", self.space(number)], capture_output=True)
 
     def close(self) -> None:
-        """Takes the bridge away."""
         subprocess.run(["ip", "link", "del", self._name], capture_output=True)
 
     def _at(self, number: int) -> str:
@@ -89,7 +86,6 @@ class Hosts:
         self._numbers = range(1, count + 1)
 
     def make(self) -> None:
-        """Makes bridge, namespaces and servers."""
         self._bridge.begin()
         PRIVILEGES.mkdir(exist_ok=True)
         for name in ("host", "client"):
@@ -102,7 +98,6 @@ class Hosts:
             self._serve(number, self.addresses[-1])
 
     def cut(self, number: int) -> None:
-        """Takes a host's link down."""
         ip("link", "set", self.link(number), "down")
 
     def mend(self, number: int) -> None:
@@ -121,7 +116,6 @@ class Hosts:
             subprocess.run(["tc", *netns, "qdisc", "replace", "dev", device, *shape], check=True)
 
     def run(self, number: int, *command: str, **given: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a host."""
         typed = ["ip", "netns", "exec", self.space(number), *command]
         return subprocess.run(typed, capture_output=True, text=True, check=False, **given)
 
@@ -141,7 +135,6 @@ class Hosts:
         return found
 
     def remove(self) -> None:
-        """Ends what runs on them, and takes all away."""
         for pid in self._processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
@@ -200,5 +193,4 @@ def _answers(hosts: Hosts, number: int, address: str, seconds: float = 20.0) -> 
 
 
 def ip(*arguments: str) -> None:
-    """Runs `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -14,7 +14,6 @@ def numbers(examples=64):
 
 
 def objects(rows):
-    """An array of Python objects, one for each row."""
     made = np.empty(len(rows), object)
     for place, row in enumerate(rows):
         made[place] = row
@@ -27,7 +26,6 @@ def uneven(x):
 
 
 def sparse(x):
-    """A sparse matrix of SciPy."""
     import scipy.sparse
 
     return scipy.sparse.csr_matrix(x)
@@ -41,7 +39,6 @@ def labelled(y, label):
 
 
 def a_set(part):
-    """A data set of single examples."""
     return tf.data.Dataset.from_tensor_slices(part)
 
 
@@ -108,7 +105,6 @@ def another_length(mark):
 
 
 def classifier(units=10, loss="sparse_categorical_crossentropy", activation="softmax", **compiled):
-    """A compiled model of one layer."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(units, activation=activation, name="kinds")])
     model.compile(keras.optimizers.SGD(0.05), loss=loss, metrics=["accuracy"], **compiled)
     return model

@@ -37,7 +37,6 @@ def picture(seed: int, height: int = 6, width: int = 5) -> Array:
 
 
 def encoded(pixels: Array, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
-    """A file of a picture."""
     stream = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(stream, kind, **options)
     return stream.getvalue()

@@ -85,7 +85,6 @@ class Astray(layers.Dense):
 
 
 def astray():
-    """A model whose last layer is not where it is planned."""
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), layers.Dense(10), Astray(10)])
 
 
@@ -139,7 +138,6 @@ MODELS = {
 
 
 def examples(name):
-    """(x, y) of a model."""
     generator = np.random.default_rng(0)
     words = generator.integers(0, 64, (EXAMPLES, 16)).astype(np.int32)
     if name in ("transformer", "recurrent"):

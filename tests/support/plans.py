@@ -87,7 +87,6 @@ def cluster(cores: int = 8, gpus: int = 0, **keys: Any) -> Plan:
 
 
 def pods(strategy: str = "multi_worker", workers: int = 2, cores: int = 1, gpus: int = 0) -> Plan:
-    """A plan over pods of Kubernetes."""
     hosts = 1 if strategy == "mirrored" else workers // (gpus or cores)
     each = tuple(range(workers if strategy == "mirrored" else cores))
     pod = Machine("pod", each, 4.0, "", ("GPU",) * gpus, hosts=hosts)

@@ -1,7 +1,4 @@
-"""A real Slurm of four nodes that are all this machine, listening on 127.0.0.1, and gone when it is left.
-
-python tests/support/pretend_slurm.py    # until Ctrl-C, for trying things by hand; says what to export
-"""
+"""A real Slurm of four nodes that are all this machine, listening on 127.0.0.1, and gone when it is left."""
 
 import ctypes
 import os
@@ -12,8 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.launch.signals import PR_SET_PDEATHSIG
@@ -133,11 +130,9 @@ class Slurm:
         return asked.stdout
 
     def jobs(self, what: str = "%i %T") -> list[str]:
-        """A line for each job that is not over."""
         return self.ask("squeue", "-h", "-o", what).splitlines()
 
     def idle(self) -> int:
-        """How many nodes have no job."""
         return sum(state == "idle" for state in self.ask("sinfo", "-h", "-N", "-o", "%t", check=False).split())
 
     def node_down(self, node: str) -> None:
@@ -150,7 +145,6 @@ class Slurm:
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def node_up(self, node: str) -> None:
-        """Starts a node."""
         self._daemon(node, "slurmd", "-D", "-N", node)
 
     def _daemon(self, name: str, program: str, *arguments: str) -> None:
@@ -201,7 +195,6 @@ def _under(folder: str, node: str) -> Iterator[int]:
 
 @contextmanager
 def pretend_slurm() -> Iterator[Slurm]:
-    """The Slurm, for a `with` block."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         slurm = Slurm(Path(folder))
         try:
@@ -209,16 +202,3 @@ def pretend_slurm() -> Iterator[Slurm]:
             yield slurm
         finally:
             slurm.stop()
-
-
-def exports(environ: Mapping[str, str]) -> Sequence[str]:
-    """Lines for a shell."""
-    return [f"export {name}={value}" for name, value in environ.items()]
-
-
-if __name__ == "__main__":
-    with pretend_slurm() as made:
-        print("\n".join(exports(made.environ)), flush=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            signal.pause()

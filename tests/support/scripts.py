@@ -47,5 +47,4 @@ def answers(*running: subprocess.Popen[str], timeout: float = 500) -> list[Any]:
 
 
 def came(script: str, *arguments: object, timeout: float = 500, **named: Any) -> Any:
-    """Returns what a script comes to."""
     return answers(begun(script, *arguments, **named), timeout=timeout)[0]

@@ -35,7 +35,6 @@ def create_in_process_cluster(num_workers, num_ps):
 
 
 def main():
-    """Trains the tutorial's model on its data, and a net on digits."""
     resolver = create_in_process_cluster(2, 2)
     variable_partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=(256 << 10), max_shards=2

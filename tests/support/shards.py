@@ -40,7 +40,6 @@ def record(label: int, x: np.ndarray | None = None) -> bytes:
 
 
 def file_of(folder: Path, number: int) -> Path:
-    """A training file."""
     return sorted(folder.glob("train-*.tfrecord"))[number]
 
 

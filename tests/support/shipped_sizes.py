@@ -30,7 +30,6 @@ SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for
 
 
 def configured(*overrides: str) -> Config:
-    """The config of a command."""
     config.register()
     return config.typed(Composer("config", Config, None).composed(overrides)[0])
 
@@ -64,7 +63,6 @@ def _offline(each: Plan, data: str) -> Plan:
 
 
 def main() -> None:
-    """Writes the file, choices of one size together."""
     entries: dict[str, list[object]] = {}
     for each, made in built(SHIPPED):
         entries.setdefault(json.dumps(msgspec.to_builtins(made)), []).append(size.facts(each))

@@ -11,7 +11,6 @@ from pipeline.data.examples import Broken, Examples, Leaf, Segment
 
 
 def arrays(examples=200, validation=40, seed=5, classes=4):
-    """Images of floats with a class each."""
     random = np.random.default_rng(seed)
     x = random.random((examples + validation, 4, 4, 1)).astype("float32")
     y = (np.arange(examples + validation) % classes).astype("int32")
@@ -47,7 +46,6 @@ def nested(examples=50):
 
 
 def stream(examples=300, broken=()):
-    """One example after another."""
     random = np.random.default_rng(1)
     for number in range(examples):
         x = random.random(5).astype("float32")
@@ -57,18 +55,15 @@ def stream(examples=300, broken=()):
 
 
 def two_streams():
-    """A training and a validation part, each one after another."""
     return stream(60), stream(12)
 
 
 def unlike():
-    """Examples whose shapes differ."""
     yield np.zeros(3, "float32"), 0
     yield np.zeros(4, "float32"), 0
 
 
 def data_set(examples=100, shard=0, shards=1):
-    """A tf.data.Dataset that can be had in shards."""
     import tensorflow as tf
 
     numbers = tf.data.Dataset.range(examples).shard(shards, shard)
@@ -110,7 +105,6 @@ def _look_at_records(examples, number, of, thorough):
 
 
 def endless():
-    """A tf.data.Dataset without end."""
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensors(([1.0], 0)).repeat(), None
@@ -125,17 +119,14 @@ def photos(path, classes=None):
 
 
 def with_values(values=(1.0, 2.0), labels=(0, 1)):
-    """Arrays with these values."""
     return (np.array(values, "float32")[:, None], np.array(labels)), None
 
 
 def words():
-    """Arrays of text."""
     return (np.array(["a", "b"]), np.array([0, 1])), None
 
 
 def uneven():
-    """Arrays of different lengths."""
     return (np.zeros((3, 2)), np.zeros(2)), None
 
 
@@ -145,7 +136,6 @@ def named_oddly():
 
 
 def nothing():
-    """No examples."""
     return (np.zeros((0, 2), "float32"), np.zeros(0, "int32")), None
 
 
@@ -164,7 +154,6 @@ def deadly(once=None):
 
 
 def sleeping(seconds=60):
-    """Takes long to read."""
     Path("asleep").touch()
     time.sleep(seconds)
     return arrays()

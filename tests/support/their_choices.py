@@ -12,7 +12,6 @@ def hierarchical(devices, packs):
 
 
 def line(input_shape, num_classes, units):
-    """Two dense layers."""
     import keras
 
     layers = [keras.layers.Dense(units), keras.layers.Dense(num_classes, "softmax")]

@@ -207,7 +207,6 @@ class Writer:
 
 
 def local(folder: Path, experiment: str = "pipeline") -> TrackingStore:
-    """The local store in a folder."""
     uri, artifacts = f"sqlite:///{folder}/mlflow.db", (folder / "mlartifacts").as_uri()
     return TrackingStore("any", uri, experiment, artifacts)
 
@@ -251,7 +250,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def files(uri: str, run: Any, path: str | None = None) -> set[str]:
-    """The artifacts of a run."""
     found: set[str] = set()
     for each in MlflowClient(uri).list_artifacts(run.info.run_id, path):
         found |= files(uri, run, each.path) if each.is_dir else {each.path}

@@ -24,7 +24,6 @@ def mnist_dataset(batch_size):
 
 
 def build_and_compile_cnn_model():
-    """The tutorial's model."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
         [
@@ -104,7 +103,6 @@ def from_backup(strategy, folder):
 
 
 def main(steps, folder):
-    """One process of the two."""
     assert loopback.listen_on_loopback_only()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rank = strategy.cluster_resolver.task_id

@@ -73,7 +73,6 @@ class StandIn:
         return [pod for pod in self.objects.all(PODS) if kind in pod["spec"]["hostname"]]
 
     def running(self, kind: str = "") -> list[Made]:
-        """Those of them that run."""
         return [pod for pod in self.pods(kind) if pod["metadata"]["uid"] in self.kubelet.running]
 
     def wait(self, reached: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -24,7 +24,6 @@ class Controllers:
         self._ended_at: dict[str, float] = {}
 
     def step(self) -> None:
-        """Does what there is to do now."""
         with self._objects.lock:
             for jobset in self._objects.all(JOBSETS):
                 self._jobset(jobset)

@@ -75,7 +75,6 @@ class Kubelet:
         self._waits: dict[str, float] = {}
 
     def step(self) -> None:
-        """Does what there is to do now."""
         with self._objects.lock:
             pods = self._objects.all(PODS)
             for pod in pods:
@@ -89,12 +88,10 @@ class Kubelet:
             self._publish()
 
     def log(self, pod: Made) -> str:
-        """What a pod's container has written."""
         path = self._folder / pod["metadata"]["uid"] / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def kill(self, pod: Made) -> None:
-        """Kills a pod's container, as if it had died."""
         self.running[pod["metadata"]["uid"]].signal(signal.SIGKILL)
 
     def evict(self, pod: Made, message: str = "The node was low on resource: memory.") -> None:
@@ -105,7 +102,6 @@ class Kubelet:
         self._end(pod, running)
 
     def close(self) -> None:
-        """Kills all there is."""
         for running in self.running.values():
             running.signal(signal.SIGKILL)
             running.process.wait()
@@ -229,7 +225,6 @@ class Kubelet:
         return lines
 
     def _volume(self, pod: Made, volume: Any, folder: Path) -> Path:
-        """The folder that a volume is."""
         group = pod["spec"].get("securityContext", {}).get("fsGroup", 0)
         if "persistentVolumeClaim" in volume:
             path = self.node.claims[volume["persistentVolumeClaim"]["claimName"]]
@@ -266,7 +261,6 @@ class Kubelet:
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
 
     def _end(self, pod: Made, running: Running) -> None:
-        """Asks a container to end."""
         running.kill_at = time.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
         running.signal(signal.SIGTERM)
 

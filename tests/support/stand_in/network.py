@@ -48,7 +48,6 @@ class Network:
 
     @property
     def address(self) -> str:
-        """That of the node, among those of the pods."""
         return self._begun().gateway
 
     def _begun(self) -> Bridge:
@@ -59,7 +58,6 @@ class Network:
             return self._bridge
 
     def add(self) -> tuple[str, str]:
-        """A new namespace's name, and its address."""
         bridge = self._begun()
         with self._lock:
             number = self._free.pop(0)
@@ -74,7 +72,6 @@ class Network:
         return name, bridge.add(number)
 
     def remove(self, name: str) -> None:
-        """Takes a namespace away, and its interfaces."""
         with self._lock:
             number = self._namespaces.pop(name)
             self._free.append(number)
@@ -94,7 +91,6 @@ class Network:
                         hosts.truncate()
 
     def close(self) -> None:
-        """Takes all away."""
         for name in list(self._namespaces):
             self.remove(name)
         if self._bridge is not None:

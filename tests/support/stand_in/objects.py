@@ -11,7 +11,6 @@ Key = tuple[str, str, str]
 
 
 def now() -> str:
-    """The time as objects have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -35,7 +34,6 @@ class Objects:
             return made
 
     def get(self, kind: str, namespace: str, name: str) -> Made | None:
-        """One object."""
         with self.lock:
             return self._made.get((kind, namespace, name))
 
@@ -45,11 +43,9 @@ class Objects:
             return [made for (of, where, _), made in self._made.items() if of == kind and namespace in (None, where)]
 
     def owned(self, owner: Made, kind: str) -> list[Made]:
-        """Those of a kind that an object owns."""
         return [made for made in self.all(kind) if owner["metadata"]["uid"] in owners(made)]
 
     def remove(self, kind: str, made: Made) -> None:
-        """Forgets an object."""
         with self.lock:
             metadata = made["metadata"]
             self._made.pop((kind, metadata["namespace"], metadata["name"]), None)
@@ -64,7 +60,6 @@ class Objects:
 
 
 def owners(made: Made) -> set[str]:
-    """The numbers of an object's owners."""
     return {owner["uid"] for owner in made["metadata"].get("ownerReferences", ())}
 
 
@@ -82,7 +77,6 @@ def selected(made: Made, labels: str) -> bool:
 
 
 def condition(made: Made, kind: str, status: str, reason: str, message: str) -> None:
-    """Sets a condition of an object."""
     conditions = made["status"].setdefault("conditions", [])
     conditions[:] = [other for other in conditions if other["type"] != kind]
     conditions.append(
