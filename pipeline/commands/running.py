@@ -143,8 +143,11 @@ def attach(typed: Words) -> int:
         if session.left is not None:
             say_left(session.left)
         else:
-            say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
-        code = PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
+            how = "The run had ended." if session.results else "The run's own command goes on from its last checkpoint."
+            say_error(f"Ended by {interrupted}. {how}")
+        code = 128 + interrupted.number
+        if interrupted.number in PREEMPTING:
+            code = code_of([*session.results.values()]) if session.results else PREEMPTED
         return code
     finally:
         session.close(code)
@@ -154,7 +157,7 @@ def _trained(supervisor: "Supervisor", session: Session, display: Display) -> in
     request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
-    ended = request.ended(supervisor.train())
+    ended = session.results[0, 0] = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
     tell(ended, False, display)
     unsent, interrupted = session.settle()

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -15,8 +16,9 @@ from omegaconf import OmegaConf
 from plans import config, machine
 
 from pipeline.analyze.measure import Repeat
+from pipeline.commands import running
 from pipeline.config import config as configs
-from pipeline.driver import resume
+from pipeline.driver import RunResult, resume
 from pipeline.driver.group import Group, Replay
 from pipeline.driver.resume import Attempt, Handover
 from pipeline.driver.run_folders import Lock
@@ -30,13 +32,14 @@ from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.hosts import DetachedCluster
 from pipeline.launch.local import LocalCluster
+from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json
 from pipeline.record.commands import Begin, Load
 from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, Lost, Run, Signalled, Steps, Unreachable
 from pipeline.record.files import AGENTS, Kept, forget_agents, trains_on
 from pipeline.record.log import to_line
-from pipeline.record.results import Baseline
+from pipeline.record.results import Baseline, Ending, Result
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal
@@ -273,6 +276,18 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
         assert os.getcwd() == str(tmp_path / "there")
         supervisor.run.release()
     assert os.getcwd() == here
+
+
+@pytest.mark.parametrize(("ended", "code"), [(True, 0), (False, 75)])
+def test_a_signal_that_comes_once_the_run_has_ended_leaves_its_exit_code(monkeypatch, tmp_path, ended, code):
+    def attached(folder, session, end):
+        if ended:
+            session.results[0, 0] = RunResult(Result(Ending("FINISHED")), str(folder))
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(resume, "attach", attached)
+    (tmp_path / "plan.json").touch()
+    assert running.attach([str(tmp_path)]) == code
 
 
 def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
