@@ -155,7 +155,7 @@ def _check_on_tpu(config: Config, machine: Machine) -> None:
     refuse(
         (strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself,
          f"the hardware of a TPU, since {strategy.name} trains on nothing else", f"hardware={hardware.name}",
-         "hardware=tpu_v5e_8, with hardware.rehearse=true where there is none"),
+         "hardware=tpu_v5e_8, or hardware=tpu_v5e_8 hardware.rehearse=true where there is none"),
         (hardware.kind is Kind.tpu and not strategy.on_tpu,
          f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"),
     )  # fmt: skip

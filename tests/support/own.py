@@ -108,7 +108,6 @@ def padded_data(examples=61):
 
 
 def tiny(input_shape, num_classes):
-    """The smallest model, not compiled."""
     return keras.Sequential(
         [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
     )
@@ -130,12 +129,10 @@ def infinite(input_shape, num_classes):
 
 
 def raises(input_shape, num_classes):
-    """A model whose function fails."""
     raise RuntimeError("the moon is not full")
 
 
 def not_a_model():
-    """A model's function that returns something else."""
     return "a model"
 
 
@@ -147,12 +144,10 @@ def nan_data(value=np.nan):
 
 
 def empty_data():
-    """Nothing to train on."""
     return (np.zeros((0, 4), "float32"), np.zeros((0,), "int32")), None
 
 
 def not_data():
-    """Something other than two parts."""
     return 7
 
 
@@ -165,8 +160,6 @@ def stuck_data(shard, shards):
 
 @keras.saving.register_keras_serializable("tests")
 class OwnStep(keras.Model):
-    """A model with a train_step of its own."""
-
     def call(self, x):
         return x
 
@@ -175,7 +168,6 @@ class OwnStep(keras.Model):
 
 
 def own_step():
-    """See OwnStep."""
     return OwnStep()
 
 
@@ -231,8 +223,6 @@ class Failing(keras.callbacks.Callback):
 
 
 def halving():
-    """A LambdaCallback that changes weights between batches."""
-
     def change(batch, logs):
         callback.model.set_weights([weight * 0.5 for weight in callback.model.get_weights()])
 
@@ -297,31 +287,28 @@ def serial_shard_set(shard, shards, examples=50):
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_shard(shard, shards, examples))
 
 
+# What a TPU cannot compile.
+ODD = {
+    "boolean_mask": lambda x: tf.reduce_sum(tf.boolean_mask(x, x > 0)),
+    "where": lambda x: tf.cast(tf.reduce_sum(tf.where(x > 0)), x.dtype),
+    "unique": lambda x: tf.cast(tf.size(tf.unique(tf.reshape(x, [-1]))[0]), x.dtype),
+    "reshape": lambda x: tf.reduce_sum(tf.reshape(x, [2 + 0 * tf.cast(tf.reduce_max(x), tf.int32), -1])),
+    "text": lambda x: tf.cast(tf.strings.length(tf.strings.as_string(tf.cast(x, tf.float32))), x.dtype),
+}
+
+
 class Odd(keras.layers.Layer):
-    """Does one thing that a TPU cannot compile: `kind` says which."""
+    """Adds one of these to its input."""
 
     def __init__(self, kind, **kwargs):
         super().__init__(**kwargs)
         self.kind = kind
 
     def call(self, x):
-        flat = tf.reshape(x, [-1])
-        if self.kind == "boolean_mask":
-            return x + tf.reduce_sum(tf.boolean_mask(x, x > 0))
-        if self.kind == "where":
-            return x + tf.cast(tf.reduce_sum(tf.where(x > 0)), x.dtype)
-        if self.kind == "unique":
-            return x + tf.cast(tf.size(tf.unique(flat)[0]), x.dtype)
-        if self.kind == "reshape":
-            rows = 2 + 0 * tf.cast(tf.reduce_max(x), tf.int32)
-            return x + tf.reduce_sum(tf.reshape(x, [rows, -1]))
-        if self.kind == "text":
-            return x + tf.cast(tf.strings.length(tf.strings.as_string(tf.cast(x, tf.float32))), x.dtype)
-        raise ValueError(self.kind)
+        return x + ODD[self.kind](x)
 
 
 def odd(input_shape, num_classes, kind="where"):
-    """A model with an `Odd` layer."""
     layers = [keras.layers.Flatten(), Odd(kind, name="odd"), keras.layers.Dense(num_classes, activation="softmax")]
     return keras.Sequential([keras.Input(input_shape), *layers])
 
@@ -335,29 +322,6 @@ def odd_loss(input_shape, num_classes):
     model = tiny(input_shape, num_classes)
     model.compile("sgd", loss=of_some)
     return model
-
-
-def ordinary(kind):
-    """A layer or two that people use, in a model that a TPU compiles: `kind` says which."""
-    layers = keras.layers
-    text, pictures, series = keras.Input((6,), dtype="int32"), keras.Input((8, 8, 3)), keras.Input((6, 8))
-    embedded = layers.Embedding(20, 8, mask_zero=True)(text)
-    inputs, x = {
-        "lstm": lambda: (text, layers.LSTM(8)(embedded)),
-        "gru": lambda: (series, layers.Flatten()(layers.Bidirectional(layers.GRU(8, return_sequences=True))(series))),
-        "attention": lambda: (
-            text,
-            layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 4)(embedded, embedded)),
-        ),
-        "convolution": lambda: (
-            pictures,
-            layers.GlobalAveragePooling2D()(
-                layers.MaxPooling2D()(layers.Dropout(0.5)(layers.BatchNormalization()(layers.Conv2D(4, 3)(pictures))))
-            ),
-        ),
-        "reshape": lambda: (series, layers.Flatten()(layers.LayerNormalization()(layers.Reshape((-1, 4))(series)))),
-    }[kind]()
-    return keras.Model(inputs, layers.Dense(3, activation="softmax", dtype="float32")(x))
 
 
 def ragged_lengths(kind="open"):
@@ -431,7 +395,6 @@ def steep():
 
 
 def steep_data():
-    """What that weight is to be: 1."""
     return (np.ones((64, 1), "float32"), np.ones((64, 1), "float32")), None
 
 

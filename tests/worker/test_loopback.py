@@ -1,14 +1,11 @@
-"""Starts TensorFlow's servers in processes of their own and asks the kernel what they listen on."""
+"""Starts TensorFlow's servers in processes of their own and asks the system what they listen on."""
 
 import json
-import os
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,7 +21,6 @@ import json, signal, sys, threading
 signal.alarm(120)  # The kernel ends a process that hangs, also one that waits for its interpreter lock.
 import tensorflow as tf
 from pipeline.worker.tensorflow import loopback
-kind, cluster, rank = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 held = loopback.listen_on_loopback_only() and loopback.listen_on_loopback_only()
 started = False
 def compete_for_the_interpreter_lock():
@@ -33,45 +29,19 @@ def compete_for_the_interpreter_lock():
 threading.Thread(target=compete_for_the_interpreter_lock, daemon=True).start()
 def server():
     try:
-        return tf.distribute.Server(cluster, job_name="worker", task_index=rank)
+        return tf.distribute.Server({"worker": [sys.argv[1]]}, job_name="worker", task_index=0)
     except tf.errors.UnknownError as error:
         return error
-if kind == "workers":
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="worker", task_id=rank, rpc_layer="grpc"
-    )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    def total():
-        replica = tf.distribute.get_replica_context()
-        return replica.all_reduce("SUM", tf.cast(replica.replica_id_in_sync_group, tf.float32) + 1.0)
-    value = float(strategy.run(tf.function(total)))
-else:
-    loopback.on_loopback, as_ever = lambda address: signal.raise_signal(signal.SIGINT), loopback.on_loopback
-    print(json.dumps([held, server().message]), flush=True)
-    sys.stdin.readline()
-    loopback.on_loopback = as_ever
-    made = server()
-    value = made.target
+loopback.on_loopback, as_ever = lambda address: signal.raise_signal(signal.SIGINT), loopback.on_loopback
+print(json.dumps([held, server().message]), flush=True)
+sys.stdin.readline()
+loopback.on_loopback = as_ever
+made = server()
 started = True
-print(json.dumps([held, value]), flush=True)
+print(json.dumps([held, made.target]), flush=True)
 while True:
     signal.pause()
 """
-
-
-@contextmanager
-def processes(kind: str, ports: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
-    cluster = json.dumps({"worker": [f"127.0.0.1:{port}" for port in ports]})
-    root = ROOT
-    with ExitStack() as stack:
-        started = []
-        for rank in range(len(ports)):
-            command = [sys.executable, "-c", PROCESS, kind, cluster, str(rank)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            process = subprocess.Popen(command, cwd=root, text=True, **pipes)
-            started.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        yield started
 
 
 def answer(process: subprocess.Popen[str]) -> list[object]:
@@ -82,17 +52,9 @@ def answer(process: subprocess.Popen[str]) -> list[object]:
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """(host, port) of every listening TCP socket of a process, from the kernel's tables: proc(5)."""
-    open_files = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
-    found = []
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and f"socket:[{inode}]" in open_files:  # 0A: TCP_LISTEN
-                address, port = local.split(":")
-                words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-                found.append((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)))
-    return found
+    """(host, port) of every listening TCP socket of a process."""
+    sockets = psutil.Process(pid).net_connections("tcp")
+    return [(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN]
 
 
 @pytest.mark.parametrize(("family", "before", "given", "expected", "after"), [
@@ -114,29 +76,25 @@ def test_only_a_wildcard_address_changes(
 
 def test_a_process_without_tensorflow_is_promised_nothing() -> None:
     code = "from pipeline.worker.tensorflow.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
-    root = ROOT
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 def test_a_ctrl_c_amid_the_bind_leaves_no_server_and_the_next_one_listens_on_loopback_only() -> None:
-    with reserved_ports(1) as ports, processes("server", ports) as (server,):
-        assert answer(server) == [True, "Could not start gRPC server"]
-        assert listening(server.pid) == []
-        print(file=server.stdin, flush=True)
-        assert answer(server) == [True, f"grpc://127.0.0.1:{ports[0]}"]
-        hosts = listening(server.pid)
-        assert {port for _, port in hosts} == set(ports)
-        assert {host for host, _ in hosts} <= LOOPBACK
-
-
-@pytest.mark.slow
-def test_two_workers_sum_over_loopback_and_listen_nowhere_else() -> None:
-    with reserved_ports(2) as ports, processes("workers", ports) as workers:
-        assert [answer(worker) for worker in workers] == [[True, 3.0], [True, 3.0]]
-        hosts = [listening(worker.pid) for worker in workers]
-        assert [{port for _, port in each} for each in hosts] == [{port} for port in ports]
-        assert {host for each in hosts for host, _ in each} <= LOOPBACK
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with reserved_ports(1) as (port,):
+        command = [sys.executable, "-c", PROCESS, f"127.0.0.1:{port}"]
+        with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as server:
+            try:
+                assert answer(server) == [True, "Could not start gRPC server"]
+                assert listening(server.pid) == []
+                print(file=server.stdin, flush=True)
+                assert answer(server) == [True, f"grpc://127.0.0.1:{port}"]
+                heard = listening(server.pid)
+            finally:
+                server.kill()
+    assert {at for _, at in heard} == {port}
+    assert {host for host, _ in heard} <= LOOPBACK
 
 
 @pytest.mark.slow

@@ -16,10 +16,12 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
+from bad_input import fault
 from batch_layouts import stream
 from conftest import QUICK, Ran, sampled
 from tensorflow.core.framework import device_attributes_pb2
 
+from pipeline import models
 from pipeline.errors import UserError
 from pipeline.launch import reach
 from pipeline.worker.data.batches import Data, spec, static_parts
@@ -107,12 +109,7 @@ def tensorflow_worker() -> Iterator[str]:
 
 def refusal(ran: Ran) -> str:
     """The one line of a command that was refused before anything was started, in less than ten seconds."""
-    assert ran.code == 2, ran.err
-    assert len(ran.err.splitlines()) == 1, ran.err
-    assert "Expected" in ran.err
-    assert "received" in ran.err
-    assert "Try " in ran.err
-    assert not [*ran.folder.rglob("*.log"), *ran.folder.rglob("plan.json")]
+    assert fault(ran) is None
     # Ten are meant; on a machine that is busy with other things it may be as many more.
     assert ran.seconds < 20
     return ran.err
@@ -153,11 +150,9 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
     with grpc_server(b"\x0a" + bytes([len(listed)]) + listed) as address:
         ran = pipeline(
             *QUICK, *TPU, f"strategy.build.address={address}", "launch.startup_timeout=12", "launch.max_restarts=0"
-        )
-    assert ran.code == 1
+        ).failed()
     assert "chief 0 did not join within 12 s" in ran.err
     assert ran.seconds < 45
-    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize(("arguments", "key"), [
@@ -253,11 +248,24 @@ def test_what_xla_cannot_compile_is_named_with_its_layer(kind, words):
         checked(lambda: make((8, 8, 1), 10))
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "attention", "convolution", "reshape"])
-def test_ordinary_layers_pass(kind):
-    x = {"lstm": tf.zeros((2, 6), tf.int32), "attention": tf.zeros((2, 6), tf.int32),
-         "convolution": tf.zeros((2, 8, 8, 3))}.get(kind, tf.zeros((2, 6, 8)))  # fmt: skip
-    checked(lambda: own.ordinary(kind), (x, tf.zeros((2,), tf.int32)))
+def reshaped() -> keras.Model:
+    layers = keras.layers
+    inside = [layers.Reshape((-1, 4)), layers.Bidirectional(layers.GRU(8, return_sequences=True)), layers.Flatten()]
+    outputs = layers.Dense(10, activation="softmax", dtype="float32")
+    return keras.Sequential([keras.Input((8, 8, 1)), *inside, outputs])
+
+
+WORDS = tf.zeros((2, 6), tf.int32), tf.zeros((2, 6), tf.int32)
+
+
+@pytest.mark.parametrize(("make", "sample"), [
+    (own.masked, WORDS),
+    (partial(models.transformer, input_shape=(6,), num_classes=20, blocks=1, width=8, heads=2), WORDS),
+    (partial(own.normalised, (8, 8, 1), 10), SAMPLE),
+    (reshaped, SAMPLE),
+], ids=["lstm", "attention", "convolution", "gru"])  # fmt: skip
+def test_ordinary_layers_pass(make, sample):
+    checked(make, sample)
 
 
 @pytest.mark.parametrize(("optimizer", "words"), [
