@@ -1,7 +1,5 @@
 """What a training goes on with beside weights and slots is the same in all processes, and in all that go on with it."""
 
-from importlib.util import find_spec
-
 import beside
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ TRAINED = (
     f"train.global_batch={beside.BATCH}",
 )  # fmt: skip
 CHANGED = ("model.build._target_=beside.net", "train.callbacks=[{_target_: beside.Changing}]")
-JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 TOLERANCE = 1e-5
 
 
@@ -32,10 +29,10 @@ def in_keras():
 
 @pytest.mark.parametrize("layout", [
     ("strategy=multi_worker", "workers=2"),
-    *(pytest.param(layout, marks=pytest.mark.slow) for layout in sampled(
-        [("strategy=mirrored", "workers=2"), ("strategy=parameter_server", "workers=1")], 1)),
-    *(pytest.param(layout, marks=[pytest.mark.slow, JAX]) for layout in sampled(
-        [("strategy=one_device", "backend=jax"), ("strategy=multi_worker", "workers=2", "backend=jax")], 1)),
+    *(pytest.param(*sampled(layouts, 1), marks=pytest.mark.slow) for layouts in (
+        [("strategy=mirrored", "workers=2"), ("strategy=parameter_server", "workers=1")],
+        [("strategy=one_device", "backend=jax"), ("strategy=multi_worker", "workers=2", "backend=jax")],
+    )),
 ], ids=" ".join)  # fmt: skip
 def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras, layout):
     expected, logs = in_keras

@@ -25,35 +25,32 @@ SMALL = (*QUICK, "train.epochs=2", "train.replica_batch=8", "workers=2")
 SAID = {
     "as it should be": None,
     "lists": None,
-    "label -1": "Expected labels from 0 to 9, one for each output of kinds, received -1 for example 5 of the training "
-    "data, 1 of 64 labels being others. Try ignore_class=-1 in the loss if -1 stands for none, or putting",
-    "label 99": "received 99 for example 5 of the training data, 1 of 64 labels being others. "
-    "Try a model of 100 outputs, or putting the labels right",
-    "text": "Expected numbers as y of the training data, received text, such as 'class 0'. Try numpy.unique",
-    "text in objects": "Expected numbers as y of the training data, received text, such as 'class 0'. Try numpy",
-    "one-hot": "Expected class numbers as the labels of kinds, whose loss is sparse categorical cross-entropy, "
-    "received labels of 10 numbers each, as one-hot ones are. Try the loss categorical_crossentropy, or y.argmax(-1).",
-    "unequal": "Expected as many examples in each array of the training data, received 64 in x, 60 in y. Try",
+    "label -1": "received -1 for example 5 of the training data, 1 of 64 labels being others. Try ignore_class=-1 in",
+    "label 99": "received 99 for example 5 of the training data, 1 of 64 labels being others. Try a model of 100 out",
+    "text": "as y of the training data, received text, such as 'class 0'. Try numpy.unique",
+    "text in objects": "as y of the training data, received text, such as 'class 0'. Try numpy",
+    "one-hot": "as one-hot ones are. Try the loss categorical_crossentropy, or y.argmax(-1).",
+    "unequal": "received 64 in x, 60 in y. Try",
     "weights": "received 64 in x, 64 in y, 63 in sample_weight. Try",
-    "no y": "Expected labels for the model's loss, received data of x alone. Try (x, y)",
+    "no y": "received data of x alone. Try (x, y)",
     "rows": "received a list of 64 arrays, which stands for as many inputs. Try numpy.stack(x).",
-    "sparse": "Expected dense arrays, received csr_matrix as x of the training data. Try .toarray().",
-    "ragged": "Expected dense arrays, received RaggedTensor as x of the training data. Try .to_tensor().",
-    "uneven lists": "Expected rows of one length in x of the training data, received a list of others. Try keras.utils",
-    "objects": "Expected numbers as x of the training data, received an array of objects (float). Try .astype",
+    "sparse": "received csr_matrix as x of the training data. Try .toarray().",
+    "ragged": "received RaggedTensor as x of the training data. Try .to_tensor().",
+    "uneven lists": "in x of the training data, received a list of others. Try keras.utils",
+    "objects": "as x of the training data, received an array of objects (float). Try .astype",
     "rows in objects": "received an array of objects (ndarray). Try numpy.stack",
-    "dates": "Expected numbers as y of the training data, received datetime64[s]. Try",
-    "one number": "Expected an array as y of the training data, received 3. Try numpy.array",
-}  # fmt: skip
+    "dates": "as y of the training data, received datetime64[s]. Try",
+    "one number": "as y of the training data, received 3. Try numpy.array",
+}
 # What a run alone is given so.
 OF_A_RUN = {
-    "four": "Expected training data as (x, y) or (x, y, sample_weight), received 4 of them. Try",
-    "weights of nothing": "Expected training data as (x, y) or (x, y, sample_weight), received y of None. Try zeros as",
+    "four": "training data as (x, y) or (x, y, sample_weight), received 4 of them. Try",
+    "weights of nothing": "training data as (x, y) or (x, y, sample_weight), received y of None. Try zeros as",
     "none": "Expected training data with examples, received none.",
     "generator": "Expected training data that can be read again in each epoch, received a generator, which ends once",
     "batched": "received one of batches, x of [None, 6] and y of [None]. Try to leave out .batch, or dataset.unbatch",
     "set of -1": "received 1 that cannot: example 5 of the data set has label -1. Try data.num_classes=10 data.on",
-    "set of text": "Expected numbers as y of the training data set, received text. Try keras.layers.StringLookup",
+    "set of text": "as y of the training data set, received text. Try keras.layers.StringLookup",
     "set of ragged": "Expected a training data set of dense tensors, received a RaggedTensorSpec in it. Try .to_tensor",
     "set of one-hot": "Expected class numbers as the labels of kinds",
 }
