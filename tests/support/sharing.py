@@ -1,6 +1,6 @@
 """What processes that share memory come to, as JSON on the standard output: `python sharing.py WHAT`.
 
-They are forked from this one, which has imported JAX at most, and uses nothing of it.
+They are forked from this one, which has imported JAX, and uses nothing of it.
 """
 
 import json
@@ -147,21 +147,27 @@ def at_meeting(memory, number, number_of_signal):
     memory._meet = met
 
 
-def killed(meeting):
-    """(error, seconds until it comes) in processes of which one is killed as it is to meet the others for that time.
+def killed(meeting, by_jax=False):
+    """(error, is it known for a lost peer, seconds until it comes) in processes of which one is killed as it is to meet
+    the others for that time.
 
     The second is the first of a sum of many rounds.
     """
 
     def work(memory, rank, told):
-        memory.sum(np.ones(4))
+        add, is_known = memory.sum, lambda error: isinstance(error, PeerLostError)
+        if by_jax:
+            jax, engine, in_graph = compiling(memory)
+            compiled, is_known = jax.jit(lambda vector: in_graph([vector])[0]), engine.lost_a_peer
+            add = lambda vector: compiled(vector).block_until_ready()  # noqa: E731
+        add(np.ones(10, np.float32))
         if rank == 1:
             at_meeting(memory, meeting, signal.SIGKILL)
         started = time.monotonic()
         try:
-            memory.sum(np.ones(10**6))
-        except PeerLostError as error:
-            return str(error), time.monotonic() - started
+            add(np.ones(10**6, np.float32))
+        except Exception as error:
+            return str(error), is_known(error), time.monotonic() - started
         return None
 
     return together(3, work, looks_seconds=1e-4)
@@ -187,7 +193,7 @@ def compiled(count):
     """Sizes of which the sums that a compiled loop of JAX makes differ from those in order."""
 
     def work(memory, rank, told):
-        jax, add = compiling(memory)
+        jax, _, add = compiling(memory)
         loop = jax.jit(lambda vector: jax.lax.map(lambda turn: add([vector * turn])[0], np.float32([1, 2, 0.5, 1])))
         found = []
         for size in SIZES[1:]:
@@ -202,36 +208,15 @@ def compiled(count):
     return together(count, work)
 
 
-def compiled_killed():
-    """[(error, is it known for a lost peer, seconds until it comes)] in JAX's processes of which one is killed."""
-
-    def work(memory, rank, told):
-        jax, add = compiling(memory)
-        from pipeline.worker.jax.engine import JaxEngine
-
-        summed = jax.jit(lambda vector: add([vector])[0])
-        summed(np.ones(10, np.float32)).block_until_ready()
-        if rank == 1:
-            at_meeting(memory, 3, signal.SIGKILL)
-        started = time.monotonic()
-        try:
-            summed(np.ones(10**6, np.float32)).block_until_ready()
-        except Exception as error:
-            return str(error), JaxEngine.lost_a_peer(error), time.monotonic() - started
-        return None
-
-    return together(3, work, looks_seconds=1e-4)
-
-
 def compiling(memory=None):
-    """(JAX, what adds in its compiled functions), once they are imported."""
+    """(JAX, its engine, what adds in its compiled functions), once they are imported."""
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     import jax
 
     from pipeline.worker.jax.bucket import adding
-    from pipeline.worker.jax.engine import JaxEngine  # noqa: F401
+    from pipeline.worker.jax.engine import JaxEngine
 
-    return jax, memory and adding(memory)
+    return jax, JaxEngine, memory and adding(memory)
 
 
 def unable():
@@ -271,6 +256,5 @@ def left():
 
 if __name__ == "__main__":
     asked = [(what, *what.split(":")) for what in sys.argv[1:]]
-    if any("compiled" in what for what in sys.argv[1:]):
-        compiling()
+    compiling()
     print(json.dumps({what: globals()[name](*map(int, given)) for what, name, *given in asked}))

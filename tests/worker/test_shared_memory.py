@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from importlib.util import find_spec
 
 import pytest
 from ports import reserved_ports
@@ -11,13 +10,15 @@ from scripts import answers, begun, came
 
 @pytest.fixture(scope="module")
 def found():
-    ways = "sums:2 sums:3 gathered mismatched killed:2 killed:5 stopped unable another_user"
-    return came("sharing", *ways.split(), timeout=120)
+    sums, killed = "sums:2 sums:3 compiled:2 compiled:3", "killed:2 killed:5 killed:3:1"
+    return came("sharing", *f"{sums} {killed} gathered mismatched stopped unable another_user".split(), timeout=120)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_all_types_are_added_in_the_order_of_ranks_to_the_last_bit_in_each_repetition(found, count):
-    assert found[f"sums:{count}"] == [[]] * count
+# In a loop that JAX compiled too.
+@pytest.mark.parametrize("way", ["sums", "compiled"])
+def test_all_types_are_added_in_the_order_of_ranks_to_the_last_bit_in_each_repetition(found, way, count):
+    assert found[f"{way}:{count}"] == [[]] * count
 
 
 def test_rows_of_all_come_in_the_order_of_ranks_however_many_each_has(found):
@@ -32,12 +33,15 @@ def test_processes_that_add_other_things_or_in_another_order_end_by_name(found):
     assert "float32[3] on rank 0, and number 1, sums of float32[4] on rank 1" in found["mismatched"][0]
 
 
-@pytest.mark.parametrize("meeting", [2, 5])
-def test_a_killed_process_ends_the_wait_of_all_others_before_a_sum_and_in_the_middle_of_one(found, meeting):
-    first, gone, third = found[f"killed:{meeting}"]
+@pytest.mark.parametrize(("way", "words"), [
+    ("killed:2", "has gone"), ("killed:5", "has gone"), ("killed:3:1", "UNAVAILABLE: PeerLostError: "),
+], ids=["before a sum", "in the middle of one", "in a function that JAX compiled"])  # fmt: skip
+def test_a_killed_process_ends_the_wait_of_all_others(found, way, words):
+    first, gone, third = found[way]
     assert gone is None
-    for said, seconds in (first, third):
-        assert "has gone" in said
+    for said, is_known, seconds in (first, third):
+        assert words in said
+        assert is_known
         assert seconds < 5
 
 
@@ -46,19 +50,6 @@ def test_a_process_stopped_in_the_middle_of_a_sum_is_waited_for_without_taking_a
     assert waited > 0.9
     assert busy < 0.4
     assert total == its_total == 3e6
-
-
-@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
-def test_a_loop_that_jax_compiled_adds_in_the_order_of_ranks_to_the_last_bit_and_ends_where_a_process_is_killed():
-    made = came("sharing", "compiled:2", "compiled:3", "compiled_killed", timeout=120)
-    assert made["compiled:2"] == [[]] * 2
-    assert made["compiled:3"] == [[]] * 3
-    first, gone, third = made["compiled_killed"]
-    assert gone is None
-    for said, is_known, seconds in (first, third):
-        assert said.startswith("UNAVAILABLE: PeerLostError: ")
-        assert is_known
-        assert seconds < 5
 
 
 @pytest.mark.parametrize(
