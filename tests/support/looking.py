@@ -38,8 +38,6 @@ WAYS = {
 
 @keras.saving.register_keras_serializable("looking")
 class Looking(keras.layers.Layer):
-    """Does one of these with its batch."""
-
     def __init__(self, way, **kwargs):
         super().__init__(**kwargs)
         self.way = way
@@ -76,16 +74,11 @@ def pairs(y_true, y_pred):
 
 
 @keras.saving.register_keras_serializable("looking")
-class RawMean(keras.layers.Layer):
-    """Keeps a mean in a variable of TensorFlow's, which Keras does not know of."""
+class RawMean(RunningMean):
+    """Keeps its mean in a variable of TensorFlow's, which Keras does not know of."""
 
     def build(self, shape):
         self.mean = tf.Variable(tf.zeros(shape[1:]), trainable=False)
-
-    def call(self, x, training=False):
-        if training:
-            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, axis=0))
-        return x
 
 
 @keras.saving.register_keras_serializable("looking")

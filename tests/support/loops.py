@@ -6,11 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline.record.findings import Check
 from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
-from pipeline.worker.layout import BEGINNING, BatchLayout, Position
+from pipeline.worker.layout import BEGINNING, BatchLayout, Position, ReplicaPlace
 from pipeline.worker.tensorflow import build, custom_steps
 from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
+from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop
 
 
@@ -44,3 +46,13 @@ def loop_over(
         model, strategy, data(part, shuffle), data(held_out, False) if validates else None,
         position=position, collective=collective, gather=gather,
     )  # fmt: skip
+
+
+def checked(loop: Loop, part: Any, collective: Any = None) -> Check:
+    """Returns what a step of all replicas on a few examples differs in from one device's."""
+    replicas = loop.strategy.num_replicas_in_sync
+
+    def rows(first: int, count: int) -> Any:
+        return tf.nest.map_structure(lambda leaf: tf.constant(leaf[first : first + count]), part)
+
+    return check(loop, collective or loop.collective, ReplicaPlace(0, replicas, replicas), rows)

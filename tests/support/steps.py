@@ -89,43 +89,6 @@ def gan(noisy=True, normalised=False, looking=None):
     return model
 
 
-class WGAN(GAN):
-    """Several critic steps for each of the generator, and a penalty on gradients; as Keras's example has it."""
-
-    def penalty(self, real, fake):
-        interpolated = 0.5 * (real + fake)
-        with tf.GradientTape() as tape:
-            tape.watch(interpolated)
-            pred = self.discriminator(interpolated, training=True)
-        grads = tape.gradient(pred, [interpolated])[0]
-        norm = ops.sqrt(1e-6 + ops.sum(ops.square(grads), axis=1))
-        return ops.mean((norm - 1.0) ** 2)
-
-    def train_step(self, real_images):
-        real_images = real_images[0] if isinstance(real_images, tuple) else real_images
-        for _ in range(3):
-            with tf.GradientTape() as tape:
-                fake = self.generator(self.latent(real_images), training=True)
-                fake_logits = self.discriminator(fake, training=True)
-                real_logits = self.discriminator(real_images, training=True)
-                d_cost = ops.mean(fake_logits) - ops.mean(real_logits)
-                d_loss = d_cost + 10.0 * self.penalty(real_images, fake)
-            gradient = tape.gradient(d_loss, self.discriminator.trainable_variables)
-            self.d_optimizer.apply_gradients(zip(gradient, self.discriminator.trainable_variables, strict=True))
-        with tf.GradientTape() as tape:
-            g_loss = -ops.mean(self.discriminator(self.generator(self.latent(real_images), training=True)))
-        gradient = tape.gradient(g_loss, self.generator.trainable_variables)
-        self.g_optimizer.apply_gradients(zip(gradient, self.generator.trainable_variables, strict=True))
-        return {"d_loss": d_loss, "g_loss": g_loss}
-
-
-def wgan():
-    """A critic and a generator of points."""
-    model = WGAN(dense(6, 8, 1), dense(4, 8, 6), 4, noisy=False)
-    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01), loss_fn=None)
-    return model
-
-
 class Sampling(layers.Layer):
     """Draws z from its mean and log-variance."""
 
@@ -146,13 +109,11 @@ class VAE(keras.Model):
         super().__init__(**kwargs)
         self.encoder, self.decoder, self.noisy = encoder, decoder, noisy
         self.sampling = Sampling()
-        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
-        self.reconstruction_loss_tracker = keras.metrics.Mean(name="reconstruction_loss")
-        self.kl_loss_tracker = keras.metrics.Mean(name="kl_loss")
+        self.trackers = [keras.metrics.Mean(name=name) for name in ("total_loss", "reconstruction_loss", "kl_loss")]
 
     @property
     def metrics(self):
-        return [self.total_loss_tracker, self.reconstruction_loss_tracker, self.kl_loss_tracker]
+        return self.trackers
 
     def parts(self, data):
         z_mean, z_log_var = ops.split(self.encoder(data), 2, axis=1)
@@ -163,14 +124,11 @@ class VAE(keras.Model):
         return reconstruction_loss, ops.mean(ops.sum(kl_loss, axis=1))
 
     def results(self, reconstruction_loss, kl_loss):
-        self.total_loss_tracker.update_state(reconstruction_loss + kl_loss)
-        self.reconstruction_loss_tracker.update_state(reconstruction_loss)
-        self.kl_loss_tracker.update_state(kl_loss)
-        return {
-            "loss": self.total_loss_tracker.result(),
-            "reconstruction_loss": self.reconstruction_loss_tracker.result(),
-            "kl_loss": self.kl_loss_tracker.result(),
-        }
+        losses = reconstruction_loss + kl_loss, reconstruction_loss, kl_loss
+        for tracker, loss in zip(self.trackers, losses, strict=True):
+            tracker.update_state(loss)
+        names = "loss", "reconstruction_loss", "kl_loss"
+        return {name: tracker.result() for name, tracker in zip(names, self.trackers, strict=True)}
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
@@ -185,7 +143,6 @@ class VAE(keras.Model):
 
 
 def vae(noisy=True):
-    """An autoencoder of points."""
     model = VAE(dense(6, 8, 4), dense(2, 8, 6), noisy)
     model.compile(optimizer=keras.optimizers.Adam(0.01))
     return model
@@ -227,7 +184,6 @@ class Distiller(keras.Model):
 
 
 def distiller():
-    """A student of a teacher that stays as it is."""
     model = Distiller(dense(6, 4, 3), dense(6, 16, 3))
     model.compile(
         optimizer=keras.optimizers.Adam(0.01),
@@ -238,81 +194,15 @@ def distiller():
     return model
 
 
-class Contrastive(keras.Model):
-    """As in Keras's SimCLR example: pairs of views, and a probe with an optimizer of its own."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.encoder, self.head, self.probe = dense(6, 8, width), dense(width, width), layers.Dense(3)
-        self.temperature = 0.1
-        self.augment = layers.GaussianNoise(0.1, seed=3)
-
-    def compile(self, contrastive_optimizer, probe_optimizer, **kwargs):
-        super().compile(**kwargs)
-        self.contrastive_optimizer, self.probe_optimizer = contrastive_optimizer, probe_optimizer
-        self.probe_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.contrastive_loss_tracker = keras.metrics.Mean(name="c_loss")
-        self.contrastive_accuracy = keras.metrics.SparseCategoricalAccuracy(name="c_acc")
-        self.probe_loss_tracker = keras.metrics.Mean(name="p_loss")
-        self.probe_accuracy = keras.metrics.SparseCategoricalAccuracy(name="p_acc")
-
-    @property
-    def metrics(self):
-        return [
-            self.contrastive_loss_tracker, self.contrastive_accuracy, self.probe_loss_tracker, self.probe_accuracy,
-        ]  # fmt: skip
-
-    def contrastive_loss(self, one, other):
-        one, other = ops.normalize(one, axis=1), ops.normalize(other, axis=1)
-        similarities = ops.matmul(one, ops.transpose(other)) / self.temperature
-        labels = ops.arange(ops.shape(one)[0])
-        self.contrastive_accuracy.update_state(labels, similarities)
-        self.contrastive_accuracy.update_state(labels, ops.transpose(similarities))
-        loss = keras.losses.sparse_categorical_crossentropy
-        there, back = loss(labels, similarities, True), loss(labels, ops.transpose(similarities), True)
-        return ops.mean((there + back) / 2)
-
-    def train_step(self, data):
-        x, labels = data
-        with tf.GradientTape() as tape:
-            views = [self.head(self.encoder(self.augment(x, training=True))) for _ in range(2)]
-            contrastive_loss = self.contrastive_loss(*views)
-        weights = self.encoder.trainable_weights + self.head.trainable_weights
-        self.contrastive_optimizer.apply_gradients(zip(tape.gradient(contrastive_loss, weights), weights, strict=True))
-        self.contrastive_loss_tracker.update_state(contrastive_loss)
-        with tf.GradientTape() as tape:
-            logits = self.probe(self.encoder(x, training=False), training=True)
-            probe_loss = self.probe_loss(labels, logits)
-        weights = self.probe.trainable_weights
-        self.probe_optimizer.apply_gradients(zip(tape.gradient(probe_loss, weights), weights, strict=True))
-        self.probe_loss_tracker.update_state(probe_loss)
-        self.probe_accuracy.update_state(labels, logits)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-    def test_step(self, data):
-        x, labels = data
-        logits = self.probe(self.encoder(x, training=False), training=False)
-        self.probe_loss_tracker.update_state(self.probe_loss(labels, logits))
-        self.probe_accuracy.update_state(labels, logits)
-        return {metric.name: metric.result() for metric in self.metrics[2:]}
-
-
-def contrastive():
-    """A model of pairs of views of points."""
-    model = Contrastive()
-    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
-    return model
-
-
 class Classifier(keras.Model):
     """Two layers under two optimizers, trained in one of several `ways` in which people write a step."""
 
-    def __init__(self, way, optimizer="sgd"):
+    def __init__(self, way):
         super().__init__()
         self.way = getattr(self, way)
         self.table = layers.Embedding(8, 5)
         self.inner, self.outer = layers.Dense(5, activation="tanh"), layers.Dense(3)
-        self.optimizers = {"inner": keras.optimizers.get(optimizer), "outer": keras.optimizers.Adam(0.01)}
+        self.optimizers = {"inner": keras.optimizers.SGD(0.01), "outer": keras.optimizers.Adam(0.01)}
         self.mean_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
         self.tracker = keras.metrics.Mean(name="tracked")
@@ -420,13 +310,27 @@ class Classifier(keras.Model):
         self.optimizers["outer"].apply(second, variables)
         return loss
 
-    def scaled(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
-            larger = self.optimizers["inner"].scale_loss(loss)
-        variables = self.everything
-        self.optimizers["inner"].apply_gradients(zip(tape.gradient(larger, variables), variables, strict=True))
-        return loss
+    def penalized(self, x, y):
+        """Adds how steep outputs are in inputs, as WGANs do."""
+
+        def loss():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                sums = ops.sum(self(x, training=True), axis=1)
+            norms = ops.sqrt(1e-6 + ops.sum(ops.square(tape.gradient(sums, x)), axis=1))
+            return self.loss_of(x, y) + 10.0 * ops.mean((norms - 1.0) ** 2)
+
+        return self.descended(loss)
+
+    def of_pairs(self, x, y):
+        """Tells each example from all others, as contrastive losses do."""
+
+        def loss():
+            unit = ops.normalize(self(x, training=True), axis=1)
+            similarities = ops.matmul(unit, ops.transpose(unit)) / 0.1
+            return self.mean_loss(ops.arange(ops.shape(x)[0]), similarities)
+
+        return self.descended(loss)
 
     def by_results(self, x, y):
         loss = self.descended(lambda: self.loss_of(x, y), weighed=lambda loss: loss * (2.0 - self.accuracy.result()))
@@ -449,9 +353,8 @@ class Classifier(keras.Model):
         return loss
 
 
-def classifier(way, optimizer="sgd"):
-    """A classifier of points that is trained in a way of its own."""
-    model = Classifier(way, optimizer)
+def classifier(way):
+    model = Classifier(way)
     model.compile()
     return model
 

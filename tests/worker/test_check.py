@@ -7,28 +7,22 @@ from typing import Any
 import keras
 import looking
 import numpy as np
+import own
 import pytest
-import steps as own
+import steps
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 import whole
 from conftest import sampled
 from keras import layers, ops
-from loops import loop_over
+from loops import checked, loop_over
 from tensorflow.python.distribute import mirrored_run
 
 from pipeline import models
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
-from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.step import optimizers
-
-
-def rows(part: Any, first: int, count: int) -> Any:
-    return tf.nest.map_structure(lambda leaf: tf.constant(leaf[first : first + count]), part)
 
 
 def pausable(
@@ -39,11 +33,10 @@ def pausable(
     return loop_over(make, part, strategy, 4, False, collective=Pausable(over(strategy)), gather=gather)
 
 
-def checked(
+def found_of(
     strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any, gather: bool = False
 ) -> Check:
-    loop, replicas = pausable(strategy, make, part, gather), strategy.num_replicas_in_sync
-    return check(loop, loop.collective, ReplicaPlace(0, replicas, replicas), lambda *number: rows(part, *number))
+    return checked(pausable(strategy, make, part, gather), part)
 
 
 def compiled(model: keras.Model, loss: Any = "sparse_categorical_crossentropy", **named: Any) -> keras.Model:
@@ -61,6 +54,7 @@ def reduced(reduction: str) -> keras.losses.Loss:
 
 
 NUMBERS, _ = looking.numbers()
+POINTS, UNLABELLED = steps.points()[0], steps.points(labelled=False)[0]
 CHANCE = np.random.default_rng(1)
 PICTURES = CHANCE.uniform(size=(8, 16, 16, 3)).astype("float32"), (np.arange(8) % 10).astype("int32")
 WORDS = CHANCE.integers(0, 20, (8, 7)), (np.arange(8) % 10).astype("int32")
@@ -98,25 +92,6 @@ class Penalized(layers.Layer):
     def call(self, x: Any) -> Any:
         self.add_loss(0.1 * ops.mean(ops.square(x)))
         return x
-
-
-class Two(keras.Model):
-    """Several inputs and outputs, of a class of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = layers.Dense(10, activation="softmax"), layers.Dense(1)
-
-    def call(self, x: Any) -> Any:
-        return {"kind": self.first(x["a"]), "size": self.second(ops.concatenate([x["a"], x["b"]], -1))}
-
-
-def two() -> tuple[keras.Model, Any]:
-    model = Two()
-    model.compile("adamw", {"kind": "sparse_categorical_crossentropy", "size": "mse"},
-                  metrics={"kind": ["accuracy"], "size": ["mae"]}, loss_weights={"kind": 1.0, "size": 0.3})  # fmt: skip
-    x, y = NUMBERS
-    return model, ({"a": x, "b": x[:, :2]}, {"kind": y, "size": x[:, :1]})
 
 
 def attention() -> keras.Model:
@@ -159,11 +134,13 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
     "weights": lambda: (dense(weighted_metrics=["accuracy"], optimizer="adamw"), WEIGHTED),
     "sum": lambda: (dense(loss=reduced("sum")), NUMBERS),
     "mean by weight": lambda: (dense(loss=reduced("mean_with_sample_weight")), WEIGHTED),
-    "two": two,
+    "two": lambda: (own.two_headed(), own.two_headed_data(64)[0]),
     "metrics": lambda: (compiled(keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")]),
                                  "binary_crossentropy", metrics=["auc", "precision", "recall", "accuracy",
                                                                  keras.metrics.F1Score(threshold=0.5)]),
                         (ONES[0], ONES[1][:, None])),
+    "own gan": lambda: (steps.gan(normalised=True), UNLABELLED),
+    "own vae": lambda: (steps.vae(), UNLABELLED),
     "noise": lambda: (dense(*map(Noisy, ("keras", "tensorflow", "whole", "gamma", "generator", "numpy"))), NUMBERS),
 }  # fmt: skip
 
@@ -179,7 +156,7 @@ LONG = ("resnet20", "words")
 )
 def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
     _, part = EQUAL[name]()
-    found = checked(mirrored, lambda: EQUAL[name]()[0], part)
+    found = found_of(mirrored, lambda: EQUAL[name]()[0], part)
     assert found.outcome == "equal", found
     assert found.differences == []
 
@@ -188,32 +165,43 @@ def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
 OUTPUT = "layer looking, which does not treat each example by itself. Try a layer that does"
 STATE = "looking/mean is assigned from each replica's own part of the batch. Try keras.layers.BatchNormalization"
 FOUND = {
-    **dict.fromkeys(("batch softmax", "own normalization", "minibatch", "shared", "condition"), ("output", OUTPUT)),
-    **dict.fromkeys(("running mean", "averaged mean", "raw mean"), ("state", STATE)),
-    "running maximum": ("state", "looking/largest is assigned from each replica's own part of the batch."),
-    "weighed": ("gradient", "a gradient is made of a replica's part of the batch as a whole, at before/bias or after"),
+    **dict.fromkeys(("batch softmax", "own normalization", "minibatch", "shared"), ("output", "looking", OUTPUT)),
+    **dict.fromkeys(("running mean", "averaged mean", "raw mean"), ("state", "looking", STATE)),
+    "running maximum": ("state", "looking", "looking/largest is assigned from each replica's own part of the batch."),
+    "weighed": ("gradient", "", "a gradient is made of a replica's part of the batch as a whole, at before/bias or "),
 }
+# A model that replicas train otherwise than one device, its data, and what is told first: its kind, name and cause.
+DIFFERENT: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
+    # What draws numbers hides nothing; that nothing else is needed is shown by one of them.
+    **{layer: (partial(looking.model, layer, dropout=0.5), NUMBERS, *told) for layer, told in FOUND.items()},
+    "batch softmax alone": (partial(looking.model, "batch softmax"), NUMBERS, "output", "looking", OUTPUT),
+    "condition": (partial(looking.model, "condition"), NUMBERS, "output", "looking", OUTPUT),
+    "own pairs": (partial(steps.classifier, "of_pairs"), POINTS, "loss", "loss", "no mean over examples, such as one"),
+    "own running mean": (steps.centred, POINTS, "state", "centre", "is assigned from each replica's own part of"),
+    "own minibatch": (lambda: steps.gan(looking=looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
+                      "looking", "It begins in layer looking, which does not treat each example by itself"),
+}  # fmt: skip
+SLOW = ("own running mean", "own minibatch")
 
 
-# What draws numbers hides nothing; that nothing else is needed is shown by one of them.
 @pytest.mark.parametrize(
-    ("layer", "dropout"),
-    [*((layer, 0.5) for layer in FOUND if layer != "condition"), ("batch softmax", 0.0), ("condition", 0.0)],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in DIFFERENT]
 )
-def test_a_layer_that_looks_at_its_batch_is_found_and_named(layer: str, dropout: float, mirrored):
-    what, words = FOUND[layer]
-    found = checked(mirrored, lambda: looking.model(layer, dropout=dropout), NUMBERS)
-    assert found.outcome == "different"
+def test_a_model_that_looks_at_its_batch_is_found_and_what_does_is_named(name: str, mirrored):
+    make, part, what, named, words = DIFFERENT[name]
+    found = found_of(mirrored, make, part)
+    assert found.outcome == "different", found
     assert found.differences[0].what == what
-    assert "looking" in found.differences[0].name or what == "gradient"
+    assert named in found.differences[0].name
     assert found.differences[0].relative > 0.01
     assert words in f"{found.cause} {found.advice}"
     assert "train.check=off" in found.advice
+    assert not found.noted
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_a_loss_over_pairs_is_found_and_gathering_offered_which_makes_it_equal(dropout: float, mirrored):
-    found = checked(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS)
+    found = found_of(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS)
     loss, *others = found.differences
     assert (loss.what, loss.name) == ("loss", "loss")
     assert abs(loss.replicas - loss.one_device) > 0.1
@@ -221,7 +209,7 @@ def test_a_loss_over_pairs_is_found_and_gathering_offered_which_makes_it_equal(d
     assert "the loss is no mean over examples" in found.cause
     assert found.advice.startswith("Try train.gather=true")
     assert f"loss {loss.replicas:.4g} in place of {loss.one_device:.4g}, gradient of before/kernel by" in found.said(2)
-    gathered = checked(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS, gather=True)
+    gathered = found_of(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS, gather=True)
     assert gathered.outcome == "equal"
 
 
@@ -236,68 +224,19 @@ def test_threads_of_replicas_are_waited_for_no_longer_than_they_live(mirrored, m
     # They may have ended before anybody looks.
     alive = mirrored_run._MirroredReplicaThread.is_alive
     monkeypatch.setattr(mirrored_run._MirroredReplicaThread, "is_alive", lambda one: not waits or alive(one))
-    assert checked(mirrored, dense, NUMBERS).outcome == "equal"
+    assert found_of(mirrored, dense, NUMBERS).outcome == "equal"
     assert waits
     assert max(waits) < 0.1
 
 
-POINTS, UNLABELLED = own.points()[0], own.points(labelled=False)[0]
-# Models of which a step of their own trains on replicas what it trains on one device.
-OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {
-    "normalised gan": (partial(own.gan, normalised=True), UNLABELLED),
-    "wgan": (own.wgan, UNLABELLED),
-    "vae": (own.vae, UNLABELLED),
-    "distiller": (own.distiller, POINTS),
-    "keras's": (own.by_keras, POINTS),
-    **{way: (partial(own.classifier, way), POINTS)
-       for way in ("in_functions", "summed_loss", "clipped", "by_jacobian", "sharpness_aware", "several_times")},
-}  # fmt: skip
-
-
-# Each takes seconds: other ones in each run of CI.
-@pytest.mark.parametrize("name", sampled(list(OWN_EQUAL), 3))
-def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_changed(name: str, mirrored):
-    make, part = OWN_EQUAL[name]
-    loop = pausable(mirrored, make, part)
-    variables = [*loop.model.variables, *(one for made in optimizers(loop.model) for one in made.variables)]
-    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    found = check(loop, loop.collective, ReplicaPlace(0, 2, 2), lambda *number: rows(part, *number))
-    assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
-    for variable, value in zip(variables, before, strict=True):
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
-
-
-# What is told first of a step of its own that is not, by kind and name, and of its cause.
-OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
-    "pairs": (own.contrastive, POINTS, "loss", "c_loss", "the loss is no mean over examples, such as one over pairs"),
-    "running mean": (own.centred, POINTS, "state", "centre", "is assigned from each replica's own part of the batch"),
-    "minibatch": (lambda: own.gan(looking=looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
-                  "looking", "It begins in layer looking, which does not treat each example by itself"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", ["pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in OWN_FOUND if name != "pairs")]
-)
-def test_a_step_of_its_own_that_looks_at_its_batch_is_found(name: str, mirrored):
-    make, part, what, named, words = OWN_FOUND[name]
-    found = checked(mirrored, make, part)
-    assert found.outcome == "different", found
-    assert found.differences[0].what == what
-    assert named in found.differences[0].name
-    assert words in found.cause
-    assert "train.check=off" in found.advice
-    assert not found.noted
-
-
 def test_a_loss_that_a_note_tells_of_is_not_told_twice(mirrored):
     for make, part in (
-        (partial(own.classifier, "summed_by_hand"), POINTS),
+        (partial(steps.classifier, "summed_by_hand"), POINTS),
         (partial(looking.model, loss="pairs"), NUMBERS),
     ):
-        found = checked(mirrored, make, part)
+        found = found_of(mirrored, make, part)
         assert (found.outcome, found.noted) == ("different", True)
-    assert not checked(mirrored, partial(looking.model, "batch softmax"), NUMBERS).noted
+    assert not found_of(mirrored, partial(looking.model, "batch softmax"), NUMBERS).noted
 
 
 def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metrics(mirrored, monkeypatch):
@@ -309,10 +248,10 @@ def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metr
 
     loop = pausable(mirrored, looking.model, NUMBERS)
     forgets = Forgetting(over(mirrored))
-    found = check(loop, forgets, ReplicaPlace(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    found = checked(loop, NUMBERS, forgets)
     assert {difference.what for difference in found.differences} == {"loss", "gradient"}
     monkeypatch.setattr(loop, "metrics", lambda: {"accuracy": 0.75})
-    found = check(loop, loop.collective, ReplicaPlace(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    found = checked(loop, NUMBERS)
     (metric,) = found.differences
     assert (metric.what, metric.name, metric.replicas) == ("metric", "accuracy", 0.75)
     assert "What accuracy keeps is not added up over replicas" in found.cause
@@ -325,9 +264,9 @@ def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
     try:
         for name in ("dropouts", "pictures", "words"):
             _, part = EQUAL[name]()
-            assert checked(mirrored, lambda name=name: EQUAL[name]()[0], part).outcome == "equal", (policy, name)
+            assert found_of(mirrored, lambda name=name: EQUAL[name]()[0], part).outcome == "equal", (policy, name)
         for layer in ("batch softmax", "running mean"):
-            told = checked(mirrored, lambda layer=layer: looking.model(layer), NUMBERS)
+            told = found_of(mirrored, lambda layer=layer: looking.model(layer), NUMBERS)
             assert told.outcome == "different", (policy, layer)
     finally:
         keras.config.set_dtype_policy("float32")
