@@ -5,7 +5,9 @@ from functools import cache, partial
 
 import keras
 import numpy as np
+import own
 import pytest
+import steps
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 from conftest import sampled
@@ -27,42 +29,8 @@ STRATEGIES = {
 }
 
 
-def small(**_):
-    """Convolution, and normalization over the global batch."""
-    layers = keras.layers
-    return keras.Sequential(
-        [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(),
-         layers.Dense(8, activation="tanh"), layers.Dense(10, activation="softmax")]
-    )  # fmt: skip
-
-
-def embedded(**_):
-    """Rows of a table, and a mask, by which the loss is divided over replicas."""
-    layers = keras.layers
-    return keras.Sequential(
-        [keras.Input((8,), dtype="int32"), layers.Embedding(16, 4, mask_zero=True), layers.LSTM(6, return_sequences=1),
-         layers.Dense(16, activation="softmax")]
-    )  # fmt: skip
-
-
-class OwnStep(keras.Model):
-    """A step of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = small()
-
-    def call(self, x, training=False):
-        return self.inner(x, training=training)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
-        )
-        return {"loss": loss}
+# Convolution, and normalization over the global batch.
+SMALL = partial(own.normalised, (8, 8, 3), 10)
 
 
 def under(name, make, part=IMAGES, accumulated=None, **settings):
@@ -75,9 +43,9 @@ def under(name, make, part=IMAGES, accumulated=None, **settings):
     return loop_over(make, part, strategy, BATCH, optimizer=optimizer, **settings)
 
 
-def trained(loop, steps=7):
+def trained(loop, count=7):
     """(losses of the steps, weights after them)."""
-    losses = loop.call(steps).losses[:, 0]
+    losses = loop.call(count).losses[:, 0]
     return losses, [np.array(variable.value) for variable in loop.model.weights]
 
 
@@ -102,7 +70,11 @@ def pieces_of_xla():
 
 @pytest.mark.parametrize(
     ("name", "make", "part"),
-    [("mirrored", small, IMAGES), pytest.param("central", embedded, TOKENS, marks=pytest.mark.slow)],
+    [
+        ("mirrored", SMALL, IMAGES),
+        # Rows of a table, and a mask, by which the loss is divided over replicas.
+        pytest.param("central", own.masked, own.padded_data(20)[0], marks=pytest.mark.slow),
+    ],
 )
 def test_what_xla_compiles_trains_as_one_device_does_without_it(name, make, part):
     expected = trained(under("one", make, part))
@@ -129,8 +101,8 @@ KINDS = {
     # An activation near 0 falls on the other side of it by rounding, sooner or later, with and without XLA.
     "resnet": (partial(resnet20, input_shape=(8, 8, 3), num_classes=10, blocks_per_stage=1), IMAGES, 2),
     "transformer": (BLOCKS, TOKENS, 5),
-    "own step": (OwnStep, IMAGES, 5),
-    "accumulated": (small, IMAGES, 5),
+    "own step": (steps.by_keras, steps.points()[0], 5),
+    "accumulated": (SMALL, IMAGES, 5),
     "remat": (BLOCKS, TOKENS, 5),
 }
 
@@ -156,14 +128,14 @@ def on_one_device(kind):
     sampled([(kind, name) for kind in KINDS for name in STRATEGIES if (kind, name) != ("own step", "central")], 7),
 )
 def test_models_train_as_one_device_does(kind, name):
-    _, part, steps = KINDS[kind]
+    _, part, count = KINDS[kind]
     by_xla = of_kind(name, kind)
     profile.settle(by_xla, part, "true")
-    assert_equal(on_one_device(kind), trained(by_xla, steps))
+    assert_equal(on_one_device(kind), trained(by_xla, count))
 
 
 def test_auto_keeps_the_faster_and_changes_nothing_of_training():
-    untouched, loop = under("mirrored", small), under("mirrored", small)
+    untouched, loop = under("mirrored", SMALL), under("mirrored", SMALL)
     note, facts = profile.settle(loop, IMAGES, "auto")
     assert ("XLA compiles no step" in note) == (loop.xla is None) == (facts["xla_speedup"] <= 1)
     assert facts["xla"] == (facts["xla_speedup"] > 1)
