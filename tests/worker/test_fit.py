@@ -5,21 +5,21 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import keras
 import looking
 import numpy as np
+import own
 import pytest
 import scripts
 import tensorflow as tf
 import tutorial
 import two_devices  # noqa: F401 # which are this process's
 from conftest import ROOT, sampled
+from fitted import assert_same, assert_same_weights, by_keras, fitted
 from ports import reserved_ports
 
 import pipeline
@@ -35,11 +35,7 @@ WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
 # Of each example but the first few steps are padding.
 KEPT = np.arange(4) < RANDOM.integers(1, 5, 61)[:, None]
 SERIES = (RANDOM.normal(size=(61, 4, 3)) * KEPT[..., None]).astype("float32")
-TWO = {
-    "x": {"left": X[:, :3], "right": X[:, 3:]},
-    "y": {"kind": Y, "size": X.sum(axis=1, keepdims=True)},
-    "sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()},
-}
+TWO = own.two_headed_data(61, weighted=True)[0]
 
 
 def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) -> keras.Model:
@@ -53,36 +49,21 @@ def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) 
     return model
 
 
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
 def of_series() -> keras.Model:
     masked = keras.layers.Masking()(inputs := keras.Input((4, 3)))
     hidden = keras.layers.BatchNormalization()(keras.layers.TimeDistributed(keras.layers.Dense(8))(masked))
-    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.LSTM(4)(hidden)))
-    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    return compiled(keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.LSTM(4)(hidden))))
 
 
 def convolved() -> keras.Model:
     layers = keras.layers
     made = [layers.Reshape((3, 2, 1)), layers.Conv2D(4, 2), layers.BatchNormalization(), layers.Flatten()]
-    model = keras.Sequential([keras.Input((6,)), *made, layers.Dense(3, activation="softmax")])
-    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def two_headed() -> keras.Model:
-    inputs = {name: keras.Input((3,), name=name) for name in ("left", "right")}
-    joined = keras.layers.Concatenate()(list(inputs.values()))
-    kind = keras.layers.Dense(3, activation="softmax", name="kind")(joined)
-    size = keras.layers.Dense(1, name="size")(joined)
-    model = keras.Model(inputs, {"kind": kind, "size": size})
-    model.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        loss={"kind": "sparse_categorical_crossentropy", "size": "mse"},
-        loss_weights={"kind": 1.0, "size": 0.3},
-        metrics={"kind": ["accuracy"]},
-        weighted_metrics={"size": ["mae"]},
-    )
-    return model
+    return compiled(keras.Sequential([keras.Input((6,)), *made, layers.Dense(3, activation="softmax")]))
 
 
 @keras.saving.register_keras_serializable("tests of fit")
@@ -101,19 +82,57 @@ class Subclassed(keras.Model):
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
 
-def subclassed() -> keras.Model:
-    model = Subclassed()
-    model.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+class Told(keras.utils.PyDataset):
+    """Batches that are others after each epoch, as many as `sizes` says, and a note of each hook."""
+
+    def __init__(self, sizes: list[int], notes: list[str] | None = None, **named: Any) -> None:
+        super().__init__(**named)
+        self.sizes, self.notes, self.ends = sizes, [] if notes is None else notes, 0
+
+    def __len__(self) -> int:
+        return self.sizes[min(self.ends, len(self.sizes) - 1)]
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        x = np.random.default_rng([self.ends, index]).normal(size=(4 + index % 3, 2)).astype("float32")
+        return x, x @ np.array([[1.0], [2.0]], "float32")
+
+    def on_epoch_begin(self) -> None:
+        self.notes.append(f"{self.sizes} begin")
+
+    def on_epoch_end(self) -> None:
+        self.ends += 1
+        self.notes.append(f"{self.sizes} end")
+
+
+class Endless(Told):
+    """The same without an end, and without a change."""
+
+    @property
+    def num_batches(self) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        self.ends = 0
+        return super().__getitem__(index)
+
+
+def regression() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     return model
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
+def noted(train: list[int], held_out: list[int], **named: Any) -> dict[str, Any]:
+    """Arguments of data that are told of training and of validation in one list."""
+    notes = list[str]()
+    return {"x": Told(train, notes), "validation_data": Told(held_out, notes), "epochs": 4, **named}
 
-    def __getitem__(self, index):
-        rows = slice(16 * index, 16 * index + 16)
-        return X[rows], Y[rows]
+
+class Early(keras.callbacks.Callback):
+    """Ends training in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self.model.stop_training = batch == 1
 
 
 def batched() -> tf.data.Dataset:
@@ -127,6 +146,7 @@ def generated():
 
 
 ARRAYS = {"x": X, "y": Y, "batch_size": 16}
+OF_MANY = {"workers": 2, "max_queue_size": 2}
 # What is fitted, by how it is called; each is made anew for each call.
 CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]] = {
     "arrays": (classifier, lambda: {**ARRAYS, "epochs": 3}),
@@ -139,10 +159,10 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
         lambda: {**ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2},
     ),
     "dictionaries, two outputs, sample weights, validation data every second epoch": (
-        two_headed,
+        own.two_headed,
         lambda: {
-            **TWO, "batch_size": 16, "epochs": 4, "validation_data": tuple(TWO.values()), "validation_freq": 2,
-            "validation_batch_size": 9,
+            **dict(zip(("x", "y", "sample_weight"), TWO, strict=True)), "batch_size": 16, "epochs": 4,
+            "validation_data": TWO, "validation_freq": 2, "validation_batch_size": 9,
         },
     ),
     "initial epoch, learning rates in the history": (
@@ -179,22 +199,31 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
             | {"validation_data": batched().filter(lambda x, y: True)}
         ),
     ),
+    "data set that ends before its steps": (classifier, lambda: {"x": batched(), "epochs": 3, "steps_per_epoch": 3}),
     "epochs that share a pass": (classifier, lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2}),
     "generator": (classifier, lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4}),
-    "PyDataset": (classifier, lambda: {"x": Batches(), "epochs": 2, "validation_data": Batches()}),
+    "PyDataset of as many batches each time": (regression, lambda: {"x": Told([3]), "epochs": 3, "shuffle": True}),
+    "PyDataset of fewer, then more": (regression, lambda: {"x": Told([4, 2, 5, 1, 3]), "epochs": 3}),
+    "PyDataset in threads": (regression, lambda: {"x": Told([4, 3, 2], **OF_MANY), "epochs": 3}),
+    "PyDataset in processes": (regression, lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3}),
+    "PyDataset without end": (regression, lambda: {"x": Endless([3], **OF_MANY), "epochs": 3, "steps_per_epoch": 2}),
+    "PyDataset of less than its steps": (regression, lambda: {"x": Told([3]), "epochs": 3, "steps_per_epoch": 5}),
+    "PyDataset ended early": (regression, lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Early()]}),
+    "PyDataset validated every second epoch": (regression, lambda: noted([3], [2, 3, 1], validation_freq=2)),
+    "PyDataset validated in part": (regression, lambda: noted([3], [4], validation_steps=2)),
     "batch normalisation": (
         lambda: classifier(normalised=True, steps_per_execution=3),
         lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y)},
     ),
     "batch normalisation of what a mask leaves": (
         of_series,
-        lambda: {"x": SERIES, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (SERIES, Y)},
+        lambda: {"x": SERIES, "y": Y, "batch_size": 15, "epochs": 3, "validation_data": (SERIES, Y)},
     ),
     "convolutions, a last batch of one example": (
         convolved,
         lambda: {"x": X, "y": Y, "batch_size": 15, "epochs": 2, "validation_data": (X, Y)},
     ),
-    "subclassed, its own loss": (subclassed, lambda: {**ARRAYS, "epochs": 2}),
+    "subclassed, its own loss": (lambda: compiled(Subclassed()), lambda: {**ARRAYS, "epochs": 2}),
     "a metric of several numbers": (
         lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
         lambda: {"x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]])},
@@ -202,35 +231,11 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
 }  # fmt: skip
 
 
-def by_keras(make: Callable[[], keras.Model], arguments: dict[str, Any]) -> tuple[keras.Model, keras.callbacks.History]:
-    keras.utils.set_random_seed(3)
-    model = make()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Your input ran out of data")
-        return model, model.fit(**arguments, verbose=0, shuffle=False)
-
-
-def by_us(
-    make: Callable[[], keras.Model], arguments: dict[str, Any], strategy: tf.distribute.Strategy | None = None
-) -> tuple[keras.Model, keras.callbacks.History]:
-    keras.utils.set_random_seed(3)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        model = make()
-    return model, pipeline.fit(model, **arguments, verbose=0, shuffle=False)
-
-
-def assert_same(ours: keras.callbacks.History, theirs: keras.callbacks.History, tolerance: float) -> None:
-    assert list(ours.history) == list(theirs.history)
-    assert ours.epoch == theirs.epoch
-    for name, values in theirs.history.items():
-        np.testing.assert_allclose(ours.history[name], values, tolerance, tolerance, err_msg=name)
-
-
 SLOW = {
-    "arrays", "float64 lists of arrays", "epochs that share a pass", "generator", "PyDataset",
-    "subclassed, its own loss",
+    "arrays", "float64 lists of arrays", "epochs that share a pass", "generator", "subclassed, its own loss",
     "initial epoch, learning rates in the history", "data set of unknown length, class weights",
-    "batch normalisation of what a mask leaves",
+    "batch normalisation of what a mask leaves", "PyDataset of as many batches each time", "PyDataset in processes",
+    "PyDataset without end", "PyDataset ended early", "PyDataset validated in part",
 }  # fmt: skip
 
 
@@ -244,28 +249,37 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
         assert int(model.optimizer.iterations.numpy()) == 3 * 4
 
 
+# Data that end before their steps do, which is told.
+ENDS_BEFORE = (
+    "data set that ends before its steps", "PyDataset of fewer, then more", "PyDataset in threads",
+    "PyDataset of less than its steps",
+)  # fmt: skip
+
+
+# Keras forks for processes.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 # Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
 @pytest.mark.parametrize(
     "call",
-    sampled([call for call in CALLS if call not in SLOW], 4)
-    + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 3)],
+    sampled([call for call in CALLS if call not in SLOW], 6)
+    + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 5)],
 )
-def test_the_history_is_that_of_keras_on_one_device(call: str, mirrored) -> None:
+def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
     make, arguments = CALLS[call]
-    model, theirs = by_keras(make, arguments())
-    alone, ours = by_us(make, arguments())
-    assert_same(ours, theirs, 2e-6)
-    together, ours = by_us(make, arguments(), mirrored)
-    assert_same(ours, theirs, 1e-5)
-    for each in (alone, together):
-        for here, there in zip(each.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_allclose(here, there, atol=1e-5)
+    told = "Expected data for" if call in ENDS_BEFORE else None
+    model, theirs = by_keras(make, given := arguments())
+    for strategy, tolerance in ((None, 2e-6), (mirrored, 1e-5)):
+        with pytest.warns(UserWarning, match=told) if told else contextlib.nullcontext():
+            each, ours = fitted(make, our_own := arguments(), strategy)
+        assert_same(ours, theirs, tolerance)
+        assert_same_weights(each, model)
+        assert getattr(our_own["x"], "notes", None) == getattr(given["x"], "notes", None)
 
 
 def test_dropout_draws_what_it_draws_in_keras_on_one_device() -> None:
     arguments = {"x": X, "y": Y, "epochs": 3}
     _, theirs = by_keras(lambda: classifier(dropout=0.4), arguments)
-    _, ours = by_us(lambda: classifier(dropout=0.4), arguments)
+    _, ours = fitted(lambda: classifier(dropout=0.4), arguments)
     assert_same(ours, theirs, 2e-6)
 
 
@@ -280,14 +294,6 @@ def test_shuffled_arrays_are_seen_once_an_epoch_in_an_order_of_the_seed(mirrored
     one = history(tf.distribute.get_strategy(), 7)
     assert history(mirrored, 7) == pytest.approx(one, rel=1e-5)
     assert history(mirrored, 8) != pytest.approx(one, rel=1e-5)
-
-
-def test_data_that_ends_before_its_steps_shortens_the_epoch_and_is_told(mirrored) -> None:
-    arguments = {"x": batched(), "epochs": 3, "steps_per_epoch": 3, "callbacks": None}
-    _, theirs = by_keras(classifier, arguments | {"x": batched()})
-    with pytest.warns(UserWarning, match="Expected data for 3 steps, received 1 before it ended"):
-        _, ours = by_us(classifier, arguments | {"x": batched()}, mirrored)
-    assert_same(ours, theirs, 1e-5)
 
 
 class Stopping(keras.callbacks.Callback):
@@ -307,7 +313,7 @@ def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(ho
         return {"x": X, "y": Y, "epochs": 3, "validation_data": (X[:9], Y[:9]), "callbacks": [Stopping(hook)]}
 
     model, theirs = by_keras(classifier, arguments())
-    stopped, ours = by_us(classifier, arguments())
+    stopped, ours = fitted(classifier, arguments())
     assert_same(ours, theirs, 2e-6)
     assert stopped.optimizer.iterations == model.optimizer.iterations
 
@@ -318,11 +324,11 @@ def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, t
     model, _ = by_keras(make, arguments)
     theirs = [model.fit(**arguments, shuffle=False, verbose=0) for _ in range(2)]
 
-    alone, _ = by_us(make, arguments)
+    alone, _ = fitted(make, arguments)
     assert_same(pipeline.fit(alone, **arguments, shuffle=False, verbose=0), theirs[0], 1e-5)
     assert_same(alone.fit(**arguments, shuffle=False, verbose=0), theirs[1], 1e-5)
 
-    together, _ = by_us(make, arguments, mirrored)
+    together, _ = fitted(make, arguments, mirrored)
     with mirrored.scope():
         assert_same(pipeline.fit(together, **arguments, shuffle=False, verbose=0), theirs[0], 1e-5)
     assert_same(pipeline.fit(together, **arguments, shuffle=False, verbose=0), theirs[1], 1e-5)
@@ -371,7 +377,7 @@ def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: i
     arguments = {"x": X, "y": Y, "batch_size": 16, "epochs": 2, "validation_data": (X, Y)}
     theirs, ours = RunState(), RunState()
     by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [theirs]})
-    by_us(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [ours]}, mirrored)
+    fitted(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [ours]}, mirrored)
     if steps_per_execution == 1:
         assert ours.hooks == theirs.hooks
     else:
@@ -387,36 +393,6 @@ def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
     assert ("Epoch 2/2" in shown) == (verbose != 0)
     assert ("2/2" in shown.replace("Epoch 2/2", "")) == (verbose != 0)
     assert history.params == {"verbose": verbose, "epochs": 2, "steps": 2}
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_goes_on_from_its_backup(mirrored, tmp_path) -> None:
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-    def backup() -> keras.callbacks.Callback:
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
-
-    _, whole = by_us(classifier, {"x": X, "y": Y, "epochs": 4}, mirrored)
-    with pytest.raises(KeyboardInterrupt):
-        by_us(classifier, {"x": X, "y": Y, "epochs": 4, "callbacks": [backup(), Stop()]}, mirrored)
-    _, rest = by_us(classifier, {"x": X, "y": Y, "epochs": 4, "callbacks": [backup()]}, mirrored)
-    assert rest.epoch == [2, 3]
-    assert rest.history["loss"] == pytest.approx(whole.history["loss"][2:], rel=1e-5)
-
-
-@keras.saving.register_keras_serializable("tests of fit")
-class OwnStep(Subclassed):
-    def train_step(self, data):
-        return {}
-
-
-def own_step() -> keras.Model:
-    model = OwnStep()
-    model.compile("sgd", loss="mse")
-    return model
 
 
 TEXT = np.array(["a b", "b c", "c d", "a d"] * 8)
@@ -463,7 +439,7 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
 
 @pytest.mark.parametrize(("make", "arguments", "words"), [
     (lambda: "a model", {}, "Expected a keras.Model, received str"),
-    (own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
+    (own.own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
     (Subclassed, {}, "received one that is not. Try model.compile"),
     (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
     (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),
@@ -542,50 +518,35 @@ def test_the_package_is_imported_without_tensorflow() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-def two_processes(steps: int, folder: Path) -> list[dict[str, Any]]:
-    """What each of the tutorial's two processes told."""
+@pytest.mark.slow
+def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
+    steps = 4
     with reserved_ports(2) as ports:
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         tasks = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}) for rank in range(2)]
-        running = [scripts.begun("tutorial", steps, folder / "backup", TF_CONFIG=task) for task in tasks]
+        running = [scripts.begun("tutorial", steps, tmp_path / "backup", TF_CONFIG=task) for task in tasks]
         shown = scripts.printed(*running, timeout=240)
-    assert "Epoch 3/3" in shown[0]
-    assert "Epoch" not in shown[1]
-    return [json.loads(each.splitlines()[-1]) for each in shown]
-
-
-def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) -> None:
-    first, second = two_processes(steps, folder)
-    assert first["keras"].startswith("ValueError: Attempt to convert a value (PerReplica")
+    assert ["Epoch 3/3" in each for each in shown] == [True, False]
+    both = [json.loads(each.splitlines()[-1]) for each in shown]
+    assert both[0]["keras"].startswith("ValueError: Attempt to convert a value (PerReplica")
     model = tutorial.build_and_compile_cnn_model()
-    alone = model.fit(tutorial.mnist_dataset(128), epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0)
-    for told in (first, second):
-        for name, values in alone.history.items():
-            assert told["tutorial"][name] == pytest.approx(values, rel=1e-5), name
-
+    data = tutorial.mnist_dataset(128)
+    alone = {"tutorial": model.fit(data, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0).history}
     model = tutorial.build_and_compile_cnn_model()
     keras.utils.set_random_seed(9)
-    alone = pipeline.fit(model, **tutorial.arrays())
-    assert first["epochs"] == second["epochs"] == [0, 1]
-    assert sorted(alone.history) == sorted(first["arrays"])
-    assert "learning_rate" in alone.history
-    for told in (first, second):
-        for name, values in alone.history.items():
-            assert told["arrays"][name] == pytest.approx(values, rel=1e-5), name
-    assert first["weights"] == pytest.approx(second["weights"], rel=1e-6)
-
+    alone["arrays"] = pipeline.fit(model, **tutorial.arrays()).history
+    assert "learning_rate" in alone["arrays"]
     (x, y), _ = tutorial.mnist5k()
-    alone = pipeline.fit(model, x[:256, ..., 0], y[:256], shuffle=False, verbose=0)
-    for told in (first, second):
-        assert told["own parts"]["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
+    alone["own parts"] = pipeline.fit(model, x[:256, ..., 0], y[:256], shuffle=False, verbose=0).history
+    for told in both:
+        assert told["epochs"] == [0, 1]
+        for kind, history in alone.items():
+            for name, values in history.items():
+                assert told[kind][name] == pytest.approx(values, rel=1e-5), (kind, name)
+        assert told["weights"] == pytest.approx(both[0]["weights"], rel=1e-6)
         assert told["rest"] == pytest.approx(told["whole"][1:], rel=1e-5)
         assert "Expected every process to call fit with the same epochs, received 2 in the first" in told["different"]
         assert "Expected data whose number of batches is known beforehand for 2 processes" in told["unknown"]
-
-
-@pytest.mark.slow
-def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
-    assert_two_processes_train_what_one_device_does(4, tmp_path)
 
 
 @pytest.mark.slow
