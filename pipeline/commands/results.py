@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
@@ -26,9 +25,6 @@ from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.result import explained_lines
 from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.verdict_text import Row, compared_lines, pair_text, unlike_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
@@ -64,7 +60,7 @@ def report(typed: Words) -> int:
         return 2
     finally:
         tracker.close(DRAIN_SECONDS)
-    show_written(written, show.console_on(sys.stdout))
+    show_written(written)
     if unsent:
         show.say_error(unsent)
     return 0
@@ -79,8 +75,9 @@ def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
     return written.sweep.folder.resolve() / reports.FOLDER
 
 
-def show_written(written: reports.WrittenReport, console: Console) -> None:
+def show_written(written: reports.WrittenReport) -> None:
     """Shows a report: the table, the verdict, and where it is."""
+    console = show.console_on(sys.stdout)
     console.print(sweep_table(written.results))
     for line in written.shown():
         show.say(console, line)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,6 @@ from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on, say, say_error
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pipeline.driver.supervisor import Supervisor
     from pipeline.views.report import WrittenReport
 
@@ -49,16 +47,15 @@ KILLED = 143
 
 def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> int:
     """Runs all points and shows their results; returns the exit code. `where_configs_are`: options to type again."""
-    display = Display()
-    session = _session(display, tuple(where_configs_are))
-    points, code = Requests(session, partial(tell, display=display)), 1
+    session = _session(tuple(where_configs_are))
+    points, code = Requests(session, tell), 1
     try:
         with signals.interrupt(session.spares):
             if (served := points.accept(composed)) is not None:
                 code = served
                 return code
-            _run(points, session, display)
-            ended_by = _conclude(points, session, display)
+            _run(points, session)
+            ended_by = _conclude(points, session)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
@@ -76,7 +73,7 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
             return code
         if points.many and session.results:
             session.screen.say("")
-            _print_table(points, session, display)
+            _print_table(points, session)
         # Run again, a command whose runs had all ended would train anew.
         over = bool(points.to_run) and points.to_run.keys() <= session.results.keys()
         how = "All that was to run had ended." if over else _how_to_go_on(points, session)
@@ -93,25 +90,13 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
         session.close(code)
 
 
-class Display:
-    """A command's console and the screen on it, made once something is shown: what draws takes a moment to import."""
-
-    @cached_property
-    def console(self) -> "Console":
-        """The console that lines and tables are printed on."""
-        return console_on(sys.stdout)
-
-    @cached_property
-    def screen(self) -> Screen:
-        """The screen of its runs, on that console."""
+def _session(options: tuple[str, ...] = ()) -> Session:
+    def screen() -> Screen:
         from pipeline.views.terminal.live import Terminal
 
-        return Terminal(self.console, time.time)
+        return Terminal(console_on(sys.stdout), time.time)
 
-
-def _session(display: Display, options: tuple[str, ...] = ()) -> Session:
-    search, environ = (os.getcwd(), *sys.path), dict(os.environ)
-    return Session(search, environ, lambda: display.screen, Tracker, options)
+    return Session((os.getcwd(), *sys.path), dict(os.environ), screen, Tracker, options)
 
 
 @verb(
@@ -127,14 +112,12 @@ def attach(typed: Words) -> int:
     from pipeline.driver import resume
 
     configs.register(partial(devices, os.environ))
-    display = Display()
-    session = _session(display)
-    code = 1
+    session, code = _session(), 1
     try:
         end, output = typed.is_true("end"), Path(typed["output_dir"])
         folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
         with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
-            code = _trained(supervisor, session, display)
+            code = _trained(supervisor, session)
         return code
     except UserError:
         code = 2
@@ -153,15 +136,15 @@ def attach(typed: Words) -> int:
         session.close(code)
 
 
-def _trained(supervisor: "Supervisor", session: Session, display: Display) -> int:
+def _trained(supervisor: "Supervisor", session: Session) -> int:
     request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
     ended = session.results[0, 0] = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
-    tell(ended, False, display)
+    tell(ended, False)
     unsent, interrupted = session.settle()
-    tell_id(ended, display)
+    tell_id(ended)
     if unsent:
         say_error(unsent)
     if interrupted is not None:
@@ -197,13 +180,13 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
     return f"{checkpoints}: the same command goes on {how}{also * points.many}."
 
 
-def _run(points: Requests, session: Session, display: Display) -> None:
+def _run(points: Requests, session: Session) -> None:
     if points.finished and points.sweep is not None:
         count = points.finished + len(points.to_run)
         kept = f"Sweep {points.sweep.folder.name}: {points.finished} of {count} points have finished and are kept."
         session.screen.say(kept if points.to_run else f"{kept} Another sweep.name runs them anew.")
     if (count_at_once := most_at_once(points, session)) > 1:
-        _run_at_once(points, session, display, count_at_once)
+        _run_at_once(points, session, count_at_once)
         return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
@@ -228,7 +211,7 @@ def _run(points: Requests, session: Session, display: Display) -> None:
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
         shown_now = points.shown(session.results)[key]
-        tell(shown_now, points.many, display)
+        tell(shown_now, points.many)
         session.note_uploads()
         if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
             session.screen.ended(shown_now, took[-1])
@@ -237,12 +220,12 @@ def _run(points: Requests, session: Session, display: Display) -> None:
         session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Requests, session: Session, display: Display, count: int) -> None:
+def _run_at_once(points: Requests, session: Session, count: int) -> None:
     from pipeline.driver.parallel import Parallel
     from pipeline.views.terminal.live import Board
 
     rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    with Board(display.console, rows) as board:
+    with Board(console_on(sys.stdout), rows) as board:
 
         def begun(key: RunKey, request: RunRequest) -> None:
             board.begun(key, request.unended("RUNNING"))
@@ -252,7 +235,7 @@ def _run_at_once(points: Requests, session: Session, display: Display, count: in
             if points.sweep is not None and point.result.ending.status != "PLANNED":
                 points.sweep.note(points.entries[key], point, seconds)
             board.ended(key, point, seconds)
-            tell(point, True, display)
+            tell(point, True)
 
         Parallel(points, session, count, _opened, begun, ended).run()
 
@@ -265,8 +248,8 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield Terminal(console_on(file))
 
 
-def _conclude(points: Requests, session: Session, display: Display) -> signals.Interrupted | None:
-    written = _report(points, session, display)
+def _conclude(points: Requests, session: Session) -> signals.Interrupted | None:
+    written = _report(points, session)
     unsent, interrupted = session.settle()
     if written is not None and interrupted is None:
         folder = written.sweep.folder
@@ -277,13 +260,13 @@ def _conclude(points: Requests, session: Session, display: Display) -> signals.I
             say_error(f"The report of the sweep was not written: {error}")
         unsent, interrupted = session.settle()
     for point in () if points.many else _done(points, session):
-        tell_id(point, display)
+        tell_id(point)
     if unsent:
         say_error(unsent)
     return interrupted
 
 
-def _report(points: Requests, session: Session, display: Display) -> "WrittenReport | None":
+def _report(points: Requests, session: Session) -> "WrittenReport | None":
     written: WrittenReport | None = None
     if points.sweep is not None and not session.preemption.asked:
         try:
@@ -293,47 +276,47 @@ def _report(points: Requests, session: Session, display: Display) -> "WrittenRep
     if points.many and session.results:
         session.screen.say("")
         if written is None:
-            _print_table(points, session, display)
+            _print_table(points, session)
         else:
-            module("results").show_written(written, display.console)
+            module("results").show_written(written)
     return written
 
 
-def _print_table(points: Requests, session: Session, display: Display) -> None:
+def _print_table(points: Requests, session: Session) -> None:
     from pipeline.views.terminal.sweep_table import sweep_table
 
-    display.console.print(sweep_table(_done(points, session)))
+    console_on(sys.stdout).print(sweep_table(_done(points, session)))
 
 
 def _done(points: Requests, session: Session) -> list[RunResult]:
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
-def tell(point: RunResult, many: bool, display: Display) -> None:
+def tell(point: RunResult, many: bool) -> None:
     """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif ending.status not in ("PLANNED", "PREDICTED"):
         if ending.error:
-            _show_log(ending.log, ending.error, display)
+            _show_log(ending.log, ending.error)
             say_error(f"{ending.error} See {point.folder}.")
         elif not many:
             from pipeline.views.terminal.result import result_table
 
-            display.console.print(result_table(point))
+            console_on(sys.stdout).print(result_table(point))
 
 
-def tell_id(point: RunResult, display: Display) -> None:
+def tell_id(point: RunResult) -> None:
     """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
     known = point.result.tracked.mlflow_run_id is not None
     if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
         from pipeline.views.terminal.result import tracked
 
-        say(display.console, f"MLflow      {tracked(run_id)}")
+        say(console_on(sys.stdout), f"MLflow      {tracked(run_id)}")
 
 
-def _show_log(log: str | None, error: str, display: Display) -> None:
+def _show_log(log: str | None, error: str) -> None:
     """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
         return
@@ -347,7 +330,7 @@ def _show_log(log: str | None, error: str, display: Display) -> None:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
-        say(display.console, line)
+        say(console_on(sys.stdout), line)
 
 
 def code_of(done: list[RunResult]) -> int:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from pipeline.analyze.comparable import doubts, efficiency_of, grouped
@@ -326,8 +327,9 @@ def lines_of(value: object) -> list[str]:
     return [line for line in map(clean, str(value or "").splitlines()) if line]
 
 
+@cache
 def console_on(stream: TextIO) -> Console:
-    """A console that wraps to a terminal's width, and on a pipe or in a file never wraps and moves no cursor."""
+    """The console of a stream: it wraps to a terminal's width, and elsewhere never wraps and moves no cursor."""
     from rich.console import Console
 
     on_terminal = stream.isatty()
