@@ -125,9 +125,6 @@ class Tracking(Protocol):
     def follow(self, folder: Path, store: TrackingStore) -> None:
         """Sends the log in `folder` to `store` from now on."""
 
-    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:
-        """The id there of the run in `folder`; None if it has none after that time."""
-
     def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
         """(True if all of the log in `folder` is there, what was wrong), after that time."""
 

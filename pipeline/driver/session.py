@@ -23,6 +23,7 @@ from pipeline.plan import plan as plans
 from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.record import results
+from pipeline.record.files import run_id_of
 from pipeline.record.findings import Check
 from pipeline.record.log import from_here, read_json, write_json
 from pipeline.record.results import Baseline, Choices, Ending, Layout, Result, Tracked
@@ -186,7 +187,7 @@ class Session:
             if not sent:
                 return
             del self._pending[folder]
-            _note_tracked(folder, self._tracker.run_id(folder, 0.0), None)
+            _note_tracked(folder, None)
 
     def settle(self, hurried: bool = False) -> tuple[str | None, Interrupted | None]:
         """Waits until MLflow holds all runs that have ended: (what it lacks and what to type, the signal that came).
@@ -225,7 +226,7 @@ class Session:
                 del self._pending[folder]
                 if not sent:
                     self._unsent[folder] = problem
-                _note_tracked(folder, self._tracker.run_id(folder, 0.0), None if sent else _lacks({folder: problem}))
+                _note_tracked(folder, None if sent else _lacks({folder: problem}))
         finally:
             self.busy = False
         return _lacks(self._unsent) if self._unsent else None, interrupted
@@ -361,12 +362,12 @@ def write_unstarted(result: Result, folder: Path) -> Result:
     return result
 
 
-def _note_tracked(folder: Path, run_id: str | None, note: str | None) -> None:
+def _note_tracked(folder: Path, note: str | None) -> None:
     """Notes in a run's result its id in MLflow, and what is missing there; a command that resumes it has deleted it."""
-    result = results.read(folder)
-    if result is not None and result.tracked != Tracked(run_id, note):
+    result, tracked = results.read(folder), Tracked(run_id_of(folder), note)
+    if result is not None and result.tracked != tracked:
         with suppress(OSError):
-            results.write(folder, replace(result, tracked=Tracked(run_id, note)))
+            results.write(folder, replace(result, tracked=tracked))
 
 
 def _lacks(unsent: dict[Path, str | None]) -> str:

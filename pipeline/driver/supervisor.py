@@ -33,6 +33,7 @@ from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Signalled, Unheard
+from pipeline.record.files import run_id_of
 from pipeline.record.results import Baseline, Ending, Result, Tracked
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
@@ -340,7 +341,7 @@ class Supervisor:
             own = time.monotonic() - self._began - self._seconds_processes
             result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
-            result = replace(result, tracked=Tracked(tracker.run_id(folder, 0.0)))
+            result = replace(result, tracked=Tracked(run_id_of(folder)))
         try:
             results.write(folder, result)
         except OSError as problem:

@@ -25,6 +25,7 @@ from pipeline.driver.session import PERSON_SECONDS, WAITING, Preemption, RunRequ
 from pipeline.launch.signals import Interrupted
 from pipeline.record import results
 from pipeline.record.events import Signalled
+from pipeline.record.files import Copied, TrackingState, write_tracking
 from pipeline.record.results import Ending, Result, Survival, Tracked
 from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal
@@ -88,11 +89,9 @@ class Slow:
     def __init__(self, *sent: str, interrupts: bool = False, seconds: float = 0.0) -> None:
         self.sent, self.interrupts, self.seconds, self.waited = {*sent}, interrupts, seconds, list[float]()
 
-    def run_id(self, folder, timeout, waits=None):
-        return "id" if folder.name in self.sent else None
-
     def drain(self, folder, timeout, waits=None):
         if folder.name in self.sent:
+            write_tracking(folder, TrackingState(copied=Copied("id")))
             return True, None
         self.waited.append(timeout)
         if timeout and self.interrupts:

@@ -41,7 +41,7 @@ from tracked_runs import (
 from under_way import until
 
 import pipeline
-from pipeline.record.files import Kept, forget_agents, read_tracking
+from pipeline.record.files import Kept, forget_agents, read_tracking, run_id_of
 from pipeline.views.mlflow import Tracker, remember, stores
 from pipeline.views.mlflow.sync_runs import LogFollower
 
@@ -142,7 +142,7 @@ def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_o
         own_tracker.follow(first.folder, local(tmp_path))
     own_tracker.follow(second.folder, local(tmp_path))
     os.kill(process(), signal.SIGCONT)
-    assert own_tracker.run_id(second.folder, 20)
+    assert own_tracker.drain(second.folder, 20) == (True, None)
     os.kill(process(), signal.SIGKILL)
     os.waitpid(process(), 0)
     losses = first.steps(1, 3)
@@ -163,8 +163,8 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     writer, expected = whole_run(home / "whole")
     uri = local(home).uri
     tracker.follow(writer.folder, local(home))
-    run_id = tracker.run_id(writer.folder, 60)
-    assert run_id
+    assert tracker.drain(writer.folder, 60) == (True, None)
+    run_id = run_id_of(writer.folder)
     assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
     writer.end()
     assert tracker.drain(writer.folder, 30) == (True, None)
@@ -284,7 +284,7 @@ from pipeline.views.mlflow import Tracker
 folder, store, written = Path(sys.argv[1]), TrackingStore(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 tracker = Tracker(dict(os.environ), folder / "tracker.log")
 tracker.follow(folder, store)
-tracker.run_id(folder, 60)
+tracker.drain(folder, 60)
 EventLog(folder / "events.jsonl").append(from_plain(written))
 print(tracker._process.pid, flush=True)
 time.sleep(60)
@@ -334,7 +334,7 @@ def alive(pid: int) -> bool:
 def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone(home: Path, tracker: Tracker) -> None:
     writer = Writer(home / "signals")
     tracker.follow(writer.folder, local(home))
-    assert tracker.run_id(writer.folder, 60)
+    assert tracker.drain(writer.folder, 60) == (True, None)
     assert tracker._process
     pid = tracker._process.pid
     assert os.getsid(pid) == pid
@@ -374,7 +374,7 @@ def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_
                 tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@" if uri == refusing else "//")))
                 # Known to fail, so that there is nothing to wait for.
                 began = time.monotonic()
-                assert tracker.run_id(writer.folder, 60) is None
+                until(lambda folder=writer.folder: read_tracking(folder).copied.problem, 60)
                 drained, problem = tracker.drain(writer.folder, 0.5)
                 assert not drained
                 assert problems[uri] in str(problem)
@@ -441,7 +441,6 @@ def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_p
         began = time.monotonic()
         assert tracker.drain(writer.folder, 60.0, lambda: False) == (False, "The tracking process is not done yet.")
         assert time.monotonic() - began < 30
-        assert tracker.run_id(writer.folder, 1.0)
         assert tracker.drain(writer.folder, 1.0) == (True, None)
     assert only_run(local(tmp_path).uri, writer.key).info.status == "FINISHED"
 

@@ -66,22 +66,16 @@ class Tracker:
             self.begin()
             self._name(folder)
 
-    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> str | None:
-        """Returns the MLflow run of `folder`; None if there is none after that time, or the store fails."""
-
-        def is_known() -> bool:
-            copied = read_tracking(folder).copied
-            return bool(copied.run_id or copied.problem)
-
-        if timeout:
-            self._wait(folder, is_known, timeout, waits)
-        return read_tracking(folder).copied.run_id
-
     def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
         """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
         if self._process is None:
             return self._problem is None, self._problem
-        self._wait(folder, lambda: _is_sent(folder), timeout, waits)
+        if not _is_sent(folder):
+            self._name(folder)
+            _until(
+                lambda: _is_sent(folder), self._process, timeout, lambda: waits() and self._runs(),
+                lambda: read_tracking(folder).copied.problem,
+            )  # fmt: skip
         if problem := read_tracking(folder).copied.problem:
             return False, problem
         if _is_sent(folder):
@@ -128,16 +122,6 @@ class Tracker:
         with self._lock, contextlib.suppress(OSError):
             if self._names is not None:
                 os.write(self._names, os.fsencode(folder) + b"\0")
-
-    def _wait(self, folder: Path, reached: Callable[[], bool], timeout: float, waits: Callable[[], bool]) -> None:
-        process = self._process
-        if process is not None and not reached():
-            self._name(folder)
-
-            def problem() -> str | None:
-                return read_tracking(folder).copied.problem
-
-            _until(reached, process, timeout, lambda: waits() and self._runs(), problem)
 
 
 def remember(folder: Path, store: TrackingStore) -> None:
