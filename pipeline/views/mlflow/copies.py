@@ -39,7 +39,7 @@ class Copy:
     """One run's log, and what one MLflow store holds of it. What fails raises, and can be done again."""
 
     def __init__(self, folder: Path, store: TrackingStore) -> None:
-        self.folder, self.log, self._store = folder, folder / LOG, store
+        self.folder, self.log, self.uri, self._store = folder, folder / LOG, str(store.uri), store
         self._lock: int | None = None
         self._client: Any = None
         # How many events were sent, and from how many what is to be sent now is.
@@ -50,6 +50,11 @@ class Copy:
     def run_id(self) -> str | None:
         """The run in MLflow, once it exists."""
         return self._copied.run_id
+
+    @property
+    def problem(self) -> str | None:
+        """What was wrong when it was noted last; None for nothing."""
+        return self._copied.problem
 
     @property
     def closed(self) -> bool:
@@ -147,7 +152,7 @@ class Copy:
 
     def _load(self) -> None:
         self._tracking = read_tracking(self.folder)
-        self._copied = self._tracking.in_store(without_password(self._store.uri))
+        self._copied = self._tracking.in_store(without_password(self.uri))
         self._verified = False
         self._rewind()
 
@@ -157,7 +162,7 @@ class Copy:
 
     def _keep(self, copied: Copied) -> None:
         self._copied = copied
-        self._tracking = self._tracking.with_copied(without_password(self._store.uri), self._copied)
+        self._tracking = self._tracking.with_copied(without_password(self.uri), self._copied)
         write_tracking(self.folder, self._tracking)
 
     def _read(self) -> bool:
@@ -222,7 +227,7 @@ class Copy:
 
     def _open(self) -> Any:
         if self._client is None:
-            self._client = open_client(str(self._store.uri), self._store.artifacts)
+            self._client = open_client(self.uri, self._store.artifacts)
         return self._client
 
     def _create(self) -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callab
         if store is None:
             untracked.append(folder)
         else:
-            counts[_sync_one(Copy(folder, store), str(store.uri), failed, say)] += 1
+            counts[_sync_one(Copy(folder, store), failed, say)] += 1
     say(f"Runs sent: {counts[True]}; nothing new: {counts[None]}; not sent: {counts[False]}.")
     if untracked:
         say(f"Runs without tracking: {len(untracked)}. Try uri={local_uri(output_dir)} for a local store.")
@@ -73,7 +74,7 @@ def run_folders(root: Path) -> list[Path]:
     return [folder for folder in folders if (folder / TRACKING).exists() or is_home(folder)]
 
 
-def bring_up(copy: Copy, gone: int | None = None, time_ms: int | None = None) -> str:
+def _bring_up(copy: Copy, gone: int | None, time_ms: int | None) -> str:
     """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what a person is told of that.
 
     The driver with the process number `gone` writes no more. A killed run ends at `time_ms`, or with its last event.
@@ -112,8 +113,11 @@ def local_uri(output_dir: Path) -> str:
     return f"sqlite:///{output_dir.resolve() / 'mlflow.db'}"
 
 
-def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str], None]) -> bool | None:
+def _sync_one(
+    copy: Copy, failed: dict[str, str], say: Callable[[str], None], gone: int | None = None, time_ms: int | None = None
+) -> bool | None:
     """True: sent something; None: there was nothing to send; False: could not. `failed` has stores that are down."""
+    uri = copy.uri
     try:
         if not copy.lock():
             say(f"{copy.folder}: another process is sending it now.")
@@ -125,7 +129,7 @@ def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str],
         path = sqlite_path(uri)
         if path and not path.parent.is_dir():
             raise UserError(f"a folder {path.parent} for the store", "none", "uri=..")
-        about = bring_up(copy)
+        about = _bring_up(copy, gone, time_ms)
         if copy.sent or about:
             say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.run_id}.{about}")
         return True if copy.sent else None
@@ -215,11 +219,9 @@ class FollowedLog:
     """One log that the follower looks after: when it is due, and the seconds until the next attempt if that fails."""
 
     copy: Copy
-    uri: str
     due: float = 0.0
     retry_seconds: float = RETRY_SECONDS
     is_waited_for: bool = False
-    problem: str | None = None
 
 
 class LogFollower:
@@ -238,8 +240,7 @@ class LogFollower:
         if run := self._runs.get(folder):
             run.due, run.retry_seconds, run.is_waited_for = 0.0, RETRY_SECONDS, True
             return
-        store = read_tracking(folder).store or TrackingStore()
-        run = FollowedLog(Copy(folder, store), str(store.uri))
+        run = FollowedLog(Copy(folder, read_tracking(folder).store or TrackingStore()))
         if not run.copy.closed or run.copy.behind():
             self._runs[folder] = run
 
@@ -255,22 +256,15 @@ class LogFollower:
 
         That is neither what another driver has taken over meanwhile, nor what trains on without one.
         """
-        unreachable_uris = set[str]()
+        failed: dict[str, str] = {}
         for run in self._runs.values():
             signal.alarm(LAST_SECONDS)
-            try:
-                if run.uri not in unreachable_uris and run.copy.lock():
-                    bring_up(run.copy, driver, time_ms)
-            except Exception as error:
-                unreachable_uris |= {run.uri} if unreachable(error) else set()
-                print(f"{run.copy.folder}: not sent: {reason(error, run.uri)}", file=sys.stderr)
-            finally:
-                signal.alarm(0)
-                run.copy.release()
+            _sync_one(run.copy, failed, partial(print, file=sys.stderr), driver, time_ms)
+            signal.alarm(0)
 
     def _advance(self, run: FollowedLog) -> bool:
         """Brings one copy forward; True where there may be more to send."""
-        copy, problem, more, deleted = run.copy, None, False, False
+        copy, before, problem, more, deleted = run.copy, run.copy.problem, None, False, False
         try:
             more = copy.lock() and copy.advance(patient=not run.is_waited_for)
             run.retry_seconds = RETRY_SECONDS
@@ -279,11 +273,10 @@ class LogFollower:
         except Deleted as error:
             problem, wait, deleted = str(error), 0.0, True
         except Exception as error:
-            problem, wait = reason(error, run.uri), run.retry_seconds
+            problem, wait = reason(error, copy.uri), run.retry_seconds
             run.retry_seconds = min(RETRY_SECONDS_MOST, 2 * wait)
         run.due = time.monotonic() + wait
-        if problem != run.problem:
-            run.problem = problem
+        if problem != before:
             with contextlib.suppress(OSError):
                 copy.note(problem, deleted)
             print(f"{copy.folder}: {problem or 'the store answers again'}", file=sys.stderr, flush=True)
