@@ -78,7 +78,7 @@ def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
 def show_written(written: reports.WrittenReport) -> None:
     """Shows a report: the table, the verdict, and where it is."""
     console = show.console_on(sys.stdout)
-    console.print(sweep_table(written.results))
+    console.print(sweep_table(written.sweep.points))
     for line in written.shown():
         show.say(console, line)
 

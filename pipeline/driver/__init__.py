@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.analyze.history import LoggedRun, of
 from pipeline.config.offered import load_offer
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
@@ -42,6 +44,11 @@ class RunResult:
     number: int | None = None
     estimate: "Estimate | None" = None
     foreseen: Foreseen | None = None
+
+    @cached_property
+    def run(self) -> LoggedRun:
+        """The run as it was written, with its settings where these are still there."""
+        return of(Path(self.folder), self.result) if self.folder else LoggedRun(Path(), self.result)
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_pa
     made = report.write(tmp_path)
     assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
     assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()
-    assert [point.result.ending.status for point in made.results] == ["UNFINISHED", "FINISHED", "FINISHED"]
+    assert [point.result.ending.status for point in made.sweep.points] == ["UNFINISHED", "FINISHED", "FINISHED"]
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
-from pipeline.driver import RunResult, Tracking
+from pipeline.driver import Tracking
 from pipeline.driver.tags import origin
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
@@ -57,11 +57,6 @@ class WrittenReport:
         first = page.advice(self.sweep, self.verdict)[:1]
         return [*verdict_lines(self.verdict), *first, *filter(None, [page.score(self.sweep)])]
 
-    @property
-    def results(self) -> list[RunResult]:
-        """The results of the points, in the order in which the verdict numbers them."""
-        return [point.became for point in self.sweep.points]
-
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is, which figures it lacks, and last what to type next."""
         left_out = [f"left out of it: {figure.title}, since {figure.why}" for figure in self.left_out]
@@ -98,12 +93,11 @@ def write(folder: Path) -> WrittenReport:
 
 def with_ids(written: WrittenReport) -> WrittenReport:
     """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
-    results_now = [results.read(point.run.folder) or point.result for point in written.sweep.points]
+    results_now = [results.read(Path(point.folder)) or point.result for point in written.sweep.points]
     if [result.tracked for result in results_now] == [point.result.tracked for point in written.sweep.points]:
         return written
     points = tuple(
-        replace(point, run=replace(point.run, result=result))
-        for point, result in zip(written.sweep.points, results_now, strict=True)
+        replace(point, result=result) for point, result in zip(written.sweep.points, results_now, strict=True)
     )
     written = replace(written, sweep=replace(written.sweep, points=points))
     _write_pages(written)
@@ -151,7 +145,7 @@ def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
 
 def store_of(sweep: ReportedSweep) -> TrackingStore | None:
     """Returns the store that the points of a sweep are tracked in; None for none."""
-    stores = (read_tracking(point.run.folder).store for point in sweep.points)
+    stores = (read_tracking(Path(point.folder)).store for point in sweep.points)
     return next((store for store in stores if store and store.uri), None)
 
 
@@ -173,7 +167,7 @@ def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
         "group": point.group,
         "marks": "; ".join(mark_texts(point.marks)),
         "overrides": " ".join(point.overrides),
-        "folder": point.run.folder.name,
+        "folder": Path(point.folder).name,
         "target": sweep.target,
         "seconds_to_target": sweep.seconds_to_target(point),
         **{name: value for name, value in comparable.flat(result) if name not in OF_THE_FILE},

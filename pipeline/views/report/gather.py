@@ -16,16 +16,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from pipeline.analyze import comparable, history
+from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks
-from pipeline.analyze.history import LoggedRun
 from pipeline.config.schema import PredictConfig
 from pipeline.driver import RunResult
 from pipeline.errors import UserError
 from pipeline.plan.planning import falls
 from pipeline.record import results
 from pipeline.record.events import Epoch
-from pipeline.record.files import Entry, read_sweep
+from pipeline.record.files import read_sweep
 from pipeline.record.results import Ending, Result
 
 LOSS = "loss"
@@ -34,29 +33,26 @@ UNREADABLE = (OSError, ValueError, YAMLError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
-class ReportedRun:
-    """One run of a sweep, or one that was to be: its place, its configuration, and beside what its speed is written.
+class ReportedRun(RunResult):
+    """One run of a sweep, or one that was to be: its configuration, and what is written beside its speed.
 
     `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for
     a point that was not measured. Points of the same `configuration` repeat each other.
     """
 
-    place: int
-    configuration: str
-    run: LoggedRun
-    overrides: tuple[str, ...]
+    configuration: str = ""
     group: str = ""
     marks: Marks = field(default_factory=Marks)
 
     @property
-    def result(self) -> Result:
-        """Its result."""
-        return self.run.result
+    def place(self) -> int:
+        """Its number."""
+        return self.number or 0
 
     @property
     def status(self) -> str:
         """FINISHED, or why there is nothing to see."""
-        return self.result.ending.status or "NOT RUN"
+        return str(self.result.ending.status)
 
     @property
     def name(self) -> str:
@@ -64,14 +60,6 @@ class ReportedRun:
         workers = self.result.layout.workers
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
         return f"{self.place}  {self.result.choices.called or 'unknown'}{counted}"
-
-    @property
-    def became(self) -> RunResult:
-        """Its result, with its folder, what was typed and its place; one that was not run says so."""
-        ending = self.result.ending
-        if ending.status is None:
-            ending = Ending(self.status, ending.error or "it was not run yet")
-        return RunResult(replace(self.result, ending=ending), str(self.run.folder), self.overrides, self.place)
 
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
@@ -149,33 +137,35 @@ def gather(folder: Path) -> ReportedSweep:
     """The sweep in a folder. Raises `UserError`."""
     folder = folder.resolve()
     if listed := read_sweep(folder):
-        points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
+        # Repeats share a configuration's number.
+        points = [
+            _point(place, folder / entry.folder, entry.overrides, str(entry.place), Ending(entry.status, entry.error))
+            for place, entry in enumerate(listed)
+        ]
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
         # Each is a configuration of its own.
-        points = [ReportedRun(place, str(place), _run(path), _typed(path)) for place, path in enumerate(folders)]
+        points = [_point(place, path, _typed(path), str(place), Ending()) for place, path in enumerate(folders)]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
     return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 
-def _listed(place: int, entry: Entry, folder: Path) -> ReportedRun:
-    """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
-    run = _run(folder / entry.folder)
-    ending = run.result.ending
-    if not ending.status:
-        ending = replace(ending, status=entry.status, error=entry.error)
-        if entry.status is entry.error is None and run.settings:
-            error = "it was started and has not ended; the same command goes on with it"
-            ending = replace(ending, status="UNFINISHED", error=error)
-    run = replace(run, result=replace(run.result, ending=ending))
-    return ReportedRun(place, str(entry.place), run, entry.overrides)
+def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: str, listed: Ending) -> ReportedRun:
+    """A point; one without a result has ended as sweep.json lists it, or says how far it came."""
+    result = results.read(folder) or Result()
+    if not result.ending.status:
+        if listed == Ending() and (folder / "plan.json").exists():
+            listed = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
+        ending = replace(listed, status=listed.status or "NOT RUN", error=listed.error or "it was not run yet")
+        result = replace(result, ending=ending)
+    return ReportedRun(result, str(folder), overrides, place, configuration=configuration)
 
 
 def _knee_share(points: Sequence[ReportedRun]) -> float:
     for point in points:
         try:
-            share = OmegaConf.select(OmegaConf.load(point.run.folder / "hydra" / "config.yaml"), "predict.knee_share")
+            share = OmegaConf.select(OmegaConf.load(Path(point.folder, "hydra", "config.yaml")), "predict.knee_share")
         except UNREADABLE:
             continue
         if isinstance(share, float):
@@ -200,10 +190,6 @@ def _letter(number: int) -> str:
     ('A', 'B2')
     """
     return f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
-
-
-def _run(folder: Path) -> LoggedRun:
-    return history.of(folder, results.read(folder) or Result())
 
 
 def _typed(folder: Path) -> tuple[str, ...]:

@@ -78,8 +78,7 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
     environment.filters["breakable"] = _breakable
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
-    became = [point.became for point in sweep.points]
-    _, owns = shared_and_own(became)
+    _, owns = shared_and_own(sweep.points)
     rows = {point.place: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
     doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
     return template.render(
@@ -97,8 +96,8 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
         left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
         columns=rows[sweep.points[0].place].items(),
         rows=[{"best": place in best, "cells": cells.values()} for place, cells in rows.items()],
-        missing=reasons(became),
-        noted=noted((point.place, point.run) for point in sweep.points),
+        missing=reasons(sweep.points),
+        noted=noted(sweep.points),
         differences=differences(sweep),
         score=score(sweep),
         margin=comparable.MARGIN,
@@ -119,7 +118,7 @@ def advice(sweep: ReportedSweep, decided: Verdict) -> list[str]:
 def differences(sweep: ReportedSweep) -> list[str]:
     """In what the measured points differ that keeps their speeds from being compared."""
     lines = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
-    lines += [f"{text}." for text in difference_texts([(point.place, point.run) for point in sweep.measured])]
+    lines += [f"{text}." for text in difference_texts(sweep.measured)]
     return lines if len(lines) > 1 else []
 
 
@@ -181,7 +180,7 @@ def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
 
 def facts(sweep: ReportedSweep) -> dict[str, str]:
     """Returns the facts about a whole sweep that are known, under their names."""
-    engines = engines_text((point.place, point.run) for point in sweep.measured)
+    engines = engines_text(sweep.measured)
     each = partial(_once_or_each, sweep)
     texts = {
         "engines": engines and f"{engines}; {OWN_BASELINE}",

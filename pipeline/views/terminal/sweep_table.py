@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.analyze import comparable, history
+from pipeline.analyze import comparable
 from pipeline.analyze.comparable import TOOK, WAITED
+from pipeline.analyze.history import LoggedRun
 from pipeline.driver import Ahead, RunResult
 from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import planned_rows
@@ -125,10 +125,10 @@ def stacked_rows(points: Sequence[RunResult]) -> list[str]:
 
 def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
     """Yields the doubts about each point, what sets its pace, what it lost, and what was typed for it alone."""
-    measured = [place for place, point in enumerate(points) if _measured(point.result)]
-    marks = dict(zip(measured, comparable.marks(_runs(points[place] for place in measured)), strict=True))
-    for place, (point, own) in enumerate(zip(points, shared_and_own(points)[1], strict=True)):
-        result, marked = point.result, mark_texts(marks[place]) if place in marks else []
+    measured = _measured_runs(points)
+    marks = dict(zip(measured, map(mark_texts, comparable.marks(list(measured.values()))), strict=True))
+    for place, point, own in zip(numbers_of(points), points, shared_and_own(points)[1], strict=True):
+        result, marked = point.result, marks.get(place, [])
         doubts = listed(*marked, "input-bound" * (result.input.bound is True))
         yield doubts, profile_line(result.profile), explained_line(result.explained), " ".join(own)
 
@@ -145,14 +145,14 @@ def _figures(result: Result, metric: str) -> list[str]:
 
 
 def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
-    runs, shared = [*zip(numbers_of(points), _runs(points), strict=True)], shared_and_own(points)[0]
+    shared, engines = shared_and_own(points)[0], engines_text(points)
     return [
         *([f"All with {' '.join(shared)}."] if shared else []),
         *_legend([point.result for point in points], stacked),
         *reasons(points),
-        *noted(runs, (WAITED, TOOK)),
-        *(f"Of different engines ({engines}): {OWN_BASELINE}." for engines in [engines_text(runs)] if engines),
-        *(f"Not comparable, since {text}." for text in difference_texts(runs)),
+        *noted(points, (WAITED, TOOK)),
+        *([f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []),
+        *(f"Not comparable, since {text}." for text in difference_texts(points)),
     ]
 
 
@@ -207,13 +207,6 @@ def came_to(result: Result, seconds: float | None = None) -> str:
     )
 
 
-def _runs(points: Iterable[RunResult]) -> list[history.LoggedRun]:
-    return [
-        history.of(Path(point.folder), point.result) if point.folder else history.LoggedRun(Path(), point.result)
-        for point in points
-    ]
-
-
 def _numbers(place: int, result: Result, metric: str, width: int) -> list[str]:
     strategy = shortened(clean(result.choices.called) or MISSING, width)
     value = or_missing(_validation(result, metric), figure)
@@ -257,32 +250,38 @@ def reasons(points: Sequence[RunResult]) -> list[str]:
     return [f"{named} {why}" for named, why in by_points(whys)]
 
 
-def noted(runs: Iterable[tuple[int, history.LoggedRun]], but: tuple[str, ...] = ()) -> list[str]:
-    """Returns the notes of finished runs by place, but for their plans' and those that begin with any of `but`."""
+def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
+    """Returns the notes of finished points, but for their plans' and those that begin with any of `but`."""
     notes = (
         (clean(note), place)
-        for place, run in runs
-        for note in run.result.notes
-        if run.result.finished and note not in (run.plan.notes if run.plan else ()) and not clean(note).startswith(but)
+        for place, point in zip(numbers_of(points), points, strict=True)
+        if point.result.finished
+        for note in point.result.notes
+        if note not in (point.run.plan.notes if point.run.plan else ()) and not clean(note).startswith(but)
     )
     return [f"{points}: {note}" for points, note in by_points(notes)]
 
 
-def engines_text(runs: Iterable[tuple[int, history.LoggedRun]]) -> str:
-    """Returns the measured runs of each engine, by their places; "" where all are of one."""
-    measured = {place: run for place, run in runs if _measured(run.result)}
-    engines, places = comparable.engines(list(measured.values())), list(measured)
-    return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in engines.items())
+def engines_text(points: Sequence[RunResult]) -> str:
+    """Returns the measured points of each engine; "" where all are of one."""
+    measured = _measured_runs(points)
+    engines, numbers = comparable.engines(list(measured.values())), list(measured)
+    return "; ".join(f"{clean(name)}: {points_text([numbers[at] for at in where])}" for name, where in engines.items())
 
 
-def difference_texts(runs: Sequence[tuple[int, history.LoggedRun]]) -> list[str]:
-    """Returns in what runs that were measured differ so that they cannot be compared, and which, by their places."""
-    measured = [(place, run) for place, run in runs if _measured(run.result)]
-    texts = []
-    for name, values in comparable.differences([run for _, run in measured]):
-        having = {clean(value): points_text([measured[at][0] for at in where]) for value, where in values.items()}
+def difference_texts(points: Sequence[RunResult]) -> list[str]:
+    """Returns in what points that were measured differ so that they cannot be compared, and which."""
+    measured, texts = _measured_runs(points), []
+    numbers = list(measured)
+    for name, values in comparable.differences(list(measured.values())):
+        having = {clean(value): points_text([numbers[at] for at in where]) for value, where in values.items()}
         texts.append(f"{name} differs ({'; '.join(f'{value}: {points}' for value, points in having.items())})")
     return texts
+
+
+def _measured_runs(points: Sequence[RunResult]) -> dict[int, LoggedRun]:
+    numbered = zip(numbers_of(points), points, strict=True)
+    return {place: point.run for place, point in numbered if _measured(point.result)}
 
 
 def _measured(result: Result) -> bool:
