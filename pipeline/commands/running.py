@@ -206,15 +206,10 @@ def _run(points: Requests, session: Session) -> None:
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
         before = key[1]
-        ended = session.results[key] = start.run(point, session)
+        ended = start.run(point, session)
         took.append(time.monotonic() - began)
-        if points.sweep is not None and ended.result.ending.status != "PLANNED":
-            points.sweep.note(points.entries[key], ended, took[-1])
-        shown_now = points.shown(session.results)[key]
-        tell(shown_now, points.many)
+        _end(points, session, key, ended, took[-1])
         session.note_uploads()
-        if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
-            session.screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
         session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
@@ -222,22 +217,32 @@ def _run(points: Requests, session: Session) -> None:
 
 def _run_at_once(points: Requests, session: Session, count: int) -> None:
     from pipeline.driver.parallel import Parallel
-    from pipeline.views.terminal.live import Board
+    from pipeline.views.terminal.live import board
 
     rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    with Board(console_on(sys.stdout), rows) as board:
 
-        def begun(key: RunKey, request: RunRequest) -> None:
-            board.begun(key, request.unended("RUNNING"))
+    def begun(key: RunKey, request: RunRequest) -> None:
+        rows[key] = request.unended("RUNNING")
+        shown = points.shown(rows)
+        session.screen.begins(Ahead(shown[key].number or 0, tuple(shown.values()), None))
 
-        def ended(key: RunKey, point: RunResult, seconds: float) -> None:
-            session.results[key] = point
-            if points.sweep is not None and point.result.ending.status != "PLANNED":
-                points.sweep.note(points.entries[key], point, seconds)
-            board.ended(key, point, seconds)
-            tell(point, True)
+    def ended(key: RunKey, point: RunResult, seconds: float) -> None:
+        rows[key] = point
+        _end(points, session, key, point, seconds)
 
+    with board(console_on(sys.stdout), rows):
         Parallel(points, session, count, _opened, begun, ended).run()
+
+
+def _end(points: Requests, session: Session, key: RunKey, ended: RunResult, seconds: float) -> None:
+    """Keeps the result of a run, and shows it."""
+    session.results[key], status = ended, ended.result.ending.status
+    if points.sweep is not None and status != "PLANNED":
+        points.sweep.note(points.entries[key], ended, seconds)
+    shown = points.shown(session.results)[key]
+    tell(shown, points.many)
+    if points.many and status not in ("PLANNED", "PREDICTED"):
+        session.screen.ended(shown, seconds)
 
 
 @contextmanager

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pipeline.plan.estimate import Estimate
 
 
+# What a run of a sweep has for a status before it has ended.
+UNENDED = (None, "WAITING", "RUNNING")
+
+
 @dataclass(frozen=True)
 class Foreseen:
     """A prediction, how good earlier ones were, and the share of a worker that pays."""
@@ -62,7 +66,7 @@ class Ahead:
     @property
     def done(self) -> int:
         """The number of runs that have ended."""
-        return sum(point.result.ending.status is not None for point in self.points)
+        return sum(point.result.ending.status not in UNENDED for point in self.points)
 
 
 class View(Protocol):

@@ -26,7 +26,7 @@ from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
-from pipeline.views.terminal.live import Board, Terminal
+from pipeline.views.terminal.live import Terminal, board
 
 SWEEP = Path("outputs/sweeps/beside")
 # Long enough to be killed in the middle of two.
@@ -84,9 +84,9 @@ def test_a_table_on_a_terminal_fills_as_points_end():
             Result(Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)), "", ("workers=2",)
         )
 
-    with Board(console, {(0, 0): point("WAITING"), (1, 0): point("WAITING")}) as board:
-        board.begun((0, 0), point("RUNNING"))
-        board.ended((0, 0), point("FINISHED", examples_per_second=1234.0, speedup=1.5), 3.0)
+    rows = {(0, 0): point("WAITING"), (1, 0): point("WAITING")}
+    with board(console, rows):
+        rows[0, 0] = point("FINISHED", examples_per_second=1234.0, speedup=1.5)
     last = shown.getvalue().split("status")[-1]
     assert "1,234" in last
     assert "FINISHED" in last

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from pipeline.driver import Ahead, RunResult
@@ -243,49 +243,18 @@ class Progress:
                 self._console.file.flush()
 
 
-class Board:
-    """The points of a sweep, by their keys, as far as they have come; those that have not begun too."""
+@contextmanager
+def board(console: Console, points: Mapping[Key, RunResult]) -> Iterator[None]:
+    """On a terminal, shows points of a sweep by their keys inside its block, as far as they have come by then."""
+    from rich.live import Live
+    from rich.text import Text
 
-    def __init__(self, console: Console, points: Mapping[Key, RunResult]) -> None:
-        self._console, self._points = console, dict(points)
-        self._done = sum(point.result.finished for point in points.values())
-        self._live: Live | None = None
+    def table() -> RenderableType:
+        return Text("\n".join(sweep_rows([points[key] for key in sorted(points)])), no_wrap=True)
 
-    def __enter__(self) -> Board:
-        if self._console.is_interactive:
-            from rich.live import Live
-
-            self._live = Live(
-                get_renderable=self._table, console=self._console, refresh_per_second=REFRESH_PER_SECOND, transient=True
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def begun(self, key: Key, point: RunResult) -> None:
-        """Shows that a point is under way."""
-        self._points[key] = point
-        beside = sum(other.result.ending.status == "RUNNING" for other in self._points.values()) - 1
-        others = f"beside {beside} other{'s' * (beside > 1)}" * (beside > 0)
-        self._say(listed(f"-- {_named(point)} begins", others))
-
-    def ended(self, key: Key, point: RunResult, seconds: float) -> None:
-        """Shows what became of a point, and how long it took."""
-        self._points[key] = point
-        self._done += 1
-        self._say(f"-- {_named(point)}: {came_to(point.result, seconds)} ({self._done} of {len(self._points)} points)")
-
-    def _say(self, text: str) -> None:
-        if self._live is None:
-            self._console.print(text, soft_wrap=True)
-
-    def _table(self) -> RenderableType:
-        from rich.text import Text
-
-        return Text("\n".join(sweep_rows([self._points[key] for key in sorted(self._points)])), no_wrap=True)
+    live = Live(get_renderable=table, console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
+    with live if console.is_interactive else nullcontext():
+        yield
 
 
 def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
@@ -354,7 +323,3 @@ def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
             key, _, value = line.lstrip("+").partition("=")
             columns.setdefault(key.rpartition(".")[2], [TO_COME] * len(points))[place] = shortened(value, MOST_LETTERS)
     return dict([*columns.items()][:MOST_KEYS])
-
-
-def _named(point: RunResult) -> str:
-    return " ".join(map(clean, point.overrides)) or "defaults"
