@@ -83,9 +83,6 @@ class View(Protocol):
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind."""
 
-    def recall(self, events: Iterable[Event], now: float) -> None:
-        """Takes events of earlier commands, and shows nothing of them."""
-
 
 class Screen(Protocol):
     """Shows a command's runs to a person."""
@@ -120,8 +117,8 @@ class Screen(Protocol):
     def predicted(self, point: RunResult) -> None:
         """Shows how fast a plan would be."""
 
-    def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:
-        """A view of a run of `plan`, under the progress of its sweep."""
+    def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> View:
+        """A view of a run of `plan`, under the progress of its sweep, from the events of `earlier` commands on."""
 
 
 class Tracking(Protocol):

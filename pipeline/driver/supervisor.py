@@ -83,9 +83,8 @@ class Supervisor:
             if not run.is_new:
                 self._measured = run.measured(self.plan, self._one_worker())
             run.begin(self.plan, request.output)
-        self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead)
+        self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead, self._earlier_events())
         self._offered = Offered(offered(self._config.views), self.plan, run.folder, session.screen.say)
-        self._progress.recall(self._earlier_events(), time.monotonic())
 
     def train(self) -> Result:
         """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""

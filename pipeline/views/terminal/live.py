@@ -118,21 +118,25 @@ class Terminal:
         """Shows how fast a plan would be, after an empty line."""
         self._say_all(["", *predicted_lines(point)])
 
-    def live(self, plan: Plan, now: float, ahead: Ahead | None) -> Progress:
+    def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> Progress:
         """Bars, or lines where this is no terminal."""
-        return Progress(plan, self._console, now, ahead)
+        return Progress(plan, self._console, now, ahead, earlier)
 
 
 class Progress:
-    """Takes a run's events and shows them. Bars are drawn only inside its `with` block.
+    """Takes a run's events and shows them, but for those of `earlier` commands. Bars are drawn inside its `with` block.
 
     However the block ends, a Ctrl-C included, the bars go and the cursor comes back. While a repeat is timed
     nothing is drawn, since training may run on the same cores. A terminal that goes away does not end the
     run: the event log is the record, and this is only a view of it.
     """
 
-    def __init__(self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None) -> None:
+    def __init__(
+        self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None, earlier: Iterable[Event] = ()
+    ) -> None:
         self._seen, self._ahead = RunState(plan, now), ahead
+        for event in earlier:
+            self._seen.take(event, now)
         self._console = console
         self._now = self._told = now
         # The time of day of the last event that says it, for lines that are read later.
@@ -153,11 +157,6 @@ class Progress:
         finally:
             self._say(self._waiting)
             self._waiting = []
-
-    def recall(self, events: Iterable[Event], now: float) -> None:
-        """Takes an earlier command's events, and shows nothing of them."""
-        for event in events:
-            self._seen.take(event, now)
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""
