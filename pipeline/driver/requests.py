@@ -44,8 +44,7 @@ class Requests:
         self._all: list[RunRequest | None] = []
         # Times that a config came: typed twice, it is two runs.
         self._times: Counter[str] = Counter()
-        # Folders to delete, with their output folder.
-        self._to_delete: list[tuple[Path, Path]] = []
+        self._to_delete: list[RunRequest] = []
         # Strategies that the terminal has said train on one device.
         self._on_one_device: set[str] = set()
         # Files of code that the terminal has said are newer than runs that are kept.
@@ -85,24 +84,20 @@ class Requests:
             self.sweep.release()
 
     def _read(self, point: Composed) -> int | None:
-        composed, overrides, many = point.config, point.overrides, point.sweep is not None
-        self.many = many
-        self._folder = point.folder.parent
+        composed, overrides = point.config, point.overrides
+        self.many, self._folder = point.sweep is not None, point.folder.parent
         sweep = point.sweep.name if point.sweep is not None else None
         place = len(self._all)
         self._all.append(None)
         try:
             config = point.checked or configs.typed(composed, overrides)
-            _check_sweep(config, many)
+            _check_sweep(config, self.many)
         except UserError as error:
-            request = RunRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
-            about = sweeps.digest(list(overrides))
-            request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
+            unread = Config(mode=_mode(composed), output_dir=_output(composed))
+            request = RunRequest(unread, point.folder, overrides, sweep)
+            request = self._in_sweep(place, request, sweeps.digest(list(overrides)), "unread")
             result = write_unstarted(Result(Ending("REFUSED", str(error))), request.folder)
-            self._end(place, request.ended(result))
-            # A refused run leaves only its entry in a sweep.
-            if request.config.mode is not Mode.run or not many:
-                self._to_delete.append((request.folder, _output(composed)))
+            self._end(place, request, request.ended(result))
             return None
         if config.mode is Mode.run and (code := self._serve(config, point.folder)) is not None:
             return code
@@ -114,7 +109,10 @@ class Requests:
         one, name = planning.on_one_device(config), config.strategy.name
         if one is not config:
             if request.sweep is not None and any(other is not None and other.config == one for other in self._all):
-                self._refuse(place, request)
+                expected = f"one point of {name}, which trains on one device whatever workers says"
+                error = UserError(expected, f"another with workers={config.workers}", "workers=1")
+                request = self._in_sweep(place, request)
+                self._end(place, request, request.unstarted("REFUSED", str(error)))
                 return
             if name not in self._on_one_device:
                 self._on_one_device.add(name)
@@ -137,8 +135,8 @@ class Requests:
         return None
 
     def _finish(self) -> None:
-        for folder, output in self._to_delete:
-            run_folders.remove(folder, output)
+        for request in self._to_delete:
+            run_folders.remove(request.folder, request.output)
         order, repeats = self._repeat()
         for key, point in self.shown(self._session.results).items():
             if key in self._session.results and point.result.ending.status == "REFUSED":
@@ -158,51 +156,37 @@ class Requests:
             # One that starts nothing has no entry.
             if first := self.entries.get((place, 0)):
                 for repeat in range(1, request.config.sweep.repeats):
-                    named = self._named(place, repeat, request, first.fingerprint)
+                    named = self._named(place, repeat, request, first.fingerprint, request.config.strategy.name)
                     if not self._is_finished(place, repeat, named):
                         self.to_run[place, repeat] = named
         sweep = next((request.config.sweep for request in accepted.values()), None)
         return (None, 1) if sweep is None else (sweep.order, sweep.repeats)
 
-    def _refuse(self, place: int, request: RunRequest) -> None:
-        config = request.config
-        name, about = config.strategy.name, sweeps.fingerprint(config)
-        request = self._in_sweep(place, request, request.folder.parent, about, name)
-        expected = f"one point of {name}, which trains on one device whatever workers says"
-        error = UserError(expected, f"another with workers={config.workers}", "workers=1")
-        self._end(place, request.unstarted("REFUSED", str(error)))
-        if config.mode is not Mode.run:
-            self._to_delete.append((request.folder, Path(config.output_dir)))
-
     def _validate(self, place: int, request: RunRequest) -> None:
-        name, about = request.config.strategy.name, sweeps.fingerprint(request.config)
-        self._all[place] = request = self._in_sweep(place, request, request.folder.parent, about, name)
+        self._all[place] = request = self._in_sweep(place, request)
         if self._is_finished(place, 0, request):
             return
         validated = start.validate(request, self._session)
         if isinstance(validated, RunRequest):
             self._all[place] = self.to_run[place, 0] = validated
         else:
-            self._end(place, validated)
-            if request.sweep is None or request.config.mode is not Mode.run:
-                self._to_delete.append((request.folder, Path(request.config.output_dir)))
+            self._end(place, request, validated)
 
-    def _in_sweep(self, place: int, request: RunRequest, folder: Path, about: str, name: str) -> RunRequest:
+    def _in_sweep(self, place: int, request: RunRequest, about: str = "", name: str = "") -> RunRequest:
         """The request in the folder that it has in its sweep; as it is if it has no sweep that trains."""
         if request.sweep is None or request.config.mode is not Mode.run:
             return request
-        if folder.name == COMPOSED:
-            folder = folder.parent
+        about, name = about or sweeps.fingerprint(request.config), name or request.config.strategy.name
+        folder = request.folder.parent
         if self.sweep is None:
-            self.sweep = sweeps.Sweep(folder)
+            self.sweep = sweeps.Sweep(folder.parent if folder.name == COMPOSED else folder)
         self._times[about] += 1
         about = about if self._times[about] == 1 else f"{about}-{self._times[about]}"
         return self._named(place, 0, request, about, name)
 
-    def _named(self, place: int, repeat: int, request: RunRequest, about: str, name: str | None = None) -> RunRequest:
+    def _named(self, place: int, repeat: int, request: RunRequest, about: str, name: str) -> RunRequest:
         sweep = self.sweep
         assert sweep is not None
-        name = name or request.config.strategy.name
         entry = sweep.entry(place, name, about, request.overrides, repeat, None if repeat else request.folder)
         self.entries[place, repeat] = entry
         own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
@@ -224,11 +208,14 @@ class Requests:
         entry.status, entry.error = "FINISHED", None
         return True
 
-    def _end(self, place: int, result: RunResult) -> None:
+    def _end(self, place: int, request: RunRequest, result: RunResult) -> None:
         self._all[place] = None
         self._session.results[place, 0] = result
-        if (sweep := self.sweep) is not None:
-            sweep.note(self.entries[place, 0], result)
+        if self.sweep is not None and (entry := self.entries.get((place, 0))):
+            self.sweep.note(entry, result)
+        # A refused run leaves only its entry in a sweep.
+        if request.sweep is None or request.config.mode is not Mode.run:
+            self._to_delete.append(request)
 
 
 def devices(environ: Mapping[str, str]) -> int:
@@ -260,11 +247,11 @@ def _mode(composed: DictConfig) -> Mode:
     return Mode.run
 
 
-def _output(composed: DictConfig) -> Path:
+def _output(composed: DictConfig) -> str:
     """The output folder, even of a config that cannot be read."""
     with suppress(OmegaConfBaseException):
-        return Path(str(OmegaConf.select(composed, "output_dir")))
-    return Path(Config.output_dir)
+        return str(OmegaConf.select(composed, "output_dir"))
+    return Config.output_dir
 
 
 def _check_sweep(config: Config, many: bool) -> None:
