@@ -18,7 +18,9 @@ from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
 from pipeline.config.parts import flat
 from pipeline.driver import Tracking
 from pipeline.driver.run_folders import find
+from pipeline.driver.session import lacks
 from pipeline.errors import UserError
+from pipeline.record.files import read_tracking
 from pipeline.views import report as reports
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -54,21 +56,23 @@ def report(typed: Words) -> int:
     try:
         folder = find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first")
         written = reports.write(folder)
-        unsent = reports.unsent(folder, tracker, DRAIN_SECONDS) if send(written, tracker) else None
+        sent = send(written, tracker)
+        drained, problem = tracker.drain(sent, DRAIN_SECONDS) if sent else (True, None)
     except OSError as error:
         show.say_error(f"The report cannot be written: {error}.")
         return 2
     finally:
         tracker.close(DRAIN_SECONDS)
     show_written(written)
-    if unsent:
-        show.say_error(unsent)
+    if sent and not drained:
+        show.say_error(lacks({sent: problem}))
     return 0
 
 
 def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
     """Has a tracker send the report to the points' store; its log's folder, None without a store. Raises `OSError`."""
-    store = reports.store_of(written.sweep)
+    stores = (read_tracking(Path(point.folder)).store for point in written.sweep.points)
+    store = next((store for store in stores if store and store.uri), None)
     if store is None:
         return None
     reports.track(written.sweep.folder, reports.with_ids(written), tracker, store)

@@ -226,10 +226,10 @@ class Session:
                 del self._pending[folder]
                 if not sent:
                     self._unsent[folder] = problem
-                _note_tracked(folder, None if sent else _lacks({folder: problem}))
+                _note_tracked(folder, None if sent else lacks({folder: problem}))
         finally:
             self.busy = False
-        return _lacks(self._unsent) if self._unsent else None, interrupted
+        return lacks(self._unsent) if self._unsent else None, interrupted
 
     def serve(self, config: Config) -> int | None:
         """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
@@ -370,7 +370,8 @@ def _note_tracked(folder: Path, note: str | None) -> None:
             results.write(folder, replace(result, tracked=tracked))
 
 
-def _lacks(unsent: dict[Path, str | None]) -> str:
+def lacks(unsent: Mapping[Path, str | None]) -> str:
+    """Says which runs MLflow does not hold all of, with what was wrong, and what to type."""
     problem = next(filter(None, unsent.values()), None)
     folder = Path(os.path.commonpath([folder.resolve() for folder in unsent]))
     runs = f"all of {len(unsent)} runs" if len(unsent) > 1 else "all of it"

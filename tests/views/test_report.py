@@ -16,6 +16,7 @@ from judged_points import without_figures
 from pipeline.analyze import history
 from pipeline.commands.results import report as main
 from pipeline.driver.run_folders import find
+from pipeline.driver.session import lacks
 from pipeline.errors import UserError
 from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.views import report
@@ -199,14 +200,13 @@ def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found
 
 def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):
     tracker = Tracker(os.environ, tmp_path / "log")
-    folder = written.sweep.folder
-    assert report.unsent(folder, tracker, 1.0) is None
-    report.track(folder, written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
-    said = report.unsent(folder, tracker, 1.0)
+    folder = written.sweep.folder / "report"
+    assert tracker.drain(folder, 1.0) == (True, None)
+    report.track(folder.parent, written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
+    drained, problem = tracker.drain(folder, 1.0)
     tracker.close(0.1)
-    assert said is not None
-    assert said.startswith("MLflow does not hold the report yet")
-    assert said.endswith(f"`python -m pipeline sync {folder / 'report'}` sends it.")
+    assert not drained
+    assert lacks({folder: problem}).endswith(f"`python -m pipeline sync {folder}` sends the rest.")
 
 
 def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_path):

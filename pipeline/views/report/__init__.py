@@ -18,7 +18,7 @@ from pipeline.driver import Tracking
 from pipeline.driver.tags import origin
 from pipeline.record import results
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
-from pipeline.record.files import LOG, TrackingStore, read_tracking
+from pipeline.record.files import LOG, TrackingStore
 from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import to_values
 from pipeline.views.report import page
@@ -134,19 +134,6 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Tracki
     finally:
         log.close()
     tracker.follow(beside, store)
-
-
-def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
-    """Returns what to type where MLflow does not hold the report after so many seconds; None where it does."""
-    drained, problem = tracker.drain(folder.resolve() / FOLDER, seconds)
-    lacks = f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}"
-    return None if drained else f"{lacks}. `python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
-
-
-def store_of(sweep: ReportedSweep) -> TrackingStore | None:
-    """Returns the store that the points of a sweep are tracked in; None for none."""
-    stores = (read_tracking(Path(point.folder)).store for point in sweep.points)
-    return next((store for store in stores if store and store.uri), None)
 
 
 def _write_pages(written: WrittenReport) -> None:
