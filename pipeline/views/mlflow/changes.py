@@ -41,8 +41,8 @@ class Changes:
 class LogState:
     """State of a log's events so far, as later events need it, and the `changes` that are to be sent.
 
-    `driver` is the event of the command that wrote last, the `commands`-th. Of steps, epochs and repeats that are
-    made again, those up to the highest so far are sent already.
+    `driver` is the event of the command that wrote last, the `commands`-th. `last` is the last step of each curve: of
+    steps, epochs and repeats that are made again, those up to there are sent already.
 
     >>> state = LogState()
     >>> state.take(events.Steps(2, [0.7, 0.6], seconds=1.0, time=8.0))
@@ -53,15 +53,11 @@ class LogState:
     run: events.Run | None = None
     driver: events.Run | events.Resumed | events.Attached | None = None
     commands: int = 0
-    step: int = 0
-    epoch: int = 0
-    repeats: dict[str, int] = field(default_factory=dict)
-    # When training reported its first steps, and the last step of each curve.
+    last: dict[str, int] = field(default_factory=dict)
+    # When training reported its first steps.
     training_ms: int | None = None
-    curves: dict[str, int] = field(default_factory=dict)
     time_ms: int = 0
-    samples: dict[str, int] = field(default_factory=dict)
-    speakers: dict[str, int] = field(default_factory=dict)
+    built: bool = False
     about: texts.About = field(default_factory=texts.About)
     model: str | None = None
     # The files of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
@@ -89,11 +85,11 @@ class LogState:
             time_ms = texts.ms(event) - round(1000 * before)
             self.changes.metrics.append(texts.MetricValue(called, texts.significant(called, figure), time_ms, step))
 
-    def _curve(self, name: str, value: object, event: events.EventBase, step: int) -> None:
+    def _curve(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
         """Adds a point of a curve that has none of that step, or of a later one."""
-        if number(value) is not None and self.curves.get(texts.safe_name(name), -1) < step:
-            self.curves[texts.safe_name(name)] = step
-            self._metric(name, value, event, step)
+        if number(value) is not None and self.last.get(texts.safe_name(name), -1) < step:
+            self.last[texts.safe_name(name)] = step
+            self._metric(name, value, event, step, before)
 
     def _begun(self, event: events.Run) -> None:
         if self.run is not None:
@@ -140,9 +136,9 @@ class LogState:
         self.changes.reopened = True
 
     def _built(self, event: events.Built) -> None:
-        if "built" in self.speakers:
+        if self.built or event.rank:
             return
-        self.speakers["built"], plain = event.rank, to_plain(event)
+        self.built, plain = True, to_plain(event)
         for name in ("parameters", "input_shape", "num_classes"):
             if plain.get(name) is not None:
                 self._tag(name, plain[name])
@@ -158,35 +154,24 @@ class LogState:
         })  # fmt: skip
 
     def _measured(self, event: events.Measured) -> None:
-        group = event.group or "point"
-        speaker = self.speakers.setdefault(f"measured {group}", event.rank)
-        if speaker == event.rank and event.repeat > self.repeats.get(group, -1):
-            self.repeats[group] = event.repeat
-            self._metric(texts.timed(group), _rate(event), event, event.repeat)
+        if not event.rank:
+            self._curve(texts.timed(event.group or "point"), _rate(event), event, event.repeat)
 
     def _stepped(self, event: events.Steps) -> None:
-        losses, last, seconds = event.losses, event.step, number(event.seconds) or 0.0
-        before, self.step = self.step, max(self.step, last)
-        if last <= before:
-            return
-        if self.training_ms is None:
-            self.training_ms = texts.ms(event)
+        losses, seconds = event.losses, number(event.seconds) or 0.0
+        self.training_ms = self.training_ms or texts.ms(event)
         # The call took `seconds` and ended now; its steps took equal parts of that.
         for left, loss in zip(reversed(range(len(losses))), losses, strict=True):
-            if last - left > before:
-                self._metric(texts.trained("loss"), loss, event, last - left, seconds * left / len(losses))
+            self._curve(texts.trained("loss"), loss, event, event.step - left, seconds * left / len(losses))
         for name, value in event.metrics.items():
             if name != "loss":
-                self._curve(texts.trained(name), value, event, last)
-        self._metric(texts.trained("learning_rate"), event.learning_rate, event, last)
-        self._metric(texts.trained("examples_per_second"), _rate(event), event, last)
+                self._curve(texts.trained(name), value, event, event.step)
+        self._curve(texts.trained("learning_rate"), event.learning_rate, event, event.step)
+        self._curve(texts.trained("examples_per_second"), _rate(event), event, event.step)
 
     def _epoch(self, event: events.Epoch) -> None:
-        if event.epoch <= self.epoch:
-            return
-        self.epoch = event.epoch
         # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
-        self._metric(texts.trained("epoch"), event.epoch, event, event.step)
+        self._curve(texts.trained("epoch"), event.epoch, event, event.step)
         self._learnt(event, event, event.step)
 
     def _learnt(self, values: events.Epoch | results.Training, event: events.EventBase, step: int) -> None:
@@ -200,9 +185,9 @@ class LogState:
 
     def _system(self, event: events.System) -> None:
         host = texts.safe_name(event.host).replace("/", "_")
-        step = self.samples[host] = self.samples.get(host, -1) + 1
         for name, value in event.values.items():
-            self._metric(f"system/{host}/{name}", value, event, step)
+            called = f"system/{host}/{name}"
+            self._curve(called, value, event, self.last.get(texts.safe_name(called), -1) + 1)
 
     def _noted(self, event: events.Warned | events.Restarted) -> None:
         self.about.note(event.text)
@@ -216,8 +201,7 @@ class LogState:
             if MEASUREMENT.search(name):
                 called = texts.measurement(name)
                 # After the repeats that it is the median of.
-                repeats = {texts.timed(group): repeat + 1 for group, repeat in self.repeats.items()}
-                self._metric(called, value, event, repeats.get(called, 0) + self.commands - 1)
+                self._metric(called, value, event, self.last.get(called, -1) + self.commands)
             elif name in RESULT_TAGS and (value is not None or self.commands > 1):
                 # What the result of an earlier command said holds no longer.
                 self._tag(name, "" if value is None else value)
@@ -227,7 +211,8 @@ class LogState:
             if ends:
                 self._tag(f"{name}_range", ends)
         # What no epoch has told.
-        self._learnt(result.training, event, max(self.step, *self.curves.values(), 0))
+        learnt = [step for name, step in self.last.items() if name.startswith((texts.TRAIN, texts.VALIDATION))]
+        self._learnt(result.training, event, max(learnt, default=0))
         self.about.result = texts.sentence(result)
         for note in result.notes:
             self.about.note(note)

@@ -186,7 +186,7 @@ class Copy:
         """True before the first timed repeat of a run that will soon have one."""
         began = self.state.training_ms
         soon = began is None or self.state.time_ms - began < FIRST_MS
-        return self._copied.offset == 0 and not self.state.ended and "point" not in self.state.repeats and soon
+        return self._copied.offset == 0 and not self.state.ended and FIRST not in self.state.last and soon
 
     def _send(self) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
