@@ -5,7 +5,7 @@ Arithmetic only.
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.plan.plan import Plan
@@ -63,34 +63,26 @@ def knee_of(results: Sequence[Result], share: float) -> Knee | None:
         for result in results
         if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
     ]
-    speeds = {workers: speed for _, workers, speed in points}
-    if len({others for others, *_ in points}) != 1 or len(speeds) < len(points):
+    if len({others for others, *_ in points}) != 1 or len({workers for _, workers, _ in points}) < len(points):
         return None
-    return Knee(None, share, max(speeds), knee(speeds, share))
-
-
-def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | None:
-    """(few, many, what each worker from few to many brings, over what each of the first does) where that is first below
-    `share`; None where it never is. `speeds` are those of so many workers.
-
-    >>> knee({1: 100.0, 2: 190.0, 4: 220.0}, share=0.5)
-    (2, 4, 0.15)
-    """
-    counts = sorted(speeds)
-    for few, many in itertools.pairwise(counts):
-        brought = (speeds[many] - speeds[few]) / (many - few) / (speeds[counts[0]] / counts[0])
-        if brought < share:
-            return few, many, brought
-    return None
+    return knee_under(None, [(workers, speed) for _, workers, speed in points], share)
 
 
 def knee_under(strategy: str | None, speeds: Sequence[tuple[int, float]], share: float) -> Knee | None:
-    """The same of (workers, speed) of runs under a strategy; None where all have as many workers."""
-    counts = {workers for workers, _ in speeds}
+    """The knee of (workers, speed) of runs under a strategy; None where all have as many workers.
+
+    >>> knee_under("mirrored", [(1, 100.0), (2, 190.0), (4, 220.0)], share=0.5)
+    Knee(strategy='mirrored', share=0.5, most=4, found=(2, 4, 0.15))
+    """
+    counts = sorted({workers for workers, _ in speeds})
     if len(counts) < 2:
         return None
     middle = {count: statistics.median(speed for workers, speed in speeds if workers == count) for count in counts}
-    return Knee(strategy, share, max(counts), knee(middle, share))
+    of_first, found = middle[counts[0]] / counts[0], None
+    for few, many in reversed([*itertools.pairwise(counts)]):
+        brought = (middle[many] - middle[few]) / (many - few) / of_first
+        found = (few, many, brought) if brought < share else found
+    return Knee(strategy, share, counts[-1], found)
 
 
 def watts_of_worker(results: Sequence[Result]) -> float | None:

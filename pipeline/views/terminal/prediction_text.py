@@ -82,7 +82,7 @@ def outlook_lines(points: Sequence[RunResult]) -> list[str]:
             f"Knee: {plural(few, 'worker')}. Beyond, another one brings {percent(max(0.0, brought))} of what one of "
             f"the first does, which is less than predict.knee_share={share:g}."
         )
-    elif knee is not None and len({result.layout.workers for result in results}) > 1:
+    elif knee is not None:
         lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
     return lines
 
