@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run as it was written: its folder, its result, and the settings that plan.json has, by their names there."""
+    """One run as it was written: its result, and the folder that has the rest, if it is there."""
 
-    folder: Path
     result: Result
-    settings: Mapping[str, object] = field(default_factory=dict)
+    folder: Path = Path()
+
+    @cached_property
+    def settings(self) -> Mapping[str, object]:
+        """The settings that plan.json has, by their names there."""
+        return log.read_whole(self.folder / "plan.json") if self.folder.name else {}
 
     @cached_property
     def plan(self) -> Plan | None:
@@ -95,15 +99,10 @@ class TimedRun:
     parameters: int
 
 
-def of(folder: Path, result: Result) -> LoggedRun:
-    """The run in a folder that a result tells of, with its settings where these are still there."""
-    return LoggedRun(folder, result, log.read_whole(folder / "plan.json"))
-
-
 def load(folder: Path) -> LoggedRun:
     """The run in a folder. Raises `UserError`."""
     result = results.read(folder)
-    run = of(folder, result or Result())
+    run = LoggedRun(result or Result(), folder)
     if result is None or not run.settings:
         lacks = f"{folder}, which has {'no result' if result is None else 'no plan'}"
         raise UserError("a run that was started, with result.json and plan.json", lacks, "a run that ended")
@@ -119,7 +118,7 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
     if of_sweep is not None:
         where = [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     paths = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
-    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(paths, key=log.written)]
+    runs = [LoggedRun(results.read(path.parent) or Result(), path.parent) for path in sorted(paths, key=log.written)]
     timed = [run for run in runs if run.result.finished and run.result.speed.examples_per_second]
     return [
         TimedRun(run, run.plan, parameters)

@@ -71,7 +71,7 @@ def report(typed: Words) -> int:
 
 def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
     """Has a tracker send the report to the points' store; its log's folder, None without a store. Raises `OSError`."""
-    stores = (read_tracking(Path(point.folder)).store for point in written.sweep.points)
+    stores = (read_tracking(point.folder).store for point in written.sweep.points)
     store = next((store for store in stores if store and store.uri), None)
     if store is None:
         return None

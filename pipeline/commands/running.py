@@ -166,7 +166,7 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
 
     configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
-    steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
+    steps = {from_here(ended.folder): ended.result.survival.checkpoint_step for ended in session.ended_early}
     if not steps:
         return "The same command goes on with the sweep." if named else "Nothing was under way."
     has = {folder: f"a checkpoint of step {step:,}" if step else "no checkpoint yet" for folder, step in steps.items()}
@@ -315,7 +315,7 @@ def tell(point: RunResult, many: bool) -> None:
 def tell_id(point: RunResult) -> None:
     """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
     known = point.result.tracked.mlflow_run_id is not None
-    if point.result.finished and not known and (run_id := run_id_of(Path(point.folder))):
+    if point.result.finished and not known and (run_id := run_id_of(point.folder)):
         from pipeline.views.terminal.result import tracked
 
         say(console_on(sys.stdout), f"MLflow      {tracked(run_id)}")

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.analyze.history import LoggedRun, of
+from pipeline.analyze.history import LoggedRun
 from pipeline.config.offered import load_offer
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.record.files import TrackingStore
-from pipeline.record.results import Result
 
 if TYPE_CHECKING:
     from pipeline.analyze.calibration import Score
@@ -35,24 +33,17 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(LoggedRun):
     """A run's result, its folder, and what was typed.
 
     `number` is its number in the sweep; None if that is its place among those that are shown. A run that was only
     planned has its `estimate`, one that was only predicted what was `foreseen`.
     """
 
-    result: Result
-    folder: str = ""
     overrides: tuple[str, ...] = ()
     number: int | None = None
     estimate: "Estimate | None" = None
     foreseen: Foreseen | None = None
-
-    @cached_property
-    def run(self) -> LoggedRun:
-        """The run as it was written, with its settings where these are still there."""
-        return of(Path(self.folder), self.result) if self.folder else LoggedRun(Path(), self.result)
 
 
 @dataclass(frozen=True)

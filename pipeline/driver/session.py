@@ -351,7 +351,7 @@ class RunRequest:
 
     def ended(self, result: Result) -> RunResult:
         """The result with the run's folder and what was typed."""
-        return RunResult(result, str(self.folder), tuple(self.overrides))
+        return RunResult(result, self.folder, tuple(self.overrides))
 
 
 def write_unstarted(result: Result, folder: Path) -> Result:

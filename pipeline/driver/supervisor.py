@@ -358,7 +358,7 @@ class Supervisor:
         if tracker:
             session.upload_later(folder, self._config.tracking.drain_timeout)
         if interrupted:
-            session.ended_early.append(RunResult(result, str(folder)))
+            session.ended_early.append(RunResult(result, folder))
             raise interrupted
         return result
 

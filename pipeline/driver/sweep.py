@@ -124,7 +124,7 @@ class Sweep:
     def note(self, entry: Entry, point: RunResult, seconds: float | None = None) -> None:
         """Takes in the result of a run."""
         entry.status, entry.error = point.result.ending.status, point.result.ending.error
-        entry.folder = self._name(Path(point.folder))
+        entry.folder = self._name(point.folder)
         entry.seconds = seconds if seconds is not None else entry.seconds
         self.write()
 

@@ -1,7 +1,5 @@
 """The verdict on made-up sweeps whose truth is known, and what it says of single pairs."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from shown_runs import a_plan
@@ -32,7 +30,7 @@ def a_run(workers: int, point: list[Repeat], baseline: list[Repeat], in_turn: bo
             plan, Measurements(point), [each.examples_per_second for each in baseline], "reused from there"
         )
     layout = Layout(workers=workers, replicas=workers, scaling="weak", replica_batch=64)
-    return LoggedRun(Path(), Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
+    return LoggedRun(Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
 
 
 def repeats(rates: np.ndarray, others: np.ndarray | None = None) -> list[Repeat]:
@@ -178,7 +176,7 @@ def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput()
 
 def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals():
     runs = [
-        LoggedRun(Path(), from_values({
+        LoggedRun(from_values({
             "workers": workers, "strategy": "mirrored", "examples_per_second": 100 * speedup, "speedup": speedup,
             "speedup_low": 0.98 * speedup, "speedup_high": 1.02 * speedup, "interval_confidence": 0.9375,
             "baseline_examples_per_second": 100.0, "baseline_source": "measured in this run",

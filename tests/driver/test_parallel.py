@@ -81,7 +81,7 @@ def test_a_table_on_a_terminal_fills_as_points_end():
 
     def point(status: str, **speed: float) -> RunResult:
         return RunResult(
-            Result(Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)), "", ("workers=2",)
+            Result(Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)), Path(), ("workers=2",)
         )
 
     rows = {(0, 0): point("WAITING"), (1, 0): point("WAITING")}

@@ -64,7 +64,7 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
 ])  # fmt: skip
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = session_of()
-    session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), "a"))
+    session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), Path("a")))
     requests = Requests(session)
     requests.many, requests.to_run = many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)}
     assert running._how_to_go_on(requests, session).endswith(words)
@@ -76,9 +76,9 @@ def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     one = RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)
     requests.many, requests.to_run = True, {(0, 0): one}
     own = own_session(session, session.screen, {}, Preemption(session.preemption))
-    own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=8)), "c"))
+    own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=8)), Path("c")))
     for name in ("a", "b"):
-        session.ended_early.append(RunResult(Result(), name))
+        session.ended_early.append(RunResult(Result(), Path(name)))
     said = running._how_to_go_on(requests, session)
     assert said.startswith("a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: ")
 

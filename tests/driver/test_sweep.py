@@ -70,7 +70,7 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     made = sweep.Sweep(tmp_path / "sweeps/mine")
     entry = made.entry(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
-    made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
+    made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), tmp_path / folder))
     made.release()
     (read,) = read_sweep(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
@@ -101,8 +101,8 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     # A later attempt, and a run that is of no sweep.
     later = run_folders.make_another(folder)
     (tmp_path / "alone").mkdir()
-    sweep.note_alone(tmp_path / "alone", RunResult(done, str(tmp_path / "alone")))
-    sweep.note_alone(later, RunResult(done, str(later)))
+    sweep.note_alone(tmp_path / "alone", RunResult(done, tmp_path / "alone"))
+    sweep.note_alone(later, RunResult(done, later))
     (noted,) = entries(made.folder)
     assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.2")
     lock = Lock(later)

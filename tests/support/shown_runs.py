@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -144,7 +145,7 @@ def a_point(values: Mapping[str, Any]) -> RunResult:
     folder, overrides = values.get("folder"), values.get("overrides")
     return RunResult(
         results.from_values(values),
-        folder if isinstance(folder, str) else "",
+        Path(folder if isinstance(folder, str) else ""),
         tuple(overrides) if isinstance(overrides, list) else (),
     )
 

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -43,7 +44,7 @@ def points(ended: int = 6) -> tuple[RunResult, ...]:
             if number == 4:
                 values = {"status": "FAILED", "strategy": strategy, "workers": 1, "error": "worker 0 was killed."}
             result = results.from_values(values)
-        made.append(RunResult(result, FOLDER.format(number, strategy), overrides, number))
+        made.append(RunResult(result, Path(FOLDER.format(number, strategy)), overrides, number))
     return tuple(made)
 
 

@@ -73,7 +73,7 @@ def warm_up() -> None:
 def write(folder: Path) -> WrittenReport:
     """Writes the report of the sweep in `folder`. Raises `UserError` without a sweep, `OSError` if it cannot write."""
     sweep = gather(folder)
-    runs, same = [point.run for point in sweep.points], [point.configuration for point in sweep.points]
+    runs, same = sweep.points, [point.configuration for point in sweep.points]
     decided = verdict.decide(runs, same, sweep.knee_share)
     drawn = tuple(draw(sweep))
     beside = sweep.folder / FOLDER
@@ -93,7 +93,7 @@ def write(folder: Path) -> WrittenReport:
 
 def with_ids(written: WrittenReport) -> WrittenReport:
     """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
-    results_now = [results.read(Path(point.folder)) or point.result for point in written.sweep.points]
+    results_now = [results.read(point.folder) or point.result for point in written.sweep.points]
     if [result.tracked for result in results_now] == [point.result.tracked for point in written.sweep.points]:
         return written
     points = tuple(
@@ -154,7 +154,7 @@ def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
         "group": point.group,
         "marks": "; ".join(mark_texts(point.marks)),
         "overrides": " ".join(point.overrides),
-        "folder": Path(point.folder).name,
+        "folder": point.folder.name,
         "target": sweep.target,
         "seconds_to_target": sweep.seconds_to_target(point),
         **{name: value for name, value in comparable.flat(result) if name not in OF_THE_FILE},

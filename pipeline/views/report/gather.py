@@ -66,7 +66,7 @@ class ReportedRun(RunResult):
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
         reports: dict[int, tuple[float, Mapping[str, float]]] = {}
         seconds = 0.0
-        for event in (event for event in self.run.events if isinstance(event, Epoch) and event.of_point):
+        for event in (event for event in self.events if isinstance(event, Epoch) and event.of_point):
             seconds += event.seconds or 0.0
             values = {**event.val_metrics, LOSS: event.val_loss}
             finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
@@ -159,13 +159,13 @@ def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: 
             listed = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
         ending = replace(listed, status=listed.status or "NOT RUN", error=listed.error or "it was not run yet")
         result = replace(result, ending=ending)
-    return ReportedRun(result, str(folder), overrides, place, configuration=configuration)
+    return ReportedRun(result, folder, overrides, place, configuration=configuration)
 
 
 def _knee_share(points: Sequence[ReportedRun]) -> float:
     for point in points:
         try:
-            share = OmegaConf.select(OmegaConf.load(Path(point.folder, "hydra", "config.yaml")), "predict.knee_share")
+            share = OmegaConf.select(OmegaConf.load(point.folder / "hydra" / "config.yaml"), "predict.knee_share")
         except UNREADABLE:
             continue
         if isinstance(share, float):
@@ -175,7 +175,7 @@ def _knee_share(points: Sequence[ReportedRun]) -> float:
 
 def _grouped(points: Sequence[ReportedRun]) -> list[ReportedRun]:
     measured = [place for place, point in enumerate(points) if point.result.speed.examples_per_second is not None]
-    runs = [points[place].run for place in measured]
+    runs = [points[place] for place in measured]
     letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
     marks = comparable.marks(runs)
     letter_of = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}

@@ -185,7 +185,7 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
     texts = {
         "engines": engines and f"{engines}; {OWN_BASELINE}",
         "model": each(lambda point: _fact(point, "model", plural(point.result.training.parameters, "parameter"))),
-        "data": each(lambda point: _fact(point, "data", plural(point.run.train_examples, "training example"))),
+        "data": each(lambda point: _fact(point, "data", plural(point.train_examples, "training example"))),
         "batch": each(_batch),
         "precision": each(lambda point: point.result.layout.precision),
         "baseline": _baseline(sweep),
@@ -260,7 +260,7 @@ def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], object
 
 
 def _fact(point: ReportedRun, name: str, more: str) -> str | None:
-    return (value := comparable.facts(point.run).get(name)) and listed(value, more)
+    return (value := comparable.facts(point).get(name)) and listed(value, more)
 
 
 def _batch(point: ReportedRun) -> str | None:
@@ -299,7 +299,7 @@ def _intervals(sweep: ReportedSweep) -> str:
 
 
 def _began(point: ReportedRun) -> Run:
-    return point.run.began or Run()
+    return point.began or Run()
 
 
 def _options(runs: Iterable[Run]) -> list[str]:

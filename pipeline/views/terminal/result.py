@@ -51,7 +51,8 @@ def result_table(point: RunResult) -> RenderableType:
 
 def result_rows(point: RunResult) -> list[tuple[str, str]]:
     """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
-    result, folder, speed, layout = point.result, clean(point.folder), point.result.speed, point.result.layout
+    result, speed, layout = point.result, point.result.speed, point.result.layout
+    folder = clean(point.folder) if point.folder.name else ""
     status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training
     logs = f"{folder}: events.jsonl, and a .log of each process" if folder else ""
     trained = listed(_epochs(training), named("loss", training.loss), pairs(training.metrics))

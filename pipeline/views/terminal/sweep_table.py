@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import TOOK, WAITED
-from pipeline.analyze.history import LoggedRun
 from pipeline.driver import Ahead, RunResult
 from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import planned_rows
@@ -257,7 +256,7 @@ def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
         for place, point in zip(numbers_of(points), points, strict=True)
         if point.result.finished
         for note in point.result.notes
-        if note not in (point.run.plan.notes if point.run.plan else ()) and not clean(note).startswith(but)
+        if note not in (point.plan.notes if point.plan else ()) and not clean(note).startswith(but)
     )
     return [f"{points}: {note}" for points, note in by_points(notes)]
 
@@ -279,9 +278,9 @@ def difference_texts(points: Sequence[RunResult]) -> list[str]:
     return texts
 
 
-def _measured_runs(points: Sequence[RunResult]) -> dict[int, LoggedRun]:
+def _measured_runs(points: Sequence[RunResult]) -> dict[int, RunResult]:
     numbered = zip(numbers_of(points), points, strict=True)
-    return {place: point.run for place, point in numbered if _measured(point.result)}
+    return {place: point for place, point in numbered if _measured(point.result)}
 
 
 def _measured(result: Result) -> bool:

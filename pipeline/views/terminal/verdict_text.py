@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
@@ -162,7 +161,7 @@ def single_line(result: Result) -> str:
     from pipeline.analyze import verdict
     from pipeline.analyze.history import LoggedRun
 
-    decided = verdict.decide([LoggedRun(Path(), result)], [0], 0.0)
+    decided = verdict.decide([LoggedRun(result)], [0], 0.0)
     if (over_one := decided.over_one) is None or decided.use == "best":
         return ""
     if decided.use == "not known":
