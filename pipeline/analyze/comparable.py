@@ -53,12 +53,8 @@ NAMES = {"kind": "device kind", "service": "data service"}
 SHARED = frozenset({"python", "keras", "numpy"})
 
 
-@dataclass(frozen=True)
-class Unlike:
-    """In what two runs differ that keeps their speeds from being compared, and its values; a doubt has none."""
-
-    name: str
-    values: tuple[str, str] | None = None
+# In what runs differ that keeps their speeds from being compared, and the places with each value; a doubt has none.
+Difference = tuple[str, dict[str, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -197,18 +193,13 @@ def facts(run: LoggedRun) -> dict[str, str]:
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
-def unlike(one: LoggedRun, two: LoggedRun) -> list[Unlike]:
+def unlike(one: LoggedRun, two: LoggedRun) -> list[Difference]:
     """The reasons why the speeds of two runs do not compare."""
-    ours, theirs = facts(one), facts(two)
-    differing = [
-        Unlike(name, (_short(ours[name], theirs[name]), _short(theirs[name], ours[name])))
-        for name in _differing([ours, theirs])
-    ]
     doubtful = {doubt for run in (one, two) for doubt in doubts(run.result.layout)}
-    return [*differing, *(Unlike(name) for name in DOUBTS if name in doubtful & REFUSED)]
+    return [*differences([one, two]), *((name, {}) for name in DOUBTS if name in doubtful & REFUSED)]
 
 
-def differences(runs: Sequence[LoggedRun]) -> list[tuple[str, dict[str, list[int]]]]:
+def differences(runs: Sequence[LoggedRun]) -> list[Difference]:
     """The differences that keep speeds from being compared, and the places of the runs with each value."""
     all_facts = [facts(run) for run in runs]
     rows = []

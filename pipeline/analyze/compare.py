@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from pipeline.analyze import comparable, measure
-from pipeline.analyze.comparable import BUSY, MARGIN, Unlike
+from pipeline.analyze.comparable import BUSY, MARGIN, Difference
 from pipeline.analyze.history import LoggedRun
 from pipeline.record.results import IN_THIS_RUN, Result
 
@@ -139,7 +139,7 @@ class Judge:
             return False
         return compared.answer is Answer.AS_FAST or compared.is_slower
 
-    def between(self, one: LoggedRun, other: LoggedRun) -> Comparison | Unlike | None:
+    def between(self, one: LoggedRun, other: LoggedRun) -> Comparison | Difference | None:
         """Compares two runs; the reason why their speeds do not compare; None if one has no speed."""
         if not (_is_measured(one) and _is_measured(other)):
             return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
-from pipeline.analyze.comparable import MARGIN, Marks, Unlike
+from pipeline.analyze.comparable import MARGIN, Difference, Marks
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
     MISSING,
@@ -65,13 +65,14 @@ def mark_texts(marks: Marks) -> list[str]:
     return [*engine, *marks.doubts, *[f"differs in {' and '.join(marks.differs)}"] * bool(marks.differs)]
 
 
-def unlike_text(unlike: Unlike) -> str:
+def unlike_text(unlike: Difference) -> str:
     """Returns why the speeds of two runs are not comparable.
 
-    >>> unlike_text(Unlike("model", ("mlp", "cnn"))), unlike_text(Unlike("rehearsal"))
+    >>> unlike_text(("model", {"mlp": [0], "cnn": [1]})), unlike_text(("rehearsal", {}))
     ('model differs (mlp, cnn)', 'one of them is a rehearsal')
     """
-    return REFUSED[unlike.name] if unlike.values is None else f"{unlike.name} differs ({', '.join(unlike.values)})"
+    name, values = unlike
+    return f"{name} differs ({', '.join(values)})" if values else REFUSED[name]
 
 
 def sure(odds: float) -> str:
@@ -79,13 +80,13 @@ def sure(odds: float) -> str:
     return next(words for least, words in SURE if odds >= least)
 
 
-def pair_text(number: int, other: int, pair: Comparison | Unlike | None, engines: Mapping[int, str]) -> str:
+def pair_text(number: int, other: int, pair: Comparison | Difference | None, engines: Mapping[int, str]) -> str:
     """Returns which of two runs is faster, by how much, and how surely; with their `engines` where they differ."""
     differ = engines.get(number) != engines.get(other)
     one, two = (f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other))
     if pair is None:
         return f"{one} and {two}: not compared, since one was not measured"
-    if isinstance(pair, Unlike):
+    if isinstance(pair, tuple):
         return f"{one} and {two}: not compared, since {unlike_text(pair)}"
     if pair.answer == "not known":
         within = f"{bare_times(pair.low)} to {bare_times(pair.high)}"
