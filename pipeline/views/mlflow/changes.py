@@ -58,7 +58,12 @@ class LogState:
     training_ms: int | None = None
     time_ms: int = 0
     built: bool = False
-    about: texts.About = field(default_factory=texts.About)
+    # What its description says.
+    result: str = ""
+    error: str = ""
+    command: str = ""
+    commit: str = ""
+    notes: dict[str, None] = field(default_factory=dict)
     model: str | None = None
     # The files of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
     report: dict[str, list[str]] = field(default_factory=dict)
@@ -76,7 +81,8 @@ class LogState:
         self.changes.tags[texts.safe_name(name)] = texts.text(value, texts.TAG_CHARACTERS)
 
     def _describe(self) -> None:
-        self._tag(texts.NOTE_TAG, self.about.text)
+        about = texts.description(self.result, self.error, self.command, self.commit, self.notes)
+        self._tag(texts.NOTE_TAG, about)
 
     def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
         """Adds a point, of so many seconds before the event; nothing where the value is no number."""
@@ -105,18 +111,18 @@ class LogState:
         # MLflow sorts parameters as text, and draws metrics alone.
         for name in ("workers", "replica_batch", "global_batch"):
             self._metric(texts.trained(name), event.params.get(name), event, 0)
-        self.about.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
-        self.about.commit = str(event.tags.get("git_commit") or "")
+        self.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
+        self.commit = str(event.tags.get("git_commit") or "")
         for name, why in comparable.DOUBTS.items():
             if event.tags.get(name) == "true":
-                self.about.note(f"**{name}**: {why}")
+                self.notes[f"**{name}**: {why}"] = None
         self._describe()
 
     def _resumed(self, event: events.Resumed) -> None:
         self.driver, self.ended = event, False
         self.commands += 1
         # What the command before ended with holds no longer.
-        self.about.error = ""
+        self.error = ""
         self._tag("status", "RUNNING")
         self._tag("preempted", "false")
         self._tag("error", "")
@@ -190,7 +196,7 @@ class LogState:
             self._curve(called, value, event, self.last.get(texts.safe_name(called), -1) + 1)
 
     def _noted(self, event: events.Warned | events.Restarted) -> None:
-        self.about.note(event.text)
+        self.notes[event.text] = None
         self._describe()
 
     def _saved(self, event: events.Saved) -> None:
@@ -213,9 +219,8 @@ class LogState:
         # What no epoch has told.
         learnt = [step for name, step in self.last.items() if name.startswith((texts.TRAIN, texts.VALIDATION))]
         self._learnt(result.training, event, max(learnt, default=0))
-        self.about.result = texts.sentence(result)
-        for note in result.notes:
-            self.about.note(note)
+        self.result = texts.sentence(result)
+        self.notes |= dict.fromkeys(result.notes)
         self._describe()
 
     def _reported(self, event: events.Report) -> None:
@@ -256,7 +261,7 @@ class LogState:
         self._tag("status", status)
         if event.error:
             self._tag("error", event.error)
-            self.about.error = event.error
+            self.error = event.error
             self._describe()
         self.changes.end = status, texts.ms(event)
 

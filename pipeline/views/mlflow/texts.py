@@ -9,8 +9,7 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.analyze.comparable import doubts
@@ -177,37 +176,16 @@ def tensors(dtype: object, shape: Any) -> str:
     return json.dumps(specs)
 
 
-@dataclass
-class About:
-    """Facts about a run, collected for its description."""
+def description(result: str, error: str, command: str, commit: str, notes: Iterable[str]) -> str:
+    """Returns a run's description, in Markdown.
 
-    result: str = ""
-    error: str = ""
-    command: str = ""
-    commit: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Adds a note, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    @property
-    def text(self) -> str:
-        """The description, in Markdown.
-
-        >>> About(result="**Two.**", command="python -m pipeline", notes=["Slow."]).text
-        '**Two.**\\n\\n`python -m pipeline`\\n\\n- Slow.'
-        """
-        command = f"`{self.command.replace('`', '?')}`" if self.command else ""
-        commit = f"commit `{self.commit[:COMMIT_LETTERS]}`" if self.commit else ""
-        parts = (
-            f"**{self.error}**" if self.error else "",
-            self.result,
-            listed(command, commit),
-            "\n".join(f"- {note}" for note in self.notes),
-        )
-        return "\n\n".join(part for part in parts if part)
+    >>> description("**Two.**", "", "python -m pipeline", "", ["Slow."])
+    '**Two.**\\n\\n`python -m pipeline`\\n\\n- Slow.'
+    """
+    typed = f"`{command.replace('`', '?')}`" if command else ""
+    made_from = f"commit `{commit[:COMMIT_LETTERS]}`" if commit else ""
+    failed, noted = f"**{error}**" if error else "", "\n".join(f"- {note}" for note in notes)
+    return "\n\n".join(filter(None, (failed, result, listed(typed, made_from), noted)))
 
 
 def sentence(result: Result) -> str:
