@@ -79,9 +79,9 @@ class LoggedRun:
         return [event for event, _ in log.read(self.folder / "events.jsonl") if isinstance(event, shows)]
 
     @property
-    def began(self) -> Run | None:
-        """The first event of its log; None if there is none."""
-        return next((event for event in self.events if isinstance(event, Run)), None)
+    def began(self) -> Run:
+        """The first event of its log, one without values if there is none."""
+        return next((event for event in self.events if isinstance(event, Run)), Run())
 
     @property
     def train_examples(self) -> int | None:

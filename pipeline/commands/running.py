@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,7 +201,7 @@ def _run(points: Requests, session: Session) -> None:
         if points.many:
             left = statistics.fmean(took) * (count - done) if took else None
             shown = points.shown(session.results)
-            session.ahead = Ahead(shown[key].number or 0, tuple(shown.values()), left)
+            session.ahead = Ahead(shown[key].number, tuple(shown.values()), left)
             session.screen.begins(session.ahead)
         if before not in (None, key[1]):
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
@@ -219,15 +220,15 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
     from pipeline.driver.parallel import Parallel
     from pipeline.views.terminal.live import board
 
-    rows = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
+    waiting = {key: request.unended("WAITING") for key, request in points.to_run.items()}
+    rows = points.shown(session.results | waiting)
 
     def begun(key: RunKey, request: RunRequest) -> None:
-        rows[key] = request.unended("RUNNING")
-        shown = points.shown(rows)
-        session.screen.begins(Ahead(shown[key].number or 0, tuple(shown.values()), None))
+        rows[key] = replace(request.unended("RUNNING"), number=rows[key].number)
+        session.screen.begins(Ahead(rows[key].number, tuple(rows.values()), None))
 
     def ended(key: RunKey, point: RunResult, seconds: float) -> None:
-        rows[key] = point
+        rows[key] = replace(point, number=rows[key].number)
         _end(points, session, key, point, seconds)
 
     with board(console_on(sys.stdout), rows):

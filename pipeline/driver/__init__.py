@@ -36,12 +36,12 @@ class Foreseen:
 class RunResult(LoggedRun):
     """A run's result, its folder, and what was typed.
 
-    `number` is its number in the sweep; None if that is its place among those that are shown. A run that was only
-    planned has its `estimate`, one that was only predicted what was `foreseen`.
+    `number` is its number in the sweep. A run that was only planned has its `estimate`, one that was only predicted
+    what was `foreseen`.
     """
 
     overrides: tuple[str, ...] = ()
-    number: int | None = None
+    number: int = 0
     estimate: "Estimate | None" = None
     foreseen: Foreseen | None = None
 

@@ -76,7 +76,7 @@ class Requests:
         number_of = {id(entry): number for number, entry in enumerate(listed)}
         numbers |= {key: number_of[id(entry)] for key, entry in self.entries.items()}
         numbered = {key: dataclasses.replace(point, number=numbers[key]) for key, point in so_far.items()}
-        return dict(sorted(numbered.items(), key=lambda item: item[1].number or 0))
+        return dict(sorted(numbered.items(), key=lambda item: item[1].number))
 
     def release(self) -> None:
         """Lets other commands work on the sweep."""

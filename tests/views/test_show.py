@@ -402,7 +402,7 @@ def test_a_pipe_is_no_terminal_even_with_forced_colours(monkeypatch: pytest.Monk
 
 
 def sweep_of(points: Iterable[Mapping[str, Any]]) -> RenderableType:
-    return sweep_table([a_point(values) for values in points])
+    return sweep_table([dataclasses.replace(a_point(values), number=place) for place, values in enumerate(points)])
 
 
 def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look(

@@ -149,7 +149,7 @@ def _write_pages(written: WrittenReport) -> None:
 def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
     result = to_values(point.result)
     return {
-        "point": point.place,
+        "point": point.number,
         "status": point.status,
         "group": point.group,
         "marks": "; ".join(mark_texts(point.marks)),

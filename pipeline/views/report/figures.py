@@ -55,7 +55,7 @@ def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     if len({_workers(point) for point in points}) < 2:
         return canvas.MissingFigure(title, "all points have as many workers")
     series = grouped((_series(point, sweep), point) for point in points)
-    foreseen = {point.place: ends for point in points if (ends := _foreseen(point))}
+    foreseen = {point.number: ends for point in points if (ends := _foreseen(point))}
     figure, (above, below) = canvas.panels(2, len(series) + 1 + bool(foreseen) + bool(sweep.confidences))
     largest = max(map(_workers, points))
     ideal: dict[str, Any] = {"color": canvas.IDEAL, "lw": 1.2, "ls": (0, (2, 2))}
@@ -68,13 +68,13 @@ def _scaling(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     for place, (name, unsorted) in enumerate(series.items()):
         of_series = sorted(unsorted, key=_workers)
         shifted = [_workers(point) + apart * (place - (len(series) - 1) / 2) for point in of_series]
-        beside |= {point.place: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
+        beside |= {point.number: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
         drawn = {**_look_of(of_series[0], sweep), "ls": dashes[place], "capsize": 3, "lw": 1.6, "ms": 6}
         speedups = list(map(_speedup, of_series))
         _intervals(above, shifted, speedups, [1] * len(speedups), label=name, **drawn)
         _intervals(below, shifted, speedups, list(map(_workers, of_series)), **drawn)
     for place, ends in foreseen.items():
-        count = next(_workers(point) for point in points if point.place == place)
+        count = next(_workers(point) for point in points if point.number == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             _intervals(axes, [beside[place]], [ends], [over], color=canvas.IDEAL, marker="D", mfc="none", ls="none",
                        capsize=2, lw=1, ms=8, label=label or None, zorder=1.5)  # fmt: skip
@@ -125,7 +125,7 @@ def _learning(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     points = [point for point in sweep.points if sweep.curve(point)]
     if not points or sweep.metric is None:
         return canvas.MissingFigure(title, "no point has validated: train.epochs of 1 or more does")
-    shown = sorted(points, key=lambda point: (sweep.seconds_to_target(point) or 0.0, point.place))[:MOST_LINES]
+    shown = sorted(points, key=lambda point: (sweep.seconds_to_target(point) or 0.0, point.number))[:MOST_LINES]
     figure, (axes,) = canvas.panels(1, len(shown) + 1)
     for point, dashes in zip(shown, _dashes(shown), strict=True):
         curve = sweep.curve(point)
@@ -147,22 +147,22 @@ def _steps(sweep: ReportedSweep) -> canvas.Drawn | canvas.MissingFigure:
     from matplotlib.patches import Patch
 
     title = "Step time by cause"
-    split = {point.place: milliseconds for point in sweep.measured if (milliseconds := causes(point))}
+    split = {point.number: milliseconds for point in sweep.measured if (milliseconds := causes(point))}
     if not split:
         return canvas.MissingFigure(title, "no point was explained: measure.explain=true looks for the causes")
-    points = _first([point for point in sweep.points if point.place in split])
-    names = [name for name in HATCHES if any(name in split[point.place] for point in points)]
-    texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.place].values()))} ms" for point in points]
+    points = _first([point for point in sweep.points if point.number in split])
+    names = [name for name in HATCHES if any(name in split[point.number] for point in points)]
+    texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.number].values()))} ms" for point in points]
     looks = [_look_of(point, sweep) for point in points]
     figure, axes, thick = canvas.bars([*zip(texts, looks, strict=True)], len(names))
     for place, point in enumerate(points):
         left = 0.0
-        for name in (name for name in names if name in split[point.place]):
-            axes.barh(place, split[point.place][name], thick, left, **_cause(name))
-            left += split[point.place][name]
+        for name in (name for name in names if name in split[point.number]):
+            axes.barh(place, split[point.number][name], thick, left, **_cause(name))
+            left += split[point.number][name]
     handles = [Patch(**_cause(name), label=name) for name in names]
     axes.set_xlabel("milliseconds of a step")
-    each = {point.name: [f"{name} {rate(value)} ms" for name, value in split[point.place].items()] for point in points}
+    each = {point.name: [f"{name} {rate(value)} ms" for name, value in split[point.number].items()] for point in points}
     causes_of_points = "; ".join(f"point {name}: {', '.join(texts)}" for name, texts in each.items())
     return canvas.rendered("steps", title, f"Where the time of a step goes. {causes_of_points}.", figure, handles)
 
@@ -231,7 +231,7 @@ def _foreseen(point: ReportedRun) -> Ends | None:
 def _first(points: Sequence[ReportedRun]) -> Sequence[ReportedRun]:
     # Of too many the fastest, in their order.
     fastest = sorted(points, key=lambda point: -_throughput_of(point)[0])[:MOST_BARS]
-    return sorted(fastest, key=lambda point: point.place)
+    return sorted(fastest, key=lambda point: point.number)
 
 
 def _strategy(point: ReportedRun) -> str:

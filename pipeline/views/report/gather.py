@@ -45,11 +45,6 @@ class ReportedRun(RunResult):
     marks: Marks = field(default_factory=Marks)
 
     @property
-    def place(self) -> int:
-        """Its number."""
-        return self.number or 0
-
-    @property
     def status(self) -> str:
         """FINISHED, or why there is nothing to see."""
         return str(self.result.ending.status)
@@ -59,7 +54,7 @@ class ReportedRun(RunResult):
         """Its name in a figure."""
         workers = self.result.layout.workers
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
-        return f"{self.place}  {self.result.choices.called or 'unknown'}{counted}"
+        return f"{self.number}  {self.result.choices.called or 'unknown'}{counted}"
 
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
@@ -179,7 +174,7 @@ def _grouped(points: Sequence[ReportedRun]) -> list[ReportedRun]:
     letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
     marks = comparable.marks(runs)
     letter_of = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}
-    grouped = ((point, *letter_of.get(point.place, ("", Marks()))) for point in points)
+    grouped = ((point, *letter_of.get(point.number, ("", Marks()))) for point in points)
     return [replace(point, group=group, marks=mark) for point, group, mark in grouped]
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.analyze import calibration, comparable
 from pipeline.analyze.verdict import Use, Verdict
 from pipeline.driver.tags import PROGRAM, command_of
-from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
 from pipeline.views.report.canvas import Drawn, MissingFigure, css
 from pipeline.views.report.figures import interval_name
@@ -79,7 +78,7 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
     _, owns = shared_and_own(sweep.points)
-    rows = {point.place: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
+    rows = {point.number: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
     doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
     return template.render(
         name=sweep.name,
@@ -94,7 +93,7 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
         advice=advice(sweep, decided),
         figures=[figure for figure in figures if isinstance(figure, Drawn)],
         left_out=[figure for figure in figures if isinstance(figure, MissingFigure)],
-        columns=rows[sweep.points[0].place].items(),
+        columns=rows[sweep.points[0].number].items(),
         rows=[{"best": place in best, "cells": cells.values()} for place, cells in rows.items()],
         missing=reasons(sweep.points),
         noted=noted(sweep.points),
@@ -110,8 +109,8 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
 def advice(sweep: ReportedSweep, decided: Verdict) -> list[str]:
     """Returns the advice of explained points, the best point's first."""
     best = set(decided.best.places) if decided.best else set()
-    points = sorted(sweep.measured, key=lambda point: point.place not in best)
-    explained = ((clean(point.result.explained.advice), point.place) for point in points if point.result.explained)
+    points = sorted(sweep.measured, key=lambda point: point.number not in best)
+    explained = ((clean(point.result.explained.advice), point.number) for point in points if point.result.explained)
     return [f"{points}: {text}" for points, text in by_points(explained) if text]
 
 
@@ -143,7 +142,7 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
         "MLflow run": not any(other.result.tracked.mlflow_run_id for other in sweep.points),
     }
     cells = {
-        "point": Cell(str(point.place), NUMBER),
+        "point": Cell(str(point.number), NUMBER),
         "strategy": Cell(clean(result.choices.called) or MISSING),
         "workers": _figure(result.layout.workers, "{:,}".format),
         "group": Cell(point.group or MISSING),
@@ -175,7 +174,7 @@ def _figure(value: float | None, write: Callable[[float], str], under: str = "",
 
 def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
     points = sorted(sweep.measured, key=lambda point: point.group)
-    return comparable.grouped((point.group, point.place) for point in points)
+    return comparable.grouped((point.group, point.number) for point in points)
 
 
 def facts(sweep: ReportedSweep) -> dict[str, str]:
@@ -191,7 +190,7 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
         "baseline": _baseline(sweep),
         "intervals": _intervals(sweep),
         "versions": each(lambda point: listed(*map(" ".join, point.result.environment.versions.items()))),
-        "commit": each(lambda point: _began(point).tags.get("git_commit"))
+        "commit": each(lambda point: point.began.tags.get("git_commit"))
         or "not known: no run was started in a folder of git",
     }
     return {name: text for name, text in texts.items() if text}
@@ -200,7 +199,7 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
 def typed_commands(sweep: ReportedSweep) -> list[str]:
     """Returns the commands that run all of a sweep again, the first of many."""
     overrides = [point.overrides for point in sweep.points if point.overrides]
-    values = [*map(clean, commands(overrides, _options(map(_began, sweep.points))))]
+    values = [*map(clean, commands(overrides, _options(sweep.points)))]
     more = len(values) - MOST_COMMANDS
     return values if more <= 0 else [*values[:MOST_COMMANDS], f"# and {more} more, by the overrides below"]
 
@@ -226,14 +225,14 @@ def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
     """Returns what to type next, to train as the verdict says or measure more; "" where that takes several commands."""
     if decided.best is None:
         return ""
-    options = _options(map(_began, sweep.points))
+    options = _options(sweep.points)
     if decided.use is Use.NOT_KNOWN:
         often = f"sweep.repeats={max(3, len(decided.best.runs) + 2)}"
         overrides = [[*_but(point.overrides, "sweep.repeats"), often] for point in sweep.points if point.overrides]
         folder = commands(overrides, options)
         return folder[0] if len(folder) == 1 else ""
     best, (place, *_) = decided.best, decided.best.places
-    typed = next((point.overrides for point in sweep.points if point.place == place), ())
+    typed = next((point.overrides for point in sweep.points if point.number == place), ())
     choices = best.result.choices
     of_best = {
         "backend": choices.backend, "strategy": choices.strategy, "workers": best.result.layout.workers,
@@ -253,7 +252,7 @@ def _but(overrides: Iterable[str], *keys: str) -> list[str]:
 def _once_or_each(sweep: ReportedSweep, describe: Callable[[ReportedRun], object]) -> str:
     """Describes the measured points, or all if none is measured: once if the description is the same for each."""
     points = sweep.measured or sweep.points
-    places = comparable.grouped((text, point.place) for point in points if (text := clean(describe(point))))
+    places = comparable.grouped((text, point.number) for point in points if (text := clean(describe(point))))
     if len(places) == 1:
         return next(iter(places))
     return "; ".join(f"{text} ({points_text(where)})" for text, where in places.items())
@@ -274,7 +273,7 @@ def _batch(point: ReportedRun) -> str | None:
 
 
 def _baseline(sweep: ReportedSweep) -> str:
-    speeds = {point.place: point.result.speed for point in sweep.measured}
+    speeds = {point.number: point.result.speed for point in sweep.measured}
     measured = [(point.marks.engine, point.result.speed.baseline_examples_per_second) for point in sweep.measured]
     by_engine = comparable.grouped((f"{clean(engine)} ".lstrip(), speed) for engine, speed in measured if speed)
     if not by_engine:
@@ -298,12 +297,8 @@ def _intervals(sweep: ReportedSweep) -> str:
     return f"from the lowest to the highest of {repeats}, which holds the true median with a probability of {probable}"
 
 
-def _began(point: ReportedRun) -> Run:
-    return point.began or Run()
-
-
-def _options(runs: Iterable[Run]) -> list[str]:
-    for run in runs:
-        if command := run.tags.get("command"):
+def _options(points: Iterable[ReportedRun]) -> list[str]:
+    for point in points:
+        if command := point.began.tags.get("command"):
             return [word for word in shlex.split(str(command)) if word.startswith("--")]
     return []

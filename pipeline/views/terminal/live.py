@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.driver import Ahead, RunResult
 from pipeline.plan.estimate import Estimate
@@ -16,7 +16,7 @@ from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.run_state import Doing, RunState
-from pipeline.views.terminal.sweep_table import begins_line, came_to, numbers_of, shared_and_own, sweep_rows
+from pipeline.views.terminal.sweep_table import begins_line, came_to, shared_and_own, sweep_rows
 from pipeline.views.terminal.words import (
     clean,
     duration,
@@ -46,8 +46,6 @@ MOST_KEYS, MOST_LETTERS = 3, 16
 # What a point that is under way, or still to come, has for a speed.
 RUNNING, TO_COME = "running", "-"
 REFRESH_PER_SECOND = 2.0  # of the table of points that run at once
-
-Key = tuple[int, int]
 
 
 class Terminal:
@@ -243,13 +241,13 @@ class Progress:
 
 
 @contextmanager
-def board(console: Console, points: Mapping[Key, RunResult]) -> Iterator[None]:
-    """On a terminal, shows points of a sweep by their keys inside its block, as far as they have come by then."""
+def board(console: Console, points: Mapping[Any, RunResult]) -> Iterator[None]:
+    """On a terminal, shows the points of a sweep inside its block, as far as they have come by then."""
     from rich.live import Live
     from rich.text import Text
 
     def table() -> RenderableType:
-        return Text("\n".join(sweep_rows([points[key] for key in sorted(points)])), no_wrap=True)
+        return Text("\n".join(sweep_rows([*points.values()])), no_wrap=True)
 
     live = Live(get_renderable=table, console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
     with live if console.is_interactive else nullcontext():
@@ -291,7 +289,7 @@ def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    numbers, values = numbers_of(ahead.points), _values(ahead.points)
+    numbers, values = [point.number for point in ahead.points], _values(ahead.points)
     table = Table.grid(padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
     names, speeds = list(values), ("ex/s" if narrow else "examples/s", "speedup")
     for name in ("", *names, *speeds):

@@ -227,18 +227,18 @@ def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
 
 def planned_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each planned point what one device keeps and what all exchange for one step."""
-    return columns([SWEEP_HEADER, *(_planned(place, point) for place, point in enumerate(points))], RIGHT)
+    return columns([SWEEP_HEADER, *map(_planned, points)], RIGHT)
 
 
-def _planned(place: int, point: RunResult) -> list[str]:
+def _planned(point: RunResult) -> list[str]:
     result, estimation = point.result, point.estimate
     memory = exchanged = of_example = MISSING
     if estimation is not None:
         memory = "over " * (estimation.device.activations is None) + amount(estimation.device.total)
         if estimation.exchanged is not None and (batch := result.layout.global_batch):
             exchanged, of_example = amount(estimation.exchanged.total), amount(estimation.exchanged.total / batch)
-    others = {"": str(place), "memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
-    return cells(SWEEP_HEADER, result, others)
+    others = {"memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
+    return cells(SWEEP_HEADER, result, {"": str(point.number)} | others)
 
 
 def _memory_row(memory: HostMemory, fed: bool) -> tuple[str, ...]:

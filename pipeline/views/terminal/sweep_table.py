@@ -97,7 +97,7 @@ def sweep_rows(points: Sequence[RunResult]) -> list[str]:
     results, count = [point.result for point in points], len(points)
     metric = _metric(results)
     for width in STRATEGY_WIDTHS:
-        numbers = [_numbers(*point, metric, width) for point in zip(numbers_of(points), results, strict=True)]
+        numbers = [_numbers(point, metric, width) for point in points]
         header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
         if max(map(len, lines)) <= ROW_WIDTH:
             break
@@ -111,13 +111,13 @@ def sweep_rows(points: Sequence[RunResult]) -> list[str]:
 
 def stacked_rows(points: Sequence[RunResult]) -> list[str]:
     """The same for a narrow console, without columns."""
-    metric, numbers = _metric([point.result for point in points]), numbers_of(points)
-    left = " " * (len(str(max(numbers))) + 2)
+    metric = _metric([point.result for point in points])
+    left = " " * (max(len(str(point.number)) for point in points) + 2)
     rows = []
-    for place, point, remarks in zip(numbers, points, _remarks(points), strict=True):
+    for point, remarks in zip(points, _remarks(points), strict=True):
         result = point.result
         what = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
-        rows.append(f"{place:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
+        rows.append(f"{point.number:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
         rows += [left + line for line in (*_figures(result, metric), *remarks) if line]
     return rows
 
@@ -126,8 +126,8 @@ def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
     """Yields the doubts about each point, what sets its pace, what it lost, and what was typed for it alone."""
     measured = _measured_runs(points)
     marks = dict(zip(measured, map(mark_texts, comparable.marks(list(measured.values()))), strict=True))
-    for place, point, own in zip(numbers_of(points), points, shared_and_own(points)[1], strict=True):
-        result, marked = point.result, marks.get(place, [])
+    for point, own in zip(points, shared_and_own(points)[1], strict=True):
+        result, marked = point.result, marks.get(point.number, [])
         doubts = listed(*marked, "input-bound" * (result.input.bound is True))
         yield doubts, profile_line(result.profile), explained_line(result.explained), " ".join(own)
 
@@ -155,11 +155,6 @@ def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
     ]
 
 
-def numbers_of(points: Sequence[RunResult]) -> list[int]:
-    """The number of each point: its own, or its place where it has none."""
-    return [place if point.number is None else point.number for place, point in enumerate(points)]
-
-
 def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
     """Returns the overrides of all points, and for each point those that not all share.
 
@@ -180,8 +175,8 @@ def begins_line(ahead: Ahead) -> str:
     >>> begins_line(Ahead(1, points, 65.0))
     '-- point 1: workers=2 (0 of 3 done, about 1 min 05 s left)'
     """
-    numbers = numbers_of(ahead.points)
-    own = shared_and_own(ahead.points)[1][numbers.index(ahead.number)]
+    owns = zip(ahead.points, shared_and_own(ahead.points)[1], strict=True)
+    own = next(own for point, own in owns if point.number == ahead.number)
     left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
     far = listed(f"{ahead.done} of {len(ahead.points)} done", left)
     return f"-- point {ahead.number}: {' '.join(own) or 'as all'} ({far})"
@@ -206,10 +201,10 @@ def came_to(result: Result, seconds: float | None = None) -> str:
     )
 
 
-def _numbers(place: int, result: Result, metric: str, width: int) -> list[str]:
-    strategy = shortened(clean(result.choices.called) or MISSING, width)
-    value = or_missing(_validation(result, metric), figure)
-    return cells(HEADER, result, {"": str(place), "strategy": strategy, "val": value})
+def _numbers(point: RunResult, metric: str, width: int) -> list[str]:
+    strategy = shortened(clean(point.result.choices.called) or MISSING, width)
+    value = or_missing(_validation(point.result, metric), figure)
+    return cells(HEADER, point.result, {"": str(point.number), "strategy": strategy, "val": value})
 
 
 def _intervals(result: Result) -> tuple[str, ...]:
@@ -241,19 +236,19 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
 def reasons(points: Sequence[RunResult]) -> list[str]:
     """Returns the reasons why points did not finish; those with the same reason share a line."""
     whys = []
-    for place, point in zip(numbers_of(points), points, strict=True):
+    for point in points:
         status = clean(point.result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             texts = lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
-            whys.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", place))
+            whys.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", point.number))
     return [f"{named} {why}" for named, why in by_points(whys)]
 
 
 def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
     """Returns the notes of finished points, but for their plans' and those that begin with any of `but`."""
     notes = (
-        (clean(note), place)
-        for place, point in zip(numbers_of(points), points, strict=True)
+        (clean(note), point.number)
+        for point in points
         if point.result.finished
         for note in point.result.notes
         if note not in (point.plan.notes if point.plan else ()) and not clean(note).startswith(but)
@@ -279,8 +274,7 @@ def difference_texts(points: Sequence[RunResult]) -> list[str]:
 
 
 def _measured_runs(points: Sequence[RunResult]) -> dict[int, RunResult]:
-    numbered = zip(numbers_of(points), points, strict=True)
-    return {place: point for place, point in numbered if _measured(point.result)}
+    return {point.number: point for point in points if _measured(point.result)}
 
 
 def _measured(result: Result) -> bool:
