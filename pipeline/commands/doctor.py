@@ -68,11 +68,9 @@ def doctor(arguments: Sequence[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     checks = [check.strip() for check in options.only.split(",")]
-    wrong = next((one for one in overrides if one.startswith("-")), None)
     unknown = next((one for one in checks if one not in CHECKS), None)
     try:
-        refuse((wrong is not None, "options that exist", wrong, "--help"),
-               (unknown is not None, "--only to name checks", unknown, f"--only {','.join(CHECKS)}"))  # fmt: skip
+        refuse((unknown is not None, "--only to name checks", unknown, f"--only {','.join(CHECKS)}"))
         config = config_of(Config, overrides, options.config_dir)
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), options.json)

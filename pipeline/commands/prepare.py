@@ -47,9 +47,6 @@ def prepare(arguments: Sequence[str]) -> int:
     if typed.help:
         print(help_text(), end="")
         return 0
-    wrong = [override for override in overrides if override.startswith("-")]
-    if wrong:
-        return _tell(UserError("options that exist", wrong[0], "--help"), 2)
     search = (os.getcwd(), *sys.path)
     try:
         config = config_of(PrepareConfig, overrides, typed.config_dir)

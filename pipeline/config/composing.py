@@ -350,6 +350,8 @@ def _counts_first(own: Path, ours: Path, file: str) -> bool:
 
 def config_of(schema: type[Typed], overrides: Sequence[str], own: str | None = None) -> Typed:
     """Returns the config that overrides ask for, of our choices and those in a folder. Raises `UserError`."""
+    if option := next((override for override in overrides if override.startswith("-")), None):
+        raise UserError("options that exist", option, "--help")
     register(schema=schema)
     composed, _ = Composer("config" if schema is Config else "prepare", schema, own).composed(overrides)
     return typed_as(schema, composed, overrides)
