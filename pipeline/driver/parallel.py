@@ -9,9 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from pipeline.driver import RunResult, Screen, start
@@ -112,154 +111,142 @@ def moved(plan: Plan, everything: CoreShare, part: CoreShare) -> Plan:
 
 
 class Parallel:
-    """Runs at once, no more than `at_once`; `opened` opens the screen of one at a path.
+    """Runs at once, no more than `at_once`, each in a thread; `opened` opens the screen of one at a path.
 
-    `begun` and `ended` are called for each, with its seconds, by the thread that calls `run`.
+    `begun` and `ended` are called for each, with its seconds, by the thread that calls `run`. All but the clusters of
+    the runs under way is that thread's alone.
     """
 
     def __init__(
         self, requests: Requests, session: Session, at_once: int, opened: Open, begun: Begun, ended: Ended
     ) -> None:
-        self._session, self._opened, self._begun, self._ended = session, opened, begun, ended
-        # Guards what follows. Once it is over, no run takes a job any more.
-        self._changed, self._over = threading.Condition(), False
+        self._session, self._at_once, self._opened, self._begun, self._ended = session, at_once, opened, begun, ended
         self._waiting = dict(requests.to_run)
+        # The part and the clusters of each run under way, jobs whose run has finished, and those that are being ended.
+        self._in_use: dict[Key, tuple[CoreShare, Clusters]] = {}
+        self._idle: list[tuple[str, Cluster]] = []
+        self._ending: list[threading.Thread] = []
         self._free: CoreShare | None = None
         self._everything = CoreShare()
-        # Jobs whose run has finished, and the clusters of the run of each thread.
-        self._idle: list[tuple[str, Cluster]] = []
-        self._in_use = [Clusters() for _ in range(at_once)]
-        self._threads = [threading.Thread(target=self._work, args=(used,), daemon=True) for used in self._in_use]
-        # What threads have the calling one do or raise; None once they end.
-        self._events: queue.SimpleQueue[Callable[[], None] | BaseException | None] = queue.SimpleQueue()
+        # Runs that have ended: their results, or what they raised, and their seconds.
+        self._results: queue.SimpleQueue[tuple[Key, RunResult | BaseException, float]] = queue.SimpleQueue()
+        self._over = False
 
     def run(self) -> None:
         """Trains all of them. Raises what one raises."""
         # A scheduler's signal lets those under way end by themselves.
         self._session.busy = True
         try:
-            for thread in self._threads:
-                thread.start()
-            for _ in self._threads:
-                while event := self._events.get():
-                    if isinstance(event, BaseException):
-                        raise event
-                    event()
+            while self._in_use or (self._waiting and not self._session.preemption.asked):
+                self._begin()
+                with suppress(queue.Empty):
+                    key, result, seconds = self._results.get(timeout=POLL_SECONDS)
+                    self._give_back(key)
+                    if isinstance(result, BaseException):
+                        raise result
+                    self._ended(key, result, seconds)
         except BaseException as error:
             self._end(error.number if isinstance(error, Interrupted) else signal.SIGTERM)
             raise
         finally:
-            self._end_jobs()
+            self._over = True
+            self._close([(dict([job]), 0) for job in self._idle] + [(used, 1) for _, used in self._in_use.values()])
+            for thread in self._ending:
+                thread.join()
             self._session.busy = False
 
-    def _work(self, clusters: Clusters) -> None:
-        try:
-            while following := self._next():
-                self._train(*following, clusters)
-        except BaseException as error:
-            self._events.put(error)
-        self._events.put(None)
+    def _begin(self) -> None:
+        """Begins the runs that there is room for, in order."""
+        for key in list(self._waiting):
+            if len(self._in_use) >= self._at_once or self._session.preemption.asked:
+                return
+            if (part := self._room(key)) is None:
+                continue
+            request = self._waiting.pop(key)
+            self._begun(key, request)
+            self._free = self._free and self._free.without(part)
+            _, clusters = self._in_use[key] = part, Clusters()
+            if job := next((job for job in self._idle if job[0] == cluster_key(request.config)), None):
+                self._idle.remove(job)
+                clusters.update([job])
+            threading.Thread(target=self._work, args=(key, request, part, clusters), daemon=True).start()
 
-    def _next(self) -> tuple[Key, RunRequest, CoreShare] | None:
-        """The next run that there is room for, in order, with its part of this machine; None once no other begins."""
-        with self._changed:
-            while self._waiting and not self._session.preemption.asked:
-                for key in list(self._waiting):
-                    request = self._waiting[key] = self._validated(self._waiting[key])
-                    if (part := self._room(request)) is not None:
-                        del self._waiting[key]
-                        self._free = self._free and self._free.without(part)
-                        self._events.put(partial(self._begun, key, request))
-                        return key, request, part
-                self._changed.wait(POLL_SECONDS)
-        return None
+    def _give_back(self, key: Key) -> None:
+        """Lets others have the room and the jobs of a run that has ended; jobs that none of them needs end."""
+        part, clusters = self._in_use.pop(key)
+        self._free = self._free and self._free.joined(part)
+        needed = {cluster_key(request.config) for request in self._waiting.values()}
+        jobs = [*self._idle, *clusters.items()]
+        self._idle = [job for job in jobs if job[0] in needed]
+        self._close([(dict([job]), 0) for job in jobs if job[0] not in needed])
 
-    def _validated(self, request: RunRequest) -> RunRequest:
-        if request.planned is not None or _kind(request) == JOBS:
-            return request
-        validated = start.validate(request, self._session)
-        return request if isinstance(validated, RunResult) else validated
-
-    def _room(self, request: RunRequest) -> CoreShare | None:
-        """A run's part of this machine, an empty one if it needs none; None if there is no room for it."""
-        if _kind(request) == JOBS or request.planned is None:
+    def _room(self, key: Key) -> CoreShare | None:
+        """The part of this machine for a run, an empty one if it needs none; None if there is no room for it."""
+        request = self._waiting[key]
+        if request.planned is None and _kind(request) != JOBS:
+            validated = start.validate(request, self._session)
+            request = self._waiting[key] = request if isinstance(validated, RunResult) else validated
+        if request.planned is None or _kind(request) == JOBS:
             return CoreShare()
         if self._free is None:
             self._free = self._everything = whole(request.planned.cluster.inventory())
         return part_for(request.planned.plan, self._free, self._everything)
 
-    def _train(self, key: Key, request: RunRequest, part: CoreShare, clusters: Clusters) -> None:
-        began, session, result = time.monotonic(), self._session, None
+    def _work(self, key: Key, request: RunRequest, part: CoreShare, clusters: Clusters) -> None:
+        began = time.monotonic()
         try:
-            if _kind(request) == DEVICES:
-                request, preemption = self._on_devices(request, part, clusters), session.preemption
-            else:
-                # A scheduler's signal to one job is none to another.
-                request, preemption = replace(request, planned=None), Preemption(session.preemption)
-                self._take_job(request, clusters)
-            with self._opened(request.folder / LOG) as screen:
-                try:
-                    own = own_session(session, screen, clusters, preemption)
-                    own.serve(request.config)
-                    result = start.run(request, own)
-                finally:
-                    if result is None or not result.result.finished or _kind(request) != JOBS:
-                        _close(clusters, int(result is None), screen)
-                for job in clusters.values():
-                    # Until another run has it, it has no screen.
-                    job.serve(lambda text: None, lambda: None)
-            self._events.put(partial(self._ended, key, result, time.monotonic() - began))
-        finally:
-            self._give_back(part, clusters)
+            result: RunResult | BaseException = self._train(request, part, clusters)
+        except BaseException as error:
+            result = error
+        if self._over:
+            # Nobody is left who would end it.
+            _close(clusters, 1, self._session.screen)
+        self._results.put((key, result, time.monotonic() - began))
+
+    def _train(self, request: RunRequest, part: CoreShare, clusters: Clusters) -> RunResult:
+        session, result = self._session, None
+        if _kind(request) == DEVICES:
+            request, preemption = self._on_devices(request, part, clusters), session.preemption
+        else:
+            # A scheduler's signal to one job is none to another.
+            request, preemption = replace(request, planned=None), Preemption(session.preemption)
+        with self._opened(request.folder / LOG) as screen:
+            try:
+                own = own_session(session, screen, clusters, preemption)
+                own.serve(request.config)
+                result = start.run(request, own)
+            finally:
+                if result is None or not result.result.finished or _kind(request) != JOBS:
+                    _close(clusters, int(result is None), screen)
+            for job in clusters.values():
+                # Until another run has it, it has no screen.
+                job.serve(lambda text: None, lambda: None)
+        return result
 
     def _on_devices(self, request: RunRequest, part: CoreShare, clusters: Clusters) -> RunRequest:
         share = clusters[cluster_key(request.config)] = Share(self._session.cluster(request.config), part)
         planned = request.planned
         if planned is None:
             return request
-        note = f"Up to {len(self._threads)} points ran at once on this machine: they share its memory's bandwidth."
+        note = f"Up to {self._at_once} points ran at once on this machine: they share its memory's bandwidth."
         plan = replace(planned.plan, notes=(*planned.plan.notes, note))
         return replace(request, planned=replace(planned, plan=plan, cluster=share))
 
-    def _take_job(self, request: RunRequest, clusters: Clusters) -> None:
-        with self._changed:
-            job = next((job for job in self._idle if job[0] == cluster_key(request.config)), None)
-            if job is not None:
-                self._idle.remove(job)
-                clusters.update([job])
-
-    def _give_back(self, part: CoreShare, clusters: Clusters) -> None:
-        with self._changed:
-            self._free = self._free and self._free.joined(part)
-            if not self._over:
-                self._idle.extend(clusters.items())
-                clusters.clear()
-            needed = {cluster_key(request.config) for request in self._waiting.values()}
-            unneeded = [job for job in self._idle if job[0] not in needed]
-            self._idle = [job for job in self._idle if job[0] in needed]
-            self._changed.notify_all()
-        for job in unneeded:
-            _close(dict([job]), 0, self._session.screen)
-        _close(clusters, 1, self._session.screen)
-
     def _end(self, number: int) -> None:
-        with self._changed:
-            self._waiting.clear()
+        """Makes the runs under way end, and waits for them."""
+        self._waiting.clear()
         self._session.preemption.end(number)
         until = time.monotonic() + END_SECONDS
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(max(0.0, until - time.monotonic()))
+        while self._in_use and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self._give_back(self._results.get(timeout=left)[0])
 
-    def _end_jobs(self) -> None:
-        with self._changed:
-            self._over, idle, self._idle = True, self._idle, []
-        ends = [(dict([job]), 0) for job in idle] + [(clusters, 1) for clusters in self._in_use]
-        ending = [threading.Thread(target=_close, args=(*end, self._session.screen)) for end in ends]
-        for thread in ending:
+    def _close(self, ends: Sequence[tuple[Clusters, int]]) -> None:
+        """Ends jobs, each with an exit code, while others go on."""
+        threads = [threading.Thread(target=_close, args=(*end, self._session.screen)) for end in ends]
+        self._ending += threads
+        for thread in threads:
             thread.start()
-        for thread in ending:
-            thread.join()
 
 
 def own_session(session: Session, screen: Screen, clusters: Clusters, preemption: Preemption) -> Session:
