@@ -303,7 +303,12 @@ def tell(point: RunResult, many: bool) -> None:
     ending = point.result.ending
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
-    elif ending.status not in ("PLANNED", "PREDICTED"):
+    elif point.foreseen is not None:
+        from pipeline.views.terminal.prediction_text import predicted_lines
+
+        for line in ("", *predicted_lines(point.result, point.foreseen)):
+            say(console_on(sys.stdout), line)
+    elif ending.status != "PLANNED":
         if ending.error:
             _show_log(ending.log, ending.error)
             say_error(f"{ending.error} See {point.folder}.")

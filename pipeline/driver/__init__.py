@@ -93,20 +93,14 @@ class Screen(Protocol):
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run is resumed, and from which step."""
 
-    def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
-        """Shows a plan; `full` if nothing is trained. Its baseline may be `reused` from a folder."""
+    def planned(self, plan: Plan, full: bool, reused: str | None, cut: "Estimate | None" = None) -> None:
+        """Shows a plan; `full` if nothing is trained. Its baseline may be `reused` from a folder, its tables `cut`."""
 
     def described(self, typed: str) -> None:
         """Shows the commands or the job that would start a plan's processes."""
 
     def estimated(self, plan: Plan, estimate: "Estimate") -> None:
         """Shows what a plan needs."""
-
-    def shared(self, estimate: "Estimate") -> None:
-        """Shows which tables are cut and what stays whole."""
-
-    def predicted(self, point: RunResult) -> None:
-        """Shows how fast a plan would be."""
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> View:
         """A view of a run of `plan`, under the progress of its sweep, from the events of `earlier` commands on."""

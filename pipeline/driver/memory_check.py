@@ -53,12 +53,12 @@ def expect_room(plan: Plan, request: RunRequest, cluster: Cluster, session: Sess
         raise UserError(refusal)
 
 
-def show_shards(plan: Plan, request: RunRequest, session: Session) -> None:
-    """Shows which tables are cut and what stays whole, if that is known before the model is built."""
+def cut(plan: Plan, request: RunRequest, session: Session) -> Estimate | None:
+    """The estimate of a plan whose tables are cut, if the size of its model is known before that is built."""
     if plan.strategy.min_shard_bytes is None:
-        return
-    if size := known_size(plan, size_file(plan, request.output, session.search)):
-        session.screen.shared(estimate(plan, size))
+        return None
+    size = known_size(plan, size_file(plan, request.output, session.search))
+    return estimate(plan, size) if size else None
 
 
 def known_size(plan: Plan, path: Path) -> Size | None:

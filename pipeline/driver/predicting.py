@@ -24,7 +24,7 @@ from pipeline.record.results import Choices, Cost, Ending, Layout, Result, Speed
 
 
 def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
-    """Shows how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
+    """Says how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
     config, output = request.config, request.output
     sweep = config.predict.sweep
     for name in dict.fromkeys((sweep, None)):
@@ -50,10 +50,7 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     score = calibration.score([timed_run.run.result for timed_run in logged])
     append_prediction(output, calibration.line_of(plan, prediction, now))
     foreseen = Foreseen(prediction, score, config.predict.knee_share)
-    point = dataclasses.replace(request.ended(result), foreseen=foreseen)
-    # The plan's notes were shown with it.
-    session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=prediction.notes)))
-    return point
+    return dataclasses.replace(request.ended(result), foreseen=foreseen)
 
 
 def _result(

@@ -59,14 +59,14 @@ def run(request: RunRequest, session: Session) -> RunResult:
         return request.unstarted("KILLED", str(cancelled))
     except UserError as error:
         return _refused(error, request)
-    from pipeline.driver.memory_check import show_shards
+    from pipeline.driver.memory_check import cut
     from pipeline.driver.run import Run
     from pipeline.driver.supervisor import Supervisor
 
     request = _in_its_folder(request, earlier, session)
     baseline = session.known_baseline(planned.baseline, request.output)
-    session.screen.planned(planned.plan, False, None if baseline is None else str(log.from_here(Path(baseline.folder))))
-    show_shards(planned.plan, request, session)
+    reused = None if baseline is None else str(log.from_here(Path(baseline.folder)))
+    session.screen.planned(planned.plan, False, reused, cut(planned.plan, request, session))
     plan = _with_folder(planned.plan, request, earlier)
     request = dataclasses.replace(request, planned=dataclasses.replace(planned, plan=plan))
     supervisor = Supervisor(request, earlier or Run(request.folder), session, baseline, began=began)

@@ -12,7 +12,7 @@ from shipped_sizes import planned
 
 from pipeline.analyze import calibration, history, predict
 from pipeline.analyze.calibration import Past
-from pipeline.driver import Foreseen, RunResult
+from pipeline.driver import Foreseen
 from pipeline.record.files import PREDICTIONS, FittedOn, PredictionLine, read_predictions
 from pipeline.record.results import Layout, Result, Speed
 from pipeline.views.terminal.prediction_text import predicted_lines
@@ -113,10 +113,10 @@ def test_beside_a_prediction_stands_how_wide_it_is_how_far_runs_lie_apart_and_ho
         fitted_on=FittedOn(runs=4), spread=0.071, equal=12,
     )  # fmt: skip
     foreseen = Foreseen(prediction, score, 0.5)
-    lines = predicted_lines(RunResult(result, foreseen=foreseen))
+    lines = predicted_lines(result, foreseen)
     wide = "15% to either side; equal runs lie 7.1% apart (a standard deviation, as 12 of them tell)"
     assert f"interval   {wide}" in lines
     assert "earlier    20 predictions scored: off by 6.0% (median), 17 of 20 intervals held." in lines
     unknown = dataclasses.replace(foreseen, prediction=dataclasses.replace(prediction, equal=0))
-    told = predicted_lines(RunResult(result, foreseen=unknown))[1]
+    told = predicted_lines(result, unknown)[1]
     assert told.endswith("7.1% apart (a standard deviation, as on other machines, since none was run again here)")

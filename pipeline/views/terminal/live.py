@@ -14,7 +14,6 @@ from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
 from pipeline.record.results import Result
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
-from pipeline.views.terminal.prediction_text import predicted_lines
 from pipeline.views.terminal.run_state import Doing, RunState
 from pipeline.views.terminal.sweep_table import begins_line, came_to, shared_and_own, sweep_rows
 from pipeline.views.terminal.words import (
@@ -91,9 +90,10 @@ class Terminal:
             where = f"from the checkpoint of step {saved_step:,}"
         self.say(f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)")
 
-    def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
+    def planned(self, plan: Plan, full: bool, reused: str | None, cut: Estimate | None = None) -> None:
         """Shows a plan; of one that follows another, what it does not share with that."""
         lines = plan_lines(plan, full, reused)
+        lines += [f"{label:<11}{text}" for label, text in (shard_lines(cut) if cut else ())]
         self._say_all(line for line in lines if full or line not in self._last)
         self._last = frozenset(lines)
 
@@ -107,14 +107,6 @@ class Terminal:
     def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
         self._say_all(["", *estimate_lines(plan, estimate)])
-
-    def shared(self, estimate: Estimate) -> None:
-        """Shows which tables are cut and what stays whole."""
-        self._say_all(f"{label:<11}{text}" for label, text in shard_lines(estimate))
-
-    def predicted(self, point: RunResult) -> None:
-        """Shows how fast a plan would be, after an empty line."""
-        self._say_all(["", *predicted_lines(point)])
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> Progress:
         """Bars, or lines where this is no terminal."""

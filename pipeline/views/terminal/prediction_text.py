@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import outlook
-from pipeline.driver import RunResult
+from pipeline.driver import Foreseen, RunResult
 from pipeline.record.files import FittedOn
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
@@ -33,18 +33,18 @@ RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
 BEST = {"time": "fastest", "cost": "cheapest for an example", "energy": "least energy for an example"}
 
 
-def predicted_lines(point: RunResult) -> list[str]:
+def predicted_lines(result: Result, foreseen: Foreseen) -> list[str]:
     """Returns the prediction for one point, the parts of its step, and what it is based on."""
-    result, foreseen = point.result, point.foreseen
+    prediction = foreseen.prediction
     labelled = [
         ("predicted", _throughput(result)),
-        ("interval", _width(foreseen.prediction) if foreseen else ""),
-        ("a step", _step(foreseen.prediction) if foreseen else ""),
+        ("interval", _width(prediction)),
+        ("a step", _step(prediction)),
         ("to finish", _finish(result)),
         ("energy", _energy(result)),
-        ("fitted on", _fitted_on(foreseen.prediction.fitted_on) if foreseen else ""),
-        ("earlier", score_text(foreseen.score) if foreseen else ""),
-        *(("note", clean(note)) for note in result.notes),
+        ("fitted on", _fitted_on(prediction.fitted_on)),
+        ("earlier", score_text(foreseen.score)),
+        *(("note", clean(note)) for note in prediction.notes),
     ]
     return [f"{label:<11}{text}" for label, text in labelled if text]
 
