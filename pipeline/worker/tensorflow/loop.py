@@ -81,8 +81,6 @@ class Loop(TrainingLoop):
         self._training: Batches | None = None
         self._validation: list[Batches] | None = None
 
-    # Do workers step apart, and their metrics' state lie here?
-    is_asynchronous = False
     # The types of operations that XLA leaves to TensorFlow; None where it compiles no step.
     xla: set[str] | None = None
     # What makes the compiled function that trains.
@@ -166,7 +164,7 @@ class Loop(TrainingLoop):
     @contextlib.contextmanager
     def metrics_at_hand(self) -> Iterator[None]:
         """Inside, the first process may read and change what metrics count, over all replicas; all enter together."""
-        if self.alone and not self.is_asynchronous:
+        if self.alone:
             yield
             return
         variables = self.counting()
@@ -175,16 +173,14 @@ class Loop(TrainingLoop):
         with metrics.here(variables, after) if self.chief else contextlib.nullcontext():
             yield
         changed = np.array([not all(map(np.array_equal, before, after))], np.float64)
-        if self.alone:
-            self.set_metrics_state(after)
-        elif np.asarray(self.from_first([changed])[0])[0]:
+        if np.asarray(self.from_first([changed])[0])[0]:
             self.set_metrics_state([np.asarray(value) for value in self.from_first(after)])
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
         metrics.reset(self.model, self.chief)
 
-    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Steps:
         return steps.validation_steps(self.model, self._validating_replicas(layout))
 
     def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
@@ -195,7 +191,7 @@ class Loop(TrainingLoop):
             fed, padded, largest = layout.always_fed, layout.last == "padded", layout.global_batch
         return dataclasses.replace(self.replicas, always_fed=fed, static=False, padded=padded, largest=largest)
 
-    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
         return values.numpy(), sizes.numpy()
 

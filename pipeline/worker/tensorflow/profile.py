@@ -3,6 +3,7 @@
 Nothing of it is trained: the input is made anew for it, and what steps change is put back.
 """
 
+import copy
 import dataclasses
 import math
 import random
@@ -105,7 +106,8 @@ class AsyncProfiler(Profiler):
         self._shares = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)
         self._handed_out = 0
-        self._on_one: AsyncLoop | None = None
+        # Over the same model, on one batch from when it is timed first.
+        self._on_one, self._is_fed = copy.copy(loop), False
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps' batches for each worker, read by any of them."""
@@ -122,14 +124,13 @@ class AsyncProfiler(Profiler):
 
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps for each worker, on one batch."""
-        if self._on_one is None:
-            loop, (_, (batch,)) = self._loop, _first(self._data)
+        if not self._is_fed:
+            _, (batch,) = _first(self._data)
             one = Source(
                 lambda: tf.data.Dataset.from_tensors(batch).repeat(), source.numbers, lambda batches, *_: next(batches)
             )
-            bits = loop.replicas.gradient_bits
-            self._on_one = AsyncLoop(loop.model, loop.strategy, self._data, gradient_bits=bits)
             self._on_one.feed(one, self._workers)
+            self._is_fed = True
         began, examples, left = time.perf_counter(), 0.0, steps * self._workers
         while left > 0:
             call = self._on_one.call(min(left, -(-steps // PIECES)), left)

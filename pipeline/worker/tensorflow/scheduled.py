@@ -4,25 +4,26 @@ Each step trains the batch that its number stands for, whoever makes it, and wha
 examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
 """
 
+import contextlib
+import dataclasses
 import queue
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.checkpoint import State
-from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.data.source import Source
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, Facts
-from pipeline.worker.patched import patched
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.loop import Loop, Results
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import metrics
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
@@ -36,20 +37,26 @@ Done: TypeAlias = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, lis
 
 
 class AsyncLoop(Loop):
-    """A loop on the coordinator, whose workers step apart. The metrics' state is kept here, and is exact."""
+    """A loop on the coordinator, whose workers step apart. What metrics count is kept here."""
 
-    is_asynchronous = True
+    # What the metrics' variables hold, in place of what servers do, which a message would change at each step.
+    _own_counts: Sequence[tf.Variable] | None = None
 
     def feed(self, source: Source, workers: int) -> None:
         """Makes so many workers train on the batches of a source from now on; nothing of it is counted yet."""
+        self._counted = metrics.counted(self.model)
+        if self._own_counts is None:
+            with tf.device("CPU:0"):
+                self._own_counts = [tf.Variable(np.array(one), trainable=False) for one in self._counted]
+        held = zip(self._counted, self._own_counts, strict=True)
+        self._counting_here = contextlib.ExitStack()
+        self._counting_here.enter_context(all_patched((variable, {"_value": own}) for variable, own in held))
         self.model.reset_metrics()
         self.concurrent_steps, self._rows = workers, source.rows
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
-        # The metrics' state before any batch, and now.
-        self._counted = metrics.counted(self.model)
+        # The metrics' state before any batch.
         self._fresh = [np.array(variable) for variable in self._counted]
-        self._state = list(self._fresh)
         self._call = scheduled_step.scheduled_steps(
             self.model, self.strategy, source.batch, self._counted, self._fresh, self.replicas.gradient_bits
         )
@@ -67,6 +74,7 @@ class AsyncLoop(Loop):
 
     def let_go(self) -> None:
         """Lets go of the source, and of all that was made of it."""
+        self._counting_here.close()
         del self._source, self._rows, self._call, self._compiled, self._coordinator
 
     @property
@@ -96,8 +104,8 @@ class AsyncLoop(Loop):
         self._examples += float(sizes.sum())
         self._stale_sum += float(stale.sum())
         self._stale_most = max(self._stale_most, int(stale.max()))
-        counted = zip(self._state, state, self._fresh, strict=True)
-        self._state = [total + (after - before) for total, after, before in counted]
+        for variable, after, before in zip(self._counted, state, self._fresh, strict=True):
+            variable.assign_add(after - before)
         return Call(losses, sizes, seconds, waits, worker)
 
     def facts(self) -> Facts:
@@ -136,40 +144,9 @@ class AsyncLoop(Loop):
         self._stale_most = counts["stale_most"]
         self._updates_before = self._updates() - counts["updates"]
 
-    def metrics_state(self) -> list[np.ndarray]:
-        """The metrics' state now."""
-        return list(self._state)
-
-    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `metrics_state` gave."""
-        self._state = [np.array(value) for value in state]
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self._state = list(self._fresh)
-
-    def counting(self) -> list[keras.Variable]:
-        """The variables that metrics count in."""
-        return self._counted
-
-    def results_now(self, state: Sequence[tf.Tensor] | None = None) -> Results:
-        """The results of metrics in a state, by default that of now."""
-        values = self._tensors() if state is None else state
-        with keras.StatelessScope(zip(self._counted, values, strict=True)):
-            # A metric may give its variable as it is, which has this state's value in here only.
-            return tf.nest.map_structure(tf.convert_to_tensor, super().results_now())  # type: ignore[no-any-return]
-
-    def _metric_results(self) -> Results:
-        return self._results(self._tensors())  # type: ignore[no-any-return]
-
-    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
-        return scheduled_step.validation_alone(self.model, metrics.counted(self.model))
-
-    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and examples of so many steps, made here, which add to the metrics."""
-        values, sizes, state = validate(iterator, tf.constant(count), self._tensors())
-        self._state = [value.numpy().astype(np.float64) for value in state]
-        return values.numpy(), sizes.numpy()
+    def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
+        # This process validates by itself.
+        return dataclasses.replace(super()._validating_replicas(layout), strategy=tf.distribute.get_strategy())
 
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
@@ -203,7 +180,3 @@ class AsyncLoop(Loop):
         *results, state = self._call(source, rows, edges)
         parts = [*results, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
-
-    def _tensors(self) -> list[tf.Tensor]:
-        with tf.device("CPU:0"):
-            return [tf.constant(value, fresh.dtype) for value, fresh in zip(self._state, self._fresh, strict=True)]

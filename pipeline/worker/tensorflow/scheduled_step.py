@@ -1,4 +1,4 @@
-"""The compiled loop of one worker among other asynchronous ones: K steps in one call, and validation in one process.
+"""The compiled loop of one worker among other asynchronous ones: K steps in one call.
 
 A message to a server costs more than the bytes of small weights, so a server sends all of its weights in one, and gets
 their gradients in another. What updates the weights is all computed where they are.
@@ -16,14 +16,14 @@ import tensorflow as tf
 from pipeline.data.arrays import Nested
 from pipeline.private import custom_gradients, in_stateless_scope
 from pipeline.private_keras import keras_variables
-from pipeline.worker.data.reading import Batch, Batches
+from pipeline.worker.data.reading import Batch
 from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
-from pipeline.worker.tensorflow.step import Carried, Validate, all_reduce_once, awaited, caller, narrowed, widened
+from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller, narrowed, widened
 from pipeline.worker.variables import bytes_of
 
 # To go round the loop takes messages to the servers beside those of steps, which are most of a small model's step: so
@@ -107,36 +107,6 @@ def scheduled_steps(
         _, stale, state, values, sizes, waits = carried
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
-
-    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
-
-
-def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> Validate:
-    """A compiled function that evaluates `model` for a number of steps, on this process alone.
-
-    (iterator over (examples, [a batch]), steps, the metrics' state) ->
-        (loss vectors [steps, 1 + outputs], examples of each step [steps], the metrics' state after them)
-    """
-    call = caller(model)
-
-    def steps(
-        iterator: Batches, count: tf.Tensor, state: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        def one(
-            index: tf.Tensor, state: Sequence[tf.Tensor], values: tf.TensorArray, sizes: tf.TensorArray
-        ) -> tuple[Carried, ...]:
-            examples, (batch,) = next(iterator)
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-            counts = metrics.CountedApart(model, counted, state)
-            with counts.updated(), losses.without_keras_scaling():
-                y_pred = call(x, training=False)
-                loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
-            counts.count(x, y, y_pred, weights)
-            return index + 1, counts.state, values.write(index, loss), sizes.write(index, examples)
-
-        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
-        _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))
-        return values.stack(), sizes.stack(), list(state)
 
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 

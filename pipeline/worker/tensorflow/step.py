@@ -50,8 +50,6 @@ CUSTOM_AS = "_own_steps_of_pipeline"
 Forward: TypeAlias = Callable[..., Batch]
 # What a loop over steps carries from one to the next.
 Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
-# Either way of validating: losses and examples of some steps, and what more it gives.
-Validate: TypeAlias = Callable[..., tuple[tf.Tensor, ...]]
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,10 @@ class CustomLoop(Loop):
         """The results of metrics that a step gives back."""
         return {name: result_of(*source) for name, source in self._returned(validating).metrics.items()}
 
-    def _validation_function(self, layout: BatchLayout | None) -> steps.Validate:
+    def _validation_function(self, layout: BatchLayout | None) -> steps.Steps:
         return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
 
-    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes = super()._validate_some(validate, iterator, count)
         self._last_held_out = values[-1, 1:]
         return values[:, :1], sizes
