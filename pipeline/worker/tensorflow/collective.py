@@ -40,20 +40,22 @@ class TensorFlowCollective:
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums; those of one type travel together, or in buckets."""
         context = tf.distribute.get_replica_context()
-        summed = dict[int, Addend]()
-        # What is sent together is packed into one tensor, which has one type.
-        for dtype in dict.fromkeys(array.dtype for array in arrays):
-            places = [place for place, array in enumerate(arrays) if array.dtype == dtype]
-            rows = [place for place in places if isinstance(arrays[place], tf.IndexedSlices)]
-            dense = {place: arrays[place] for place in places if place not in rows}
-            for bucket in (*in_buckets(dense, self.bucket_bytes), rows):
-                if bucket:
-                    summed |= zip(bucket, _added(context, [arrays[place] for place in bucket]), strict=True)
-        return [summed[place] for place in range(len(arrays))]
+        number = context.replica_id_in_sync_group
+        rows = partial(with_rows, lambda flat: context.merge_call(_of_replicas, args=(number, *flat)))
+        return by_kind(arrays, partial(self._dense, context), rows)
 
     def sent_bytes(self, size: int) -> int:
         """2 (n - 1) / n of the bytes, in a ring (Patarasuk & Yuan, 2009) as where one device adds for all others."""
         return 2 * (self.replicas - 1) * size // self.replicas
+
+    def _dense(self, context: tf.distribute.ReplicaContext, arrays: Sequence[tf.Tensor]) -> list[Addend]:
+        summed = dict[int, Addend]()
+        # What is sent together is packed into one tensor, which has one type.
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            alike = {place: array for place, array in enumerate(arrays) if array.dtype == dtype}
+            for bucket in in_buckets(alike, self.bucket_bytes):
+                summed |= zip(bucket, _added(context, [arrays[place] for place in bucket]), strict=True)
+        return [summed[place] for place in range(len(arrays))]
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,12 @@ def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> lis
     return buckets
 
 
-def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
-    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients. All are rows, or
-    none.
+def _added(context: tf.distribute.ReplicaContext, arrays: Sequence[tf.Tensor]) -> list[Addend]:
+    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients.
 
     So does `ReplicaContext.all_reduce`, but it looks for variables in the graph behind its arguments, that of all
     replicas, and for each operation in a list: with a normalization in every layer, most of the time of tracing.
     """
-    if any(isinstance(array, tf.IndexedSlices) for array in arrays):
-        return _joined_rows(context, arrays)
     again = partial(_added, context)
     return with_sums_as_gradients(lambda local: reduced(context, list(local)), again, arrays)
 
@@ -199,58 +198,33 @@ FULL_ENOUGH = 4
 
 # A tensor, or a list of such.
 Arrays = TypeVar("Arrays")
-# What each replica of this process has.
-_Local: TypeAlias = list[tf.Tensor]
-# Returns the sums over all for each replica of this process.
-Add: TypeAlias = Callable[[_Local], _Local]
+# Returns the sum over all who add.
+Add: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
-def _joined_rows(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    """The sums over replicas of rows of one type: for each table those of the first replica, of the second, and so on,
-    as one device has them for the global batch. Tables of the same width travel together.
-    """
-    strategy = context.strategy
-    has_others = len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync
-    if not (has_others and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)):
-        return context.merge_call(_on_one_device, args=(slices,))  # type: ignore[no-any-return]
-    widths = [math.prod(one.values.shape[1:]) for one in slices]
-    lengths = tf.stack([tf.shape(one.indices, tf.int64)[0] for one in slices])
-    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
-    counts = reduced(context, mine[:, None] * lengths)
-    sums = dict[int, tf.IndexedSlices]()
-    for width in dict.fromkeys(widths):
-        places = [place for place, other in enumerate(widths) if other == width]
-        alike = [slices[place] for place in places]
-        sums |= zip(places, _together(context, alike, width, tf.gather(counts, places, axis=1)), strict=True)
-    return [sums[place] for place in range(len(slices))]
+def by_kind(
+    arrays: Sequence[Addend],
+    add: Callable[[Sequence[tf.Tensor]], Sequence[Addend]],
+    add_rows: Callable[[Sequence[tf.IndexedSlices]], Sequence[Addend]],
+) -> list[Addend]:
+    """The sums of arrays, of which dense ones and rows are added each in a way of their own."""
+    summed = dict[int, Addend]()
+    for add_some, are_rows in ((add, False), (add_rows, True)):
+        places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
+        if places:
+            summed |= zip(places, add_some([arrays[place] for place in places]), strict=True)
+    return [summed[place] for place in range(len(arrays))]
 
 
-def _on_one_device(strategy: tf.distribute.Strategy, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    pairs = [(one, one) for one in slices]
-    return tf.distribute.ReductionToOneDevice().batch_reduce(tf.distribute.ReduceOp.SUM, pairs)  # type: ignore[no-any-return]
-
-
-def _together(
-    context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlices], width: int, counts: tf.Tensor
+def with_rows(
+    gather: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], slices: Sequence[tf.IndexedSlices]
 ) -> list[tf.IndexedSlices]:
-    """The rows of tables of one width; `counts` [replicas, tables] says how many each replica has of each."""
-    values = tf.concat([tf.reshape(one.values, [-1, width]) for one in slices], axis=0)
-    indices = tf.concat([tf.cast(one.indices, tf.int64) for one in slices], axis=0)
-    longest = tf.reduce_max(tf.reduce_sum(counts, axis=1))
-    number = context.replica_id_in_sync_group
-    of_all, indices_of_all = context.merge_call(_gathered, args=(number, values, indices, longest))
-    ends = tf.cumsum(counts, axis=1)
-    sums = []
-    for table, one in enumerate(slices):
-        rows = [
-            (replica, slice(ends[replica, table] - counts[replica, table], ends[replica, table]))
-            for replica in range(context.num_replicas_in_sync)
-        ]
-        summed = tf.concat([of_all[replica, rows_of_one] for replica, rows_of_one in rows], axis=0)
-        where = tf.concat([indices_of_all[replica, rows_of_one] for replica, rows_of_one in rows], axis=0)
-        shape = [-1, *one.values.shape[1:]]
-        sums.append(tf.IndexedSlices(tf.reshape(summed, shape), tf.cast(where, one.indices.dtype), one.dense_shape))
-    return sums
+    """The rows of the first replica, of the second, and so on, as one device has them for the global batch."""
+    of_all = gather([tensor for one in slices for tensor in (one.values, one.indices)])
+    return [
+        tf.IndexedSlices(values, indices, one.dense_shape)
+        for values, indices, one in zip(of_all[::2], of_all[1::2], slices, strict=True)
+    ]
 
 
 def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
@@ -260,63 +234,65 @@ def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
     return summed
 
 
-def _gathered(
-    strategy: tf.distribute.Strategy, number: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, longest: tf.Tensor
-) -> list[tf.distribute.DistributedValues]:
-    """Values [replicas, rows, width], indices [replicas, rows] of all replicas, none of more than `longest`."""
-    # Called for all replicas of this process together, since those of a loop in each could not meet.
-    numbers, longest = _local(strategy, number), _local(strategy, longest)[0]
-    add, count = partial(_reduced, strategy), strategy.num_replicas_in_sync
-    return [
-        _distributed(strategy, in_pieces(add, count, numbers, _local(strategy, rows), longest))
-        for rows in (values, indices)
-    ]
+def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: tf.Tensor) -> list[tf.Tensor]:
+    """For each array those of all replicas; of this process's, the first adds for all, and has the `number`."""
+    number, *by_replica = (strategy.experimental_local_results(values) for values in (number, *arrays))
+    rows, here = [tf.concat(of_array, 0) for of_array in by_replica], len(number)
+    if here == strategy.num_replicas_in_sync:
+        return rows
+
+    def add(value: tf.Tensor) -> tf.Tensor:
+        local = [value, *[tf.zeros_like(value)] * (here - 1)]
+        together = strategy.experimental_distribute_values_from_function(
+            lambda context: local[context.replica_id_in_sync_group % here]
+        )
+        summed = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together)
+        return strategy.experimental_local_results(summed)[0]
+
+    return gathered(add, number[0] // here, strategy.num_replicas_in_sync // here, rows)
 
 
-def _reduced(strategy: tf.distribute.Strategy, local: _Local) -> _Local:
-    together = _distributed(strategy, local)
-    return _local(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together))
+def gathered(add: Add, number: int | tf.Tensor, count: int, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """For each array those of all `count` who add, one after another; this is `number`. Those alike travel together."""
+    lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
+    # [who, array]
+    counts = add(tf.one_hot(number, count, dtype=tf.int64)[:, None] * lengths)
+    of_all, alike = dict[int, tf.Tensor](), dict[tuple[object, ...], list[int]]()
+    for place, array in enumerate(arrays):
+        alike.setdefault((array.dtype, *array.shape[1:]), []).append(place)
+    for places in alike.values():
+        ends = tf.cumsum(tf.gather(counts, places, axis=1), axis=1)
+        together = tf.concat([arrays[place] for place in places], 0)
+        rows = in_pieces(add, number, count, together, tf.reduce_max(ends[:, -1]))
+        for column, place in enumerate(places):
+            parts = [rows[who, ends[who, column] - counts[who, place] : ends[who, column]] for who in range(count)]
+            of_all[place] = tf.concat(parts, 0)
+    return [of_all[place] for place in range(len(arrays))]
 
 
-def in_pieces(add: Add, count: int, numbers: _Local, rows: _Local, longest: tf.Tensor) -> _Local:
-    """[count, rows, ...] for each that is here: the rows of all who add, from those [rows, ...] of who is here, whose
-    numbers among all are `numbers`. None has more than `longest`.
-    """
-    shape = rows[0].shape[1:]
-    row_bytes = math.prod(shape) * rows[0].dtype.size
+def in_pieces(add: Add, number: int | tf.Tensor, count: int, rows: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
+    """[count, rows, ...]: the rows of all who add, of whom this is `number`; none has more than `longest`."""
+    shape = rows.shape[1:]
+    row_bytes = math.prod(shape) * rows.dtype.size
     sizes = sorted({max(1, size // row_bytes) for size in PIECE_BYTES}, reverse=True)
-    gathered = [tf.zeros([count, 0, *shape], local.dtype) for local in rows]
-    done = tf.zeros([], tf.int64)
+    done, of_all = tf.zeros([], tf.int64), tf.zeros([count, 0, *shape], rows.dtype)
+    position = tf.reshape(tf.one_hot(number, count, dtype=rows.dtype), [-1] + [1] * rows.shape.rank)
 
-    def piece(size: int, done: tf.Tensor, gathered: _Local) -> tuple[tf.Tensor, _Local]:
-        sent = []
-        for number, all_rows in zip(numbers, rows, strict=True):
-            local = all_rows[done : done + size]
-            # One that has no more sends zeros.
-            local = tf.pad(local, [[0, size - tf.shape(local)[0]]] + [[0, 0]] * (local.shape.rank - 1))
-            local = tf.ensure_shape(local, [size, *all_rows.shape[1:]])
-            position = tf.one_hot(number, count, dtype=local.dtype)
-            sent.append(tf.reshape(position, [-1] + [1] * local.shape.rank) * local)
-        return done + size, [tf.concat(pair, axis=1) for pair in zip(gathered, add(sent), strict=True)]
+    def piece(size: int, done: tf.Tensor, of_all: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        own = rows[done : done + size]
+        # Who has no more sends zeros.
+        own = tf.pad(own, [[0, size - tf.shape(own)[0]]] + [[0, 0]] * (own.shape.rank - 1))
+        own = tf.ensure_shape(own, [size, *shape])
+        return done + size, tf.concat([of_all, add(position * own)], axis=1)
 
     for size, smaller in itertools.zip_longest(sizes, sizes[1:], fillvalue=0):
         # A larger piece for the rest too, where many of the next size would be needed in its place.
         until = longest - FULL_ENOUGH * smaller
-        done, gathered = tf.while_loop(
+        done, of_all = tf.while_loop(
             lambda done, _, until=until: done < until,
             partial(piece, size),
-            (done, gathered),
-            shape_invariants=(tf.TensorShape([]), [tf.TensorShape([count, None, *shape])] * len(rows)),
+            (done, of_all),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([count, None, *shape])),
             parallel_iterations=1,
         )
-    return gathered
-
-
-def _local(strategy: tf.distribute.Strategy, value: tf.Tensor) -> _Local:
-    return list(strategy.experimental_local_results(value))
-
-
-def _distributed(strategy: tf.distribute.Strategy, local: _Local) -> tf.distribute.DistributedValues:
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: local[context.replica_id_in_sync_group % len(local)]
-    )
+    return of_all

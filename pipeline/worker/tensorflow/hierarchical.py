@@ -20,11 +20,13 @@ from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow.collective import (
     Addend,
     TensorFlowCollective,
+    by_kind,
     by_type,
+    gathered,
     in_buckets,
-    in_pieces,
     over,
     parted,
+    with_rows,
     with_sums_as_gradients,
 )
 
@@ -72,15 +74,7 @@ class HostRing:
 
     def gather(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """For each array those of all hosts, one after another, along the first axis."""
-        lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
-        # [host, array]
-        (counts,) = self.sum([tf.one_hot(self._host, self._hosts, dtype=tf.int64)[:, None] * lengths])
-        of_all = []
-        for place, array in enumerate(arrays):
-            of_array = counts[:, place]
-            (rows,) = in_pieces(self.sum, self._hosts, [self._host], [array], tf.reduce_max(of_array))
-            of_all.append(tf.concat([rows[host, : of_array[host]] for host in range(self._hosts)], 0))
-        return of_all
+        return gathered(self._launcher.all_reduce, self._host, self._hosts, arrays)
 
 
 class SharedMemoryCollective:
@@ -94,12 +88,7 @@ class SharedMemoryCollective:
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums, those of dense arrays in one message or in buckets, and as their gradients those of gradients."""
-        summed = dict[int, Addend]()
-        for add, are_rows in ((self._total, False), (self._rows, True)):
-            places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
-            if places:
-                summed |= zip(places, add([arrays[place] for place in places]), strict=True)
-        return [summed[place] for place in range(len(arrays))]
+        return by_kind(arrays, self._total, partial(with_rows, partial(self._joined, self._gathered)))
 
     def sent_bytes(self, size: int) -> int:
         """Returns what its process adds first, and shares of what its host's p processes read of each other, 2 (p - 1)
@@ -112,15 +101,6 @@ class SharedMemoryCollective:
 
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return with_sums_as_gradients(lambda local: self._joined(self._added, local), self._total, arrays)
-
-    def _rows(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        """The rows of the first replica, of the second, and so on, as one device has them for the global batch."""
-        flat = [tensor for one in slices for tensor in (one.values, one.indices)]
-        of_all = self._joined(self._gathered, flat)
-        return [
-            tf.IndexedSlices(values, indices, one.dense_shape)
-            for values, indices, one in zip(of_all[::2], of_all[1::2], slices, strict=True)
-        ]
 
     def _joined(
         self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]

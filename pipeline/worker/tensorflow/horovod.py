@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,15 @@ import tensorflow as tf
 from pipeline.plan.plan import Plan, Process
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import Addend, by_type, over, parted, with_sums_as_gradients
+from pipeline.worker.tensorflow.collective import (
+    Addend,
+    by_kind,
+    by_type,
+    over,
+    parted,
+    with_rows,
+    with_sums_as_gradients,
+)
 
 # What Horovod does not add travels as what it does, which holds every value of it.
 WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.uint32: tf.int64}
@@ -78,36 +86,32 @@ class HorovodCollective:
             # once, while the graph is optimized, and never again. It folds no copy.
             copy = tf.raw_ops.DeepCopy
             copies = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
-        summed = self._packed(copies)
+        summed = by_kind(copies, self._packed, partial(with_rows, self._gathered))
         with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
             self._turn.assign_add(1.0)
         return summed
 
-    def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Those of a type in one piece."""
+    def _packed(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums, those of a type in one piece."""
         # Left to itself Horovod joins what is there, slower on CPUs: other arrays each time, whose last bits differ.
-        summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
-        pieces = by_type(arrays, [place for place in range(len(arrays)) if place not in summed])
-        summed |= parted(arrays, [(places, self._added(piece)) for places, piece in pieces.items()])
+        import horovod.tensorflow as hvd
+
+        pieces = by_type(arrays, range(len(arrays)))
+        added = self._wide(partial(hvd.allreduce, op=hvd.Sum), "sum", list(pieces.values()))
+        summed = parted(arrays, zip(pieces, added, strict=True))
         return [summed[place] for place in range(len(arrays))]
 
-    def _added(self, array: tf.Tensor) -> tf.Tensor:
+    def _gathered(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """For each array those of all processes, one after another."""
         import horovod.tensorflow as hvd
 
-        wide = tf.cast(array, WIDER.get(array.dtype, array.dtype))
-        summed = hvd.allreduce(wide, op=hvd.Sum, name=self._name("sum"), ignore_name_scope=True)
-        return tf.cast(summed, array.dtype)
+        return self._wide(hvd.allgather, "rows", arrays)
 
-    def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The rows of the first process, of the second, and so on, as one device has them for the global batch."""
-        import horovod.tensorflow as hvd
-
-        dtype = slices.values.dtype
-        wide = tf.cast(slices.values, WIDER.get(dtype, dtype))
-        values, indices = (
-            hvd.allgather(one, name=self._name("rows"), ignore_name_scope=True) for one in (wide, slices.indices)
-        )
-        return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
+    def _wide(self, join: Callable[..., tf.Tensor], what: str, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Joins each array in a type that Horovod adds."""
+        wide = [tf.cast(array, WIDER.get(array.dtype, array.dtype)) for array in arrays]
+        joined = [join(one, name=self._name(what), ignore_name_scope=True) for one in wide]
+        return [tf.cast(one, array.dtype) for one, array in zip(joined, arrays, strict=True)]
 
     def _name(self, what: str) -> str:
         """Returns this addend's name in all processes, which trace the same functions, if not equally often."""
