@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipeline.data import DataError, csv, folders, images, text
 from pipeline.prepare import sources, values
-from pipeline.worker.data import conversion
+from pipeline.worker.data import array_parts, conversion
 
 
 def test_a_packed_table_may_be_named_in_capitals(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_pictures_of_other_kinds_among_those_of_classes_are_noted(tmp_path: Path
 def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
     part = np.zeros((4, 2)), np.zeros(4)
     with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
-        conversion.both({"train": part, "test": part})
+        array_parts.both({"train": part, "test": part})
 
 
 def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:

@@ -1,4 +1,4 @@
-"""Turns what a user gives as data into what is trained on: arrays of one length, or a data set of single examples.
+"""Turns what a user gives as data into what TensorFlow trains on: arrays of one length, or a set of single examples.
 
 What can be told without reading is told here, in words: kinds, shapes, lengths. Values that are broken are found by
 `broken.py`, and labels that do not fit the model by `labels.py`.
@@ -9,19 +9,18 @@ example has already is multiplied.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
+from pipeline.worker.data import array_parts
+from pipeline.worker.data.array_parts import NAMES, SEVERAL, Where
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
-
-NAMES = ("x", "y", "sample_weight")
 
 # What makes batches of examples, and what hands on the elements that it is given, one for one or fewer.
 BATCHING = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
@@ -30,41 +29,6 @@ HANDING_ON = (
     "_ShuffleDataset", "CacheDataset", "_RepeatDataset", "_TakeDataset", "_SkipDataset", "_FilterDataset",
     "_ShardDataset",
 )  # fmt: skip
-
-SEVERAL = "several inputs in a dictionary: ({'a': a, 'b': b}, y)"
-PAD = "keras.utils.pad_sequences, which makes all of one length"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Where:
-    """An array of a part, as a message names it: `x`, `y["size"]`, ...; and which part it is."""
-
-    path: str
-    part: str
-
-    def __str__(self) -> str:
-        return f"{self.path} of the {self.part} data"
-
-    def inside(self, key: object) -> "_Where":
-        return dataclasses.replace(self, path=f"{self.path}[{key!r}]")
-
-
-def both(parts: Iterable[object]) -> tuple[object, object]:
-    """(training, validation) of what a data set's function has returned. Raises `DataError`."""
-    if isinstance(parts, Mapping):
-        received = f"a {type(parts).__name__} of {', '.join(map(str, parts))}"
-        instead = "return parts['train'], parts['validation']"
-        raise DataError("data.build to return (train, validation)", received, instead)
-    try:
-        train, validation = parts
-    except (TypeError, ValueError) as error:
-        received = f"Expected data.build to return (train, validation), received {type(parts).__name__}."
-        raise DataError(received) from error
-    if _is_array(train) and _is_array(validation):
-        received = f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}"
-        expected = "data.build to return (train, validation), each of them (x, y)"
-        raise DataError(expected, received, "return (x, y), None")
-    return train, validation
 
 
 def part(value: object, name: str) -> Part | None:
@@ -81,22 +45,7 @@ def part(value: object, name: str) -> Part | None:
         received = f"a {type(value).__name__}, which ends once it is read"
         instead = "arrays, or tf.data.Dataset.from_generator"
         raise DataError(f"{name} data that can be read again in each epoch", received, instead)
-    arrays_or_lists = tuple(value) if isinstance(value, list | tuple) else (value,)
-    # (x, y, None) is (x, y).
-    while arrays_or_lists and arrays_or_lists[-1] is None:
-        arrays_or_lists = arrays_or_lists[:-1]
-    absent = [path for path, values in zip(NAMES, arrays_or_lists, strict=False) if values is None]
-    if not 1 <= len(arrays_or_lists) <= len(NAMES) or absent:
-        received = f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them"
-        instead = "zeros as y" if absent == ["y"] else SEVERAL
-        expected = f"{name} data as (x, y) or (x, y, sample_weight)"
-        raise DataError(expected, received if arrays_or_lists else "none", instead)
-    arrays = tuple(
-        _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
-        for path, values in zip(NAMES, arrays_or_lists, strict=False)
-    )
-    _check_lengths(arrays, name)
-    return arrays
+    return array_parts.part(value, name)
 
 
 def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
@@ -107,106 +56,18 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
     # What makes batches.
     if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
         return x, y, sample_weight
-    wheres = [_Where(path, name) for path in NAMES]
+    wheres = [Where(path, name) for path in NAMES]
     parts = zip((x, y, sample_weight), wheres, strict=True)
-    structures = [None if values is None else _without_lists(values, where) for values, where in parts]
+    structures = [None if values is None else array_parts.without_lists(values, where) for values, where in parts]
     parts = zip(structures, wheres, strict=True)
-    arrays = [None if values is None else _arrays(values, where) for values, where in parts]
-    _check_lengths(arrays, name)
+    arrays = [None if values is None else array_parts.arrays(values, where) for values, where in parts]
+    array_parts.check_lengths(arrays, name)
     return tf.nest.map_structure(_for_text, structures[0], arrays[0]), structures[1], structures[2]
 
 
 def _for_text(leaf: object, array: np.ndarray) -> object:
     """Text as a tensor, in place of NumPy's, which Keras does not take."""
     return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
-
-
-def _is_array(value: object) -> TypeGuard[np.ndarray]:
-    return isinstance(value, np.ndarray | tf.Tensor)
-
-
-def _without_lists(values: object, where: _Where) -> object:
-    """The same structure, with an array in place of each list of numbers, and a tuple in place of any other list."""
-    if isinstance(values, Mapping):
-        return {key: _without_lists(inner, where.inside(key)) for key, inner in values.items()}
-    if not isinstance(values, list | tuple):
-        return values
-    if not is_one_array(values):
-        return tuple(_without_lists(inner, where.inside(place)) for place, inner in enumerate(values))
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
-    # As Keras does with Python's floats.
-    return floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
-
-
-def _arrays(values: object, where: _Where) -> Nested[np.ndarray]:
-    if isinstance(values, Mapping):
-        return {key: _arrays(inner, where.inside(key)) for key, inner in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_arrays(inner, where.inside(place)) for place, inner in enumerate(values))
-    return _array(values, where)
-
-
-def _array(values: object, where: _Where) -> np.ndarray:
-    """An array of numbers, or of text for x, with the examples along its first axis."""
-    dense = {tf.SparseTensor: "tf.sparse.to_dense", tf.RaggedTensor: ".to_tensor()"}
-    sparse = next((how for kind, how in dense.items() if isinstance(values, kind)), None)
-    if sparse or hasattr(values, "tocsr"):
-        raise DataError("dense arrays", f"{type(values).__name__} as {where}", f"{sparse or '.toarray()'}")
-    refuse_masked(values, str(where))
-    array = np.asarray(values)
-    if array.dtype.kind == "O":
-        array = _of_objects(array, values, where)
-    if not array.ndim:
-        raise DataError(f"an array as {where}", _short(values), "numpy.array, with one row an example")
-    try:
-        tf.as_dtype(array.dtype)
-    except TypeError as error:
-        raise DataError(f"numbers as {where}", array.dtype, ".astype('float32'), or whatever stands for it") from error
-    if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
-        instead = "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0"
-        raise DataError(f"numbers as {where}", f"text, such as {_texts(array.flat[:1])[0]!r}", instead)
-    return array
-
-
-def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
-    """Text as text, that of TensorFlow's too; anything else that NumPy keeps as Python objects is refused."""
-    if array.ndim and array.size and all(isinstance(value, str | bytes) for value in array.flat):
-        return np.array(_texts(array.flat)).reshape(array.shape)
-    if not array.ndim:
-        instead = "numpy.array, or tf.data.Dataset.from_generator"
-        raise DataError(f"arrays or a tf.data.Dataset as {where}", _short(values), instead)
-    shapes = {np.shape(value) for value in array.flat}
-    if shapes == {()}:
-        how = ".astype('float32')"
-    else:
-        how = "numpy.stack, which makes one array of all" if len(shapes) == 1 else PAD
-    kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
-    raise DataError(f"numbers as {where}", f"an array of objects ({kinds})", f"{how}")
-
-
-def _texts(values: Iterable[str | bytes]) -> list[str]:
-    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
-
-
-def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> None:
-    named = {path: values for path, values in zip(NAMES, arrays, strict=False) if values is not None}
-    lengths = {path: {len(leaf) for leaf in leaves(values)} for path, values in named.items()}
-    if len(set[int]().union(*lengths.values())) <= 1:
-        return
-    x, y = named["x"], lengths.get("y", set())
-    if isinstance(x, tuple) and y == {len(x)}:
-        received = f"a list of {len(x)} arrays, which stands for as many inputs"
-        raise DataError(f"x of the {name} data to be one array of {len(x)} examples", received, "numpy.stack(x)")
-    counts = ", ".join(
-        f"{' and '.join(f'{length:,}' for length in sorted(lengths_here))} in {path}"
-        for path, lengths_here in lengths.items()
-    )
-    least = min(set[int]().union(*lengths.values()))
-    instead = f"looking for those that are missing, or cutting all to {least:,}"
-    raise DataError(f"as many examples in each array of the {name} data", counts, instead)
 
 
 def _check_set(data: tf.data.Dataset, name: str) -> None:
@@ -277,10 +138,6 @@ def _written(spec: Spec) -> str:
         f"{path} of {', '.join(shape(leaf.shape) for leaf in tf.nest.flatten(part))}"
         for path, part in zip(NAMES, parts, strict=False)
     )
-
-
-def _short(values: object) -> str:
-    return repr(values) if isinstance(values, int | float | str) else f"a {type(values).__name__}"
 
 
 def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:

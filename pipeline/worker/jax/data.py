@@ -14,12 +14,13 @@ import numpy as np
 
 from pipeline.config import targets
 from pipeline.data import manifest, records
-from pipeline.data.arrays import floats, is_one_array, lost, refuse_masked
+from pipeline.data.arrays import lost
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker.data import array_parts
 from pipeline.worker.data import broken as looked
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
@@ -71,9 +72,7 @@ class ProcessData:
     def load(self) -> Loaded:
         """Makes the data and looks through this process's share for what is broken; returns what there is."""
         plan, leaders = self._plan, self._plan.leaders
-        parts = targets.call(plan.data.build, "data.build", shard=0, shards=1)
-        if not isinstance(parts, tuple | list) or len(parts) != 2:
-            raise DataError(f"Expected data.build to return (train, validation), received {type(parts).__name__}.")
+        parts = array_parts.both(targets.call(plan.data.build, "data.build", shard=0, shards=1))
         self._made = {name: _known(part, name) for name, part in zip(PARTS, parts, strict=True)}
         number, skip = leaders.index(self._process.rank), plan.data.on_error == "skip"
         broken, warnings = looked.look_through(self._made, plan.data.num_classes, number, len(leaders), skip)
@@ -136,48 +135,12 @@ def _known(part: Any, name: str) -> Any:
         kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
         expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
         raise DataError(f"{expected}, which reads them without TensorFlow", kind, "backend=tensorflow, or numpy.array")
-    arrays = tuple(part)
-    while arrays and arrays[-1] is None:
-        arrays = arrays[:-1]
-    if not 1 <= len(arrays) <= 3:
-        received = f"received {len(arrays)} of them"
-        raise DataError(f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), {received}.")
-    converted = tuple(map(_with_arrays, arrays))
-    lengths = sorted({len(leaf) for leaf in leaves(converted)})
-    if len(lengths) > 1:
-        expected = f"as many examples in each array of the {PARTS[name]} data"
-        raise DataError(expected, " and ".join(map("{:,}".format, lengths)), f"cutting all to {lengths[0]:,}")
-    return converted
+    return keras.tree.map_structure(_array, array_parts.part(part, PARTS[name]))
 
 
-def _with_arrays(values: Any) -> Any:
-    """The same structure, with an array in place of each list of numbers."""
-    if isinstance(values, Mapping):
-        return {key: _with_arrays(inner) for key, inner in values.items()}
-    if not isinstance(values, list | tuple) or is_one_array(values):
-        return _array(values)
-    # A named tuple is made of parts one by one.
-    return getattr(values, "_make", type(values))(map(_with_arrays, values))
-
-
-def _array(values: Any) -> Any:
-    refuse_masked(values, "the data")
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        instead = "numpy.pad, or keras.utils.pad_sequences"
-        raise DataError("rows of one length in the data", "a list of others", instead) from error
-    refuse(
-        (values is None, "an array in every place of the data under backend=jax", "None",
-         "leaving it out, or zeros in its place"),
-        (not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8,
-         "arrays of numbers under backend=jax",
-         f"{array.dtype} of {array.ndim} axes",
-         ".toarray()" if hasattr(values, "tocsr") else ".astype('float32'), or whatever stands for it"),
-    )  # fmt: skip
-    # As Keras does with Python's floats.
-    if array.dtype == np.float64 and isinstance(values, list | tuple):
-        return floats(array, np.float32, "a list")
+def _array(array: np.ndarray) -> np.ndarray:
+    wrong, expected = array.dtype.kind not in "biuf" or array.dtype.itemsize > 8, "arrays of numbers under backend=jax"
+    refuse((wrong, expected, array.dtype, ".astype('float32'), or whatever stands for it"))
     # JAX knows the byte order of this machine alone, and files may have another.
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

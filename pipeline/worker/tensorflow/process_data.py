@@ -18,7 +18,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
-from pipeline.worker.data import batches, cache, conversion, inspection
+from pipeline.worker.data import array_parts, batches, cache, conversion, inspection
 from pipeline.worker.data import broken as looked
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit, Notes
@@ -190,7 +190,7 @@ class ProcessData:
     def shard(self, shard: int, shards: int) -> tuple[Part, Part | None]:
         """(training, validation) data, or a shard of them where the data can be had in shards."""
         with tf.device("CPU:0"):
-            parts = conversion.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
+            parts = array_parts.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
         if self._plan.strategy.static_batches:
             for name, part in zip(PARTS, parts, strict=True):
                 static.check_data(part, name)
