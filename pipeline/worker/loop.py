@@ -15,11 +15,11 @@ import numpy as np
 from pipeline.errors import refuse
 from pipeline.record import commands, events
 from pipeline.record.findings import Check
-from pipeline.worker.checkpoint import OnAll, State
+from pipeline.worker.checkpoint import OnAll, State, grouped
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.variables import Variable
+from pipeline.worker.variables import HELD, Variable
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -222,12 +222,38 @@ class TrainingLoop(abc.ABC):
         """Returns a variable's value, whole; no copy of it where that can be."""
 
     @abc.abstractmethod
-    def state(self) -> State:
-        """Returns the arrays that training goes on with, without what metrics count, and `counts` of async steps."""
+    def kept(self) -> Mapping[str, Sequence[Sequence[Variable]]]:
+        """Returns what a checkpoint holds, by the names of its groups: of each array the variables with its rows."""
 
     @abc.abstractmethod
+    def put(self, variable: Variable, value: np.ndarray) -> None:
+        """Gives a variable a value, wherever its parts are."""
+
+    def state(self) -> State:
+        """Returns the arrays that training goes on with, without what metrics count, and `counts` of async steps."""
+        arrays = dict[str, np.ndarray]()
+        for name, together in self.kept().items():
+            parts = [[np.array(self.value(one)) for one in shards] for shards in together]
+            arrays |= grouped(name, [np.concatenate(one) if len(one) > 1 else one[0] for one in parts])
+        return State({"counts": {}}, arrays)
+
     def set_state(self, state: State) -> None:
         """Goes on from what `state` gave, on other devices too. Raises `TrainingError` where it does not fit."""
+        for name, together in self.kept().items():
+            arrays = state.group(name)
+            # Those of earlier versions have none.
+            if name == HELD and not arrays:
+                continue
+            _expect_fit(len(together) == len(arrays), f"{len(together)} {name} variables", f"{len(arrays)}")
+            for shards, array in zip(together, arrays, strict=True):
+                first, several = shards[0], len(shards) > 1
+                rows = [shard.shape[0] for shard in shards] if several else []
+                shape = (sum(rows), *first.shape[1:]) if several else tuple(first.shape)
+                what = f"{getattr(first, 'path', first.name)} of shape {shape}"
+                _expect_fit(shape == array.shape, what, f"one of shape {array.shape}")
+                parts = np.split(array, np.cumsum(rows[:-1])) if several else [array]
+                for shard, part in zip(shards, parts, strict=True):
+                    self.put(shard, part)
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -300,6 +326,11 @@ class Engine(Protocol):
 
     def raise_cause(self, error: Exception) -> None:
         """Raises what is broken in the data, where an error came of that."""
+
+
+def _expect_fit(fits: bool, expected: str, received: str) -> None:
+    expected, received = f"a checkpoint of this model, with {expected}", f"{received}: the model has changed since"
+    refuse((not fits, expected, received, "resume=never"), error=TrainingError)
 
 
 def versions(*packages: str) -> dict[str, str]:

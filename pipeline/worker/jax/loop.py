@@ -15,8 +15,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from pipeline.errors import refuse
-from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.jax import bucket, layouts, step
 from pipeline.worker.jax.compiled import CompiledSteps
 from pipeline.worker.jax.data import DeviceData
@@ -108,7 +106,7 @@ class JaxLoop(TrainingLoop):
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
         for variable, value in zip(self.groups[3], state, strict=True):
-            self._put(variable, value)
+            self.put(variable, value)
 
     def variables(self) -> list[Variable]:
         """All that training goes on with; all processes have what metrics count, too."""
@@ -119,35 +117,18 @@ class JaxLoop(TrainingLoop):
         value = variable.value
         return np.asarray(value) if value.is_fully_addressable else whole(value)
 
-    def state(self) -> State:
-        """Returns what training goes on with, without its metrics, whole wherever its parts are."""
-        arrays = {
-            key: array
-            for name, variables in self._kept().items()
-            for key, array in grouped(name, [whole(variable.value) for variable in variables]).items()
-        }
-        return State({"counts": {}}, arrays)
-
-    def set_state(self, state: State) -> None:
-        """Goes on from what `state` gave, on this mesh or another. Raises `TrainingError` where it does not fit."""
-        for name, variables in self._kept().items():
-            arrays = state.group(name)
-            if name == HELD and not arrays:
-                # Those of earlier versions have none.
-                continue
-            shapes = [tuple(variable.shape) for variable in variables]
-            others = [array.shape for array in arrays] != shapes
-            which = f"with {len(shapes)} {name} variables of these shapes"
-            expected = f"a checkpoint of this model under backend=jax, {which}"
-            refuse((others, expected, f"{len(arrays)} others", "resume=never"), error=TrainingError)
-            for variable, array in zip(variables, arrays, strict=True):
-                self._put(variable, array)
-
-    def _kept(self) -> dict[str, Sequence[Variable]]:
+    def kept(self) -> dict[str, list[list[Variable]]]:
         """Returns the variables that a checkpoint holds, by the names of its groups."""
         trained, _, optimizer, _ = self.groups
         other = self.model.non_trainable_variables
-        return {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
+        listed = {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
+        return {name: [[one] for one in variables] for name, variables in listed.items()}
+
+    def put(self, variable: Variable, value: np.ndarray) -> None:
+        """Gives a variable a value, where it is to be."""
+        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice;
+        # `may_alias=False` would share NumPy's memory all the same.
+        self._assign(variable, step.over(jnp.array(value, variable.value.dtype), self._place(variable)))
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all processes, which call it together."""
@@ -219,11 +200,6 @@ class JaxLoop(TrainingLoop):
         if value.nbytes >= LARGE:
             del value
             _give_back()
-
-    def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
-        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice;
-        # `may_alias=False` would share NumPy's memory all the same.
-        self._assign(variable, step.over(jnp.array(value, variable.value.dtype), self._place(variable)))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)

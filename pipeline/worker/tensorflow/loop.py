@@ -11,20 +11,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batches, Spec
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop
-from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import digest
 from pipeline.worker.tensorflow import agreement, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.tables import grouped as shards_together
-from pipeline.worker.tensorflow.tables import joined
 from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
 
 # Of metrics, as a model gives them.
@@ -220,41 +217,18 @@ class Loop(TrainingLoop):
         """The value that this process has in its first copy; no copy of it where that can be."""
         return np.asarray(tf.convert_to_tensor(copies(variable)[0]))
 
-    def _kept(self) -> dict[str, Sequence[keras.Variable]]:
+    def kept(self) -> dict[str, list[list[Variable]]]:
+        """Returns what a checkpoint holds; a table in shards is one array."""
         model = self.model
         own = {id(variable) for variable in [*model.trainable_variables, *model.metrics_variables]}
         other = [variable for variable in model.variables if id(variable) not in own]
-        return {"trained": model.trainable_variables, "other": other, "optimizer": _of_optimizers(model)}
+        listed = {"trained": model.trainable_variables, "other": other, "optimizer": _of_optimizers(model)}
+        together = {name: shards_together(variables) for name, variables in listed.items()}
+        return together | {HELD: [[one] for one in self.beside]}
 
-    def state(self) -> State:
-        """Returns what training goes on with, without its metrics; a table in shards is one array."""
-        arrays = {
-            key: array
-            for name, variables in self._kept().items()
-            for key, array in grouped(name, [joined(shards) for shards in shards_together(variables)]).items()
-        }
-        return State({"counts": {}}, arrays | grouped(HELD, [np.array(self.value(one)) for one in self.beside]))
-
-    def set_state(self, state: State) -> None:
-        """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
-        values = state.group(HELD)
-        # Those of earlier versions have none.
-        if values and [value.shape for value in values] != [tuple(variable.shape) for variable in self.beside]:
-            raise _unfit(f"{len(self.beside)} variables beside it, as of its loss,", f"{len(values)} others")
-        for variable, value in zip(self.beside, values, strict=False):
-            variable.assign(value)
-        for name, variables in self._kept().items():
-            together, arrays = shards_together(variables), state.group(name)
-            if len(together) != len(arrays):
-                raise _unfit(f"{len(together)} {name} variables", f"{len(arrays)}")
-            for shards, array in zip(together, arrays, strict=True):
-                rows = sum(shard.shape[0] for shard in shards) if len(shards) > 1 else None
-                shape = (rows, *shards[0].shape[1:]) if rows else tuple(shards[0].shape)
-                if shape != array.shape:
-                    raise _unfit(f"{shards[0].path} of shape {shape}", f"one of shape {array.shape}")
-                edges = np.cumsum([shard.shape[0] for shard in shards[:-1]] if rows else [])
-                for shard, part in zip(shards, np.split(array, edges) if rows else [array], strict=True):
-                    shard.assign(part)
+    def put(self, variable: Variable, value: np.ndarray) -> None:
+        """Gives a variable a value on each replica."""
+        variable.assign(value)
 
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica here."""
@@ -296,11 +270,6 @@ def _is_counted_apart(variable: Variable) -> bool:
     """True if each replica adds to a copy of its own, and their sum is the variable's value."""
     value = variable.value if isinstance(variable, keras.Variable) else variable
     return hasattr(value, "values") and value.synchronization is tf.VariableSynchronization.ON_READ
-
-
-def _unfit(expected: str, received: str) -> TrainingError:
-    expected = f"a checkpoint of this model, with {expected}"
-    return TrainingError(expected, f"{received}: the model has changed since", "resume=never")
 
 
 def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:
