@@ -1,37 +1,88 @@
-"""Looks at arrays before they are trained on, and refuses or leaves out what is broken, whichever engine trains."""
+"""The data of one process, rid of what is broken, whichever engine trains on them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import abc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
 
 from pipeline.data.examples import Broken, Examples, are_labels, leaves, look_at_rows, rows, whole_rows
+from pipeline.data.manifest import SPLITS
 from pipeline.errors import first_of
-from pipeline.record.events import Loaded, Lost
+from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker.engine import Emit
+from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError
 
 
-def look_through(
-    parts: Mapping[str, Any], classes: int | None, number: int, of: int, skip: bool, whole: bool = True
-) -> tuple[dict[str, list[Broken]], list[str]]:
-    """Returns what is broken in share `number` of `of` of each part, and what to warn of; refuses it unless `skip`.
+class WholeData(abc.ABC):
+    """The parts that a plan's function makes in a process, of which this one looks through a share."""
 
-    Parts that are not `whole` do not tell what the data lack.
-    """
-    train = parts["train"]
-    broken_parts = {name: broken(part, classes, number, of, skip) for name, part in parts.items()}
-    complaints = _flaws(train, classes) if whole else ()
-    if not skip:
-        refuse([one for of_part in broken_parts.values() for one in of_part], complaints)
-    read = train.notes if isinstance(train, Examples) else ()
-    return broken_parts, [*read, *(f"There are {complaint}." for complaint in complaints)]
+    def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
+        self._plan, self._process, self._emit = plan, process, emit
+        # Of each of SPLITS, None for one that is not there: as they were made, and what this process reads.
+        self.whole: dict[str, Any] = {}
+        self.parts: dict[str, Any] = {}
+        # Among the processes that have data; and the run's folder.
+        self._number, self._folder = 0, Path()
 
+    @abc.abstractmethod
+    def made(self) -> tuple[Any, Any]:
+        """Makes (training, validation) data of a kind that the engine reads."""
 
-def loaded(sharded: Mapping[str, bool], counts: Mapping[str, int], broken_of: Mapping[str, Sequence[Broken]]) -> Loaded:
-    """Returns the event of data that have so many examples, and of what was found broken in them."""
-    lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in broken_of.items()}
-    return Loaded(dict(sharded), dict(counts), lost)
+    @abc.abstractmethod
+    def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
+        """(whether others read something else, examples here) of each part; `all_whole`: nothing is to be left out."""
+
+    def sift(self, found: Mapping[str, list[Broken]]) -> None:  # noqa: B027 # Arrays can be looked at.
+        """Leaves out what reading alone tells is broken, and adds it to what was found."""
+
+    def has_shards(self) -> bool:
+        """True if the data are made in shards, one for each process."""
+        return False
+
+    def load(self, folder: str) -> Loaded:
+        """Makes the data and looks through its share for what is broken; returns how many examples there are."""
+        plan, alone, self._folder = self._plan, self.has_shards(), Path(folder)
+        self._number = number = plan.leaders.index(self._process.rank)
+        self.whole = dict(zip(SPLITS, self.made(), strict=True))
+        train, classes, skip = self.whole["train"], plan.data.num_classes, plan.data.on_error == "skip"
+        # Of what was made for this process alone, no other sees anything.
+        share = (0, 1) if alone else (number, len(plan.leaders))
+        found = {name: broken(part, classes, *share, skip) for name, part in self.whole.items()}
+        # Of which a shard does not tell.
+        complaints = () if alone else _flaws(train, classes)
+        if skip:
+            self.sift(found)
+        else:
+            refuse([one for of_part in found.values() for one in of_part], complaints)
+        read = train.notes if isinstance(train, Examples) else ()
+        for text in (*read, *(f"There are {complaint}." for complaint in complaints)) if number == 0 else ():
+            self._emit(Warned(text))
+        return self._loaded(found)
+
+    def drop(self, broken_of: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
+        """Leaves out what any process has found broken, or this one alone in what was made for it."""
+        own = [broken_of.get(str(self._process.rank), {})] if self.has_shards() else broken_of.values()
+        for name, part in self.whole.items():
+            lost = [Broken(**msgspec.structs.asdict(one)) for of_process in own for one in of_process.get(name, ())]
+            if lost and isinstance(part, Examples):
+                self.whole[name] = part.without(lost)
+            elif lost and isinstance(part, tuple):
+                self.whole[name] = rows(part, whole_rows(len(leaves(part)[0]), lost))
+        return self._loaded({})
+
+    def layout(self, counts: list[int]) -> BatchLayout:
+        """Returns how steps take their examples from shards of which each has so many."""
+        batch, replicas = self._plan.training.global_batch, self._process.replicas
+        return BatchLayout(batch, self._plan.workers, replicas[0], len(replicas), tuple(counts), self._process.rank)
+
+    def _loaded(self, found: Mapping[str, Sequence[Broken]]) -> Loaded:
+        lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in found.items()}
+        return Loaded(*self.counted(not any(found.values())), lost)
 
 
 def broken(part: object, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:
@@ -65,16 +116,6 @@ def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str =
     if complaints:
         instead = "data.on_error=skip, which trains nevertheless, or putting the data right"
         raise TrainingError("complete data", complaints[0], instead)
-
-
-def without(part: Any, name: str, broken_of: Iterable[Mapping[str, Sequence[Lost]]]) -> Any:
-    """The part of that name without what these processes have found broken in it."""
-    lost = [Broken(**msgspec.structs.asdict(one)) for of_process in broken_of for one in of_process.get(name, ())]
-    if not lost:
-        return part
-    if isinstance(part, Examples):
-        return part.without(lost)
-    return rows(part, whole_rows(len(leaves(part)[0]), lost))
 
 
 def num_classes(part: object) -> int | None:

@@ -16,13 +16,10 @@ from pipeline.config import targets
 from pipeline.data import manifest, records
 from pipeline.data.arrays import lost
 from pipeline.data.errors import DataError, refuse
-from pipeline.data.examples import Broken, Examples, leaves
+from pipeline.data.examples import Examples, leaves
 from pipeline.data.files import opened
-from pipeline.plan.plan import Plan, Process
-from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.data import array_parts
 from pipeline.worker.data import broken as looked
-from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import digest
@@ -58,43 +55,27 @@ class DeviceData:
             first = 0
 
 
-class ProcessData:
-    """The data of a process, rid of what is broken."""
+class ProcessData(looked.WholeData):
+    """The data of a process, which reads everything, rid of what is broken."""
 
-    def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
-        self._plan, self._process, self._emit = plan, process, emit
-        self._made: dict[str, Any] = {}
-        # "train" and "validation", None for one that is not there.
-        self.parts: dict[str, Arrays | None] = {}
-        self.num_classes: int | None = None
-        self.class_names: tuple[str, ...] | None = None
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
 
-    def load(self) -> Loaded:
-        """Makes the data and looks through this process's share for what is broken; returns what there is."""
-        plan, leaders = self._plan, self._plan.leaders
-        parts = array_parts.both(targets.call(plan.data.build, "data.build", shard=0, shards=1))
-        self._made = {name: _known(part, name) for name, part in zip(PARTS, parts, strict=True)}
-        number, skip = leaders.index(self._process.rank), plan.data.on_error == "skip"
-        broken, warnings = looked.look_through(self._made, plan.data.num_classes, number, len(leaders), skip)
-        for text in warnings if number == 0 else ():
-            self._emit(Warned(text))
-        return self._loaded(broken)
+    def made(self) -> tuple[Any, Any]:
+        """Makes (training, validation) data that are read without TensorFlow."""
+        train, validation = array_parts.both(targets.call(self._plan.data.build, "data.build", shard=0, shards=1))
+        return _known(train, "train"), _known(validation, "validation")
 
-    def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
-        """Leaves out what any process has found broken."""
-        for name, part in self._made.items():
-            self._made[name] = looked.without(part, name, broken.values())
-        return self._loaded({})
-
-    def _loaded(self, broken_of_parts: Mapping[str, Sequence[Broken]]) -> Loaded:
-        counts = {name: 0 if part is None else _count(part) for name, part in self._made.items()}
-        return looked.loaded(dict.fromkeys(self._made, False), counts, broken_of_parts)
+    def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
+        """(whether others read something else, examples here) of each part."""
+        counts = {name: 0 if part is None else _count(part) for name, part in self.whole.items()}
+        return dict.fromkeys(counts, False), counts
 
     def finish(self) -> None:
         """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
-        train = self._made["train"]
+        train = self.whole["train"]
         self.class_names = getattr(train, "class_names", None)
-        self.parts = {name: None if part is None else _arrays(part) for name, part in self._made.items()}
+        self.parts = {name: None if part is None else _arrays(part) for name, part in self.whole.items()}
         for name, arrays in self.parts.items():
             for leaf in leaves(arrays or ()):
                 if isinstance(leaf, np.ndarray):
@@ -107,21 +88,11 @@ class ProcessData:
     @property
     def train(self) -> Arrays:
         """The training arrays."""
-        arrays = self.parts["train"]
-        assert arrays is not None, "load comes first"
-        return arrays
+        return self.parts["train"]  # type: ignore[no-any-return]
 
     def digest(self) -> str:
         """Names the training data, as TensorFlow's engine does."""
-        return getattr(self._made["train"], "digest", None) or digest(leaves(self.train))
-
-    def layout(self, counts: list[int]) -> BatchLayout:
-        """Returns how steps take their examples from so many."""
-        process = self._process
-        return BatchLayout(
-            self._plan.training.global_batch, self._plan.workers, process.replicas[0], len(process.replicas),
-            tuple(counts), process.rank,
-        )  # fmt: skip
+        return getattr(self.whole["train"], "digest", None) or digest(leaves(self.train))
 
 
 def _known(part: Any, name: str) -> Any:

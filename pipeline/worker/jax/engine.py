@@ -60,7 +60,7 @@ class JaxEngine:
 
     def load(self, folder: str) -> events.Loaded:
         """Makes the process's data and looks for broken examples."""
-        return self._data.load()
+        return self._data.load(folder)
 
     def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
         """Leaves out the examples that any process has found broken."""

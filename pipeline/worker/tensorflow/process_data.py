@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -12,10 +12,8 @@ import tensorflow as tf
 
 from pipeline.config import targets
 from pipeline.data.examples import Broken, Examples
-from pipeline.data.manifest import SPLITS
 from pipeline.plan.division import dealt, shared
 from pipeline.plan.plan import Plan, Process
-from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.data import array_parts, batches, cache, conversion, inspection
@@ -28,61 +26,40 @@ from pipeline.worker.state import digest
 from pipeline.worker.tensorflow import agreement, static
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 
-# SPLITS, as a message names them.
+# The splits, as a message names them.
 PARTS = ("training", "validation")
 
 
-class ProcessData:
+class ProcessData(looked.WholeData):
     """Data of a process: all of them, or the share that it reads, without what was found broken."""
 
     def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
-        self._plan, self._process, self._emit = plan, process, emit
-        # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
-        self.whole: dict[str, Part | None] = {}
-        self.parts: dict[str, Part | None] = {}
+        super().__init__(plan, process, emit)
         # How many classes the labels of examples may name, once a model says so.
         self.classes = plan.data.num_classes
-        # Of the run.
-        self._folder = Path()
 
-    def load(self, folder: str) -> Loaded:
-        """Makes the data and looks through its share for what is broken; returns how many examples there are."""
-        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
-        self._folder = Path(folder)
-        self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
-        # Of what was made for this process alone, no other sees anything.
-        alone, first = self.has_shards(), number == plan.leaders[0]
-        share = (0, 1) if alone else (plan.leaders.index(number), processes)
-        skip = plan.data.on_error == "skip"
-        broken, warnings = looked.look_through(self.whole, plan.data.num_classes, *share, skip, whole=not alone)
-        for name, part in self.whole.items() if skip else ():
+    def made(self) -> tuple[Part, Part | None]:
+        """Makes (training, validation) data, or a shard of them where they can be had in shards."""
+        return self.shard(self._process.rank, len(self._plan.leaders))
+
+    def sift(self, found: Mapping[str, list[Broken]]) -> None:
+        """Leaves out of data sets what cannot be made or trained on."""
+        for name, part in self.whole.items():
             # Every process reads it whole; one of them reports it.
             if isinstance(part, tf.data.Dataset):
-                self.whole[name], lost = inspection.sifted(part, plan.data.num_classes)
-                if lost and (alone or first):
+                self.whole[name], lost = inspection.sifted(part, self._plan.data.num_classes)
+                if lost and (self.has_shards() or self._number == 0):
                     why = "that cannot be made, or have NaN, infinity or a wrong label"
-                    broken[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
-        for text in warnings if first else ():
-            self._emit(Warned(text))
-        return self._loaded(broken)
+                    found[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
 
-    def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> Loaded:
-        """Leaves out what any process has found broken, or this one alone in what was made for it."""
-        own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
-        for name, part in self.whole.items():
-            if not isinstance(part, tf.data.Dataset):
-                self.whole[name] = looked.without(part, name, own)
-        return self._loaded({})
-
-    def _loaded(self, broken: Mapping[str, Sequence[Broken]]) -> Loaded:
-        """Returns how many examples this process has, once files are divided, and what it found broken."""
+    def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
+        """(whether others read something else, examples here) of each part, once files are divided."""
         sharded = {}
         for name, part in self.whole.items():
             own, sharded[name] = self._divided(part)
             # What is broken is left out first.
-            self.parts[name] = own if any(broken.values()) else self._cached(name, own)
-        examples = {name: 0 if part is None else batches.count(part) for name, part in self.parts.items()}
-        return looked.loaded(sharded, examples, broken)
+            self.parts[name] = self._cached(name, own) if all_whole else own
+        return sharded, {name: 0 if part is None else batches.count(part) for name, part in self.parts.items()}
 
     def _cached(self, name: str, part: Part | None) -> Part | None:
         plan = self._plan
@@ -201,11 +178,10 @@ class ProcessData:
 
     def layout(self, counts: list[int]) -> BatchLayout:
         """Returns how steps take their examples from shards of which each has so many."""
-        plan, process = self._plan, self._process
+        plan = self._plan
         if plan.strategy.asynchronous:
             return BatchLayout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
-        first, local = process.replicas[0], len(process.replicas)
-        layout = BatchLayout(plan.training.global_batch, plan.workers, first, local, tuple(counts), process.rank)
+        layout = super().layout(counts)
         return dataclasses.replace(layout, last="left out") if plan.strategy.static_batches else layout
 
     def validation_parts(self, counts: list[int]) -> list[tuple[Part, BatchLayout]]:
