@@ -279,18 +279,21 @@ class TrainingLoop(abc.ABC):
 class Engine(Protocol):
     """An engine in a process of a training, as far as engines differ; `pipeline.worker.process` does the rest."""
 
-    @property
-    def notes(self) -> Notes:
-        """Notes on data and model for the result."""
+    # On data and model, for the result.
+    notes: Notes
+    # A `pipeline.worker.data.broken.WholeData`.
+    _data: Any
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices, or serves others; returns versions once every process has joined."""
 
     def load(self, folder: str) -> events.Loaded:
         """Makes the process's data and looks for broken examples; `folder` is the run's."""
+        return self._data.load(folder)  # type: ignore[no-any-return]
 
     def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
         """Leaves out the examples that any process has found broken."""
+        return self._data.drop(broken)  # type: ignore[no-any-return]
 
     def build(
         self, train_counts: list[int], validation_counts: list[int], resume: Resume
@@ -317,15 +320,21 @@ class Engine(Protocol):
 
     def profile(self, command: commands.Profile) -> events.Profiling:
         """Times the input or the model alone."""
+        raise _unknown(command)
 
     def explain(self, command: commands.Explain) -> events.Explaining:
         """Times steps of which a part is left out, once training is over."""
+        raise _unknown(command)
 
     def lost_a_peer(self, error: BaseException) -> bool:
         """True for what is raised in a process whose peers have gone."""
 
     def raise_cause(self, error: Exception) -> None:
         """Raises what is broken in the data, where an error came of that."""
+
+
+def _unknown(command: object) -> TrainingError:
+    return TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
 
 
 def _expect_fit(fits: bool, expected: str, received: str) -> None:

@@ -27,7 +27,7 @@ class WholeData(abc.ABC):
         self.whole: dict[str, Any] = {}
         self.parts: dict[str, Any] = {}
         # Among the processes that have data; and the run's folder.
-        self._number, self._folder = 0, Path()
+        self._number, self.folder = 0, Path()
 
     @abc.abstractmethod
     def made(self) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ class WholeData(abc.ABC):
 
     def load(self, folder: str) -> Loaded:
         """Makes the data and looks through its share for what is broken; returns how many examples there are."""
-        plan, alone, self._folder = self._plan, self.has_shards(), Path(folder)
+        plan, alone, self.folder = self._plan, self.has_shards(), Path(folder)
         self._number = number = plan.leaders.index(self._process.rank)
         self.whole = dict(zip(SPLITS, self.made(), strict=True))
         train, classes, skip = self.whole["train"], plan.data.num_classes, plan.data.on_error == "skip"

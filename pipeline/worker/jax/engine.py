@@ -1,7 +1,7 @@
 """JAX's engine: what a process of a plan trains with, on a mesh of the devices of all processes."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.data.examples import rows
 from pipeline.plan.backends import shares_memory_under_jax
 from pipeline.plan.plan import BUILDER, Plan, Process
-from pipeline.record import commands, events
+from pipeline.record import events
 from pipeline.record.findings import Check
 from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
@@ -21,8 +21,7 @@ from pipeline.worker.jax import bucket, build, compiled, layouts
 from pipeline.worker.jax.data import DeviceData, ProcessData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
-from pipeline.worker.loop import NO_COMPARISON, Resume, WeightComparison, versions
-from pipeline.worker.model_error import TrainingError
+from pipeline.worker.loop import NO_COMPARISON, Engine, Resume, WeightComparison, versions
 from pipeline.worker.state import on_all
 
 # The folder of compiled programs under `output_dir`.
@@ -33,8 +32,8 @@ _LOST = re.compile(r"Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|coordination service|[Cc
 _KINDS = ("JaxRuntimeError", "XlaRuntimeError", "ValueError", "RuntimeError")
 
 
-class JaxEngine:
-    """JAX in a process of a training; see `pipeline.worker.loop.Engine`."""
+class JaxEngine(Engine):
+    """JAX in a process of a training."""
 
     def __init__(self, plan: Plan, process: Process, emit: Emit, asked_to_leave: Callable[[], bool]) -> None:
         self._plan, self._process, self._emit = plan, process, emit
@@ -57,14 +56,6 @@ class JaxEngine:
             except ConnectionRefusedError as error:
                 self.notes.add(f"Gloo adds gradients, in place of shared memory: {error}.")
         return versions("jax", "jaxlib")
-
-    def load(self, folder: str) -> events.Loaded:
-        """Makes the process's data and looks for broken examples."""
-        return self._data.load(folder)
-
-    def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
-        """Leaves out the examples that any process has found broken."""
-        return self._data.drop(broken)
 
     def build(
         self, train_counts: list[int], validation_counts: list[int], resume: Resume
@@ -143,14 +134,6 @@ class JaxEngine:
         """Nothing: replicas make each step together."""
         return Check("not made", unsaid="under backend=jax replicas make a step of the whole global batch together")
 
-    def profile(self, command: commands.Profile) -> events.Profiling:
-        """Raises `TrainingError`."""
-        raise _unknown(command)
-
-    def explain(self, command: commands.Explain) -> events.Explaining:
-        """Raises `TrainingError`."""
-        raise _unknown(command)
-
     @staticmethod
     def lost_a_peer(error: BaseException) -> bool:
         """True for what is raised in a process whose peers have gone.
@@ -159,10 +142,3 @@ class JaxEngine:
         True
         """
         return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
-
-    def raise_cause(self, error: Exception) -> None:
-        """Nothing: what is broken in arrays is found before training."""
-
-
-def _unknown(command: object) -> TrainingError:
-    return TrainingError("a command that backend=jax knows", type(command).__name__, "backend=tensorflow")

@@ -1,7 +1,7 @@
 """TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from pipeline.worker.data.reading import Batch, Reading, Shape
 from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
-from pipeline.worker.loop import Resume, WeightComparison, versions
+from pipeline.worker.loop import Engine, Resume, WeightComparison, versions
 from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
@@ -45,8 +45,8 @@ from pipeline.worker.tensorflow.scheduled import AsyncLoop
 MOST_TRACED_AGAIN = 100
 
 
-class TensorFlowEngine:
-    """TensorFlow in a process that trains by `tf.distribute`, or serves others; see `pipeline.worker.loop.Engine`."""
+class TensorFlowEngine(Engine):
+    """TensorFlow in a process that trains by `tf.distribute`, or serves others."""
 
     def __init__(self, plan: Plan, process: Process, emit: Emit, asked_to_leave: Callable[[], bool]) -> None:
         self._plan, self._process, self._emit = plan, process, emit
@@ -57,7 +57,6 @@ class TensorFlowEngine:
         self._server: object = None
         self._profile: Profiler | None = None
         self._ablation: Ablation | None = None
-        self._folder = Path()
         self._sample: TextSample | None = None
         # Makes the same model again, under another strategy.
         self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
@@ -74,15 +73,6 @@ class TensorFlowEngine:
         else:
             self._server = devices.start_server(plan, process, self._emit)
         return versions("tensorflow")
-
-    def load(self, folder: str) -> events.Loaded:
-        """Makes the process's data and looks for broken examples."""
-        self._folder = Path(folder)
-        return self._data.load(folder)
-
-    def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
-        """Leaves out the examples that any process has found broken."""
-        return self._data.drop(broken)
 
     def build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> tuple[Loop, events.Built]:
         """Makes the model under the strategy, and the loop that trains it from where `resume` says."""
@@ -117,7 +107,7 @@ class TensorFlowEngine:
             self.notes.add,
         )  # fmt: skip
         if (placed := placement.of(model)) is not None:
-            self.notes.keep(listing.checked(model, placed, self._loop.graph(), self._folder))
+            self.notes.keep(listing.checked(model, placed, self._loop.graph(), self._data.folder))
         return self._loop, events.Built(
             state_bytes=variables.state_bytes(model, step.optimizers(model)),
             normalizations=sum(layer.synchronized for layer in normalization.layers(model)),

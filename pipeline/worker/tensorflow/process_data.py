@@ -75,7 +75,7 @@ class ProcessData(looked.WholeData):
             files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
             return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         shard = self._process.rank if self.has_shards() else 0
-        return cache.in_file(part, self._folder / "cache", f"{build} {name} {shard}")
+        return cache.in_file(part, self.folder / "cache", f"{build} {name} {shard}")
 
     def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
         """(what this process reads of a part, whether others read something else)."""
