@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import strategies
-from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow import build, custom_steps, step
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loss_scaling import normalization
 
@@ -80,7 +80,7 @@ def trained(make, strategy, batches):
     one = (tf.TensorSpec([None, *x.shape[1:]], x.dtype), tf.TensorSpec([None, *y.shape[1:]], y.dtype))
     data = tf.data.Dataset.from_generator(shares, output_signature=(tf.TensorSpec([]), (one,) * replicas))
     together = step.Replicas(strategy, over(strategy))
-    steps = step.training_steps(model, together)
+    steps = custom_steps.training_steps(model, together)
     losses, _, _ = steps(iter(data), tf.constant(len(batches)))
     validate = step.validation_steps(model, together)
     validated, _, _ = validate(iter(data), tf.constant(len(batches)))

@@ -19,7 +19,7 @@ from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import build, custom_steps
 from pipeline.worker.tensorflow import placement as placing
-from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
+from pipeline.worker.tensorflow.custom_loop import CustomLoop
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.size import BACKWARD, body_of

@@ -16,7 +16,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data import batches
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.custom_steps.loop import CustomLoop
+from pipeline.worker.tensorflow.custom_loop import CustomLoop
 
 EPOCHS = 3
 

@@ -27,12 +27,11 @@ from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Engine, Resume, WeightComparison, versions
-from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
+from pipeline.worker.tensorflow import build, custom_loop, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import on_all, texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, over
-from pipeline.worker.tensorflow.custom_steps import loop as custom_loop
 from pipeline.worker.tensorflow.equality_check import check
 from pipeline.worker.tensorflow.loop import Loop, replica_digests
 from pipeline.worker.tensorflow.loss_scaling import normalization

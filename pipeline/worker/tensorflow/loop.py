@@ -17,7 +17,7 @@ from pipeline.worker.data.reading import Batches, Spec
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop
 from pipeline.worker.state import digest
-from pipeline.worker.tensorflow import agreement, feed
+from pipeline.worker.tensorflow import agreement, custom_steps, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loss_scaling import metrics
@@ -64,7 +64,7 @@ class Loop(TrainingLoop):
             strategy, self.collective, gradient_bits, fed, layout.last != "short", False, self.gather,
             layout.global_batch,
         )  # fmt: skip
-        self._compile = partial(self._training_steps, model, self.replicas)
+        self._compile = partial(custom_steps.training_steps, model, self.replicas)
         self._train = self._compile()
         self.optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
@@ -80,8 +80,6 @@ class Loop(TrainingLoop):
 
     # The types of operations that XLA leaves to TensorFlow; None where it compiles no step.
     xla: set[str] | None = None
-    # What makes the compiled function that trains.
-    _training_steps = staticmethod(steps.training_steps)
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before, whatever is `wanted` in all."""
@@ -178,7 +176,7 @@ class Loop(TrainingLoop):
         metrics.reset(self.model, self.chief)
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Steps:
-        return steps.validation_steps(self.model, self._validating_replicas(layout))
+        return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
 
     def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
         """The replicas as they validate data in such a layout; None where that is not known beforehand."""

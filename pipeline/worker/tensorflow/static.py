@@ -109,9 +109,8 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
     own = custom_steps.of(model) is not None
-    make_step = custom_steps.training_step if own else steps.training_step
     replicas = steps.Replicas(tf.distribute.get_strategy(), ALONE, gradient_bits, always_fed=True, static=True)
-    step = make_step(model, replicas)
+    step = custom_steps.training_step(model, replicas)
     examples = float(leaves[0].shape[0])
     if not own:
         model.optimizer.build(model.trainable_variables)

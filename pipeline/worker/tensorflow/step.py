@@ -24,7 +24,6 @@ from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
-from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.variables import within
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
@@ -88,15 +87,6 @@ class Replicas:
         """The global batch of which a replica has this one."""
         fed = self.always_fed and not self.padded
         return GlobalBatch(self.collective, batch, share, fed, self.static, self.largest)
-
-
-def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> Steps:
-    """A compiled function that trains `model` for a number of steps and updates its metrics.
-
-    The loss of each step is that of the global batch, the same on every replica. With `xla` it is `marked` for XLA.
-    """
-    step = training_step(model, replicas, xla)
-    return many(replicas.strategy, followed(model, step), partial(updating, model.optimizer))
 
 
 def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> ReplicaStep:

@@ -107,19 +107,20 @@ def known(model: keras.Model) -> CustomSteps:
 
 
 def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.Steps:
-    """Returns a function that trains a model for some steps, its own or Keras's; see `step.training_steps`.
+    """A compiled function that trains `model` for a number of steps, its own or Keras's, and updates its metrics.
 
-    A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
+    The loss of each step is that of the global batch, the same on every replica. With `xla` it is `marked` for XLA. A
+    loss vector of its own steps is [the step's loss, then the numbers of its values in order].
     """
-    if of(model) is None:
-        return steps.training_steps(model, replicas, xla)
     step = steps.followed(model, training_step(model, replicas, xla))
-    return steps.many(replicas.strategy, step, partial(_traced, steps.optimizers(model)))
+    return steps.many(replicas.strategy, step, partial(_traced, model))
 
 
 def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.ReplicaStep:
-    """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
-    own = known(model)
+    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
+    own = of(model)
+    if own is None:
+        return steps.training_step(model, replicas, xla)
     for optimizer in own.optimizers:
         steps.all_reduce_once(optimizer)
     moving = normalization.apart(model) if replicas.collective.replicas > 1 else []
@@ -134,8 +135,10 @@ def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None =
 
 
 def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
-    """Returns a function that evaluates a model by its own `test_step`; see `step.validation_steps`."""
-    own = known(model)
+    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
+    own = of(model)
+    if own is None:
+        return steps.validation_steps(model, replicas)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         assert own.test is not None, "what cannot be evaluated is not validated"
@@ -147,8 +150,8 @@ def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
 
 
 @contextlib.contextmanager
-def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
-    with updating(*applied), watched():
+def _traced(model: keras.Model) -> Iterator[None]:
+    with updating(*steps.optimizers(model)), contextlib.nullcontext() if of(model) is None else watched():
         yield
 
 

@@ -28,12 +28,12 @@ from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.loop import values_of
+from pipeline.worker.tensorflow.custom_loop import values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop, copies
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
-from pipeline.worker.tensorflow.step import Replicas, training_step
+from pipeline.worker.tensorflow.step import Replicas
 from pipeline.worker.variables import Variable
 
 # What is late for having had less than this of a core has not had its turn on it.
@@ -77,13 +77,12 @@ class Trials:
         self._loop, self._collective, model = loop, collective, loop.model
         self.own = own = custom_steps.of(model)
         counting, beside = loop.counting(), list(loop.beside)
+        self._step = custom_steps.training_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
         if own is None:
-            self._step = training_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
             held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
             # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
             self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
         else:
-            self._step = custom_steps.training_step(model, Replicas(loop.strategy, collective))
             of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
             self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
         self._held = list({id(one): one for one in held if isinstance(one, keras.Variable)}.values())

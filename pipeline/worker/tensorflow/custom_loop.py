@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from pipeline.worker.data.reading import Batches
 from pipeline.worker.engine import Emit
-from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.patched import patched
@@ -22,7 +21,6 @@ from pipeline.worker.tensorflow.loop import Loop, Results
 class CustomLoop(Loop):
     """A loop whose metrics are results as they have run on, and values as the last step gave them, as in Keras."""
 
-    _training_steps = staticmethod(custom_steps.training_steps)
     # Is what is asked for that of validation? And values of the last step of training, and of validation.
     _validating = False
     _last = _last_held_out = np.zeros(0, np.float32)
@@ -76,9 +74,6 @@ class CustomLoop(Loop):
     def results_now(self, validating: bool = False) -> Results:
         """The results of metrics that a step gives back."""
         return {name: result_of(*source) for name, source in self._returned(validating).metrics.items()}
-
-    def _validation_function(self, layout: BatchLayout | None) -> steps.Steps:
-        return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
 
     def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes = super()._validate_some(validate, iterator, count)
