@@ -18,9 +18,8 @@ from loops import loop_over
 
 from pipeline import strategies
 from pipeline.private import context
-from pipeline.worker.data import batches
 from pipeline.worker.layout import BEGINNING, Position
-from pipeline.worker.tensorflow import feed
+from pipeline.worker.tensorflow import feed, profile
 
 # The last batch of an epoch has 11 examples; so many steps go through it twice, and the first two calls end before.
 EXAMPLES, BATCH, CALLS = 107, 32, (2, 1, 3, 3)
@@ -95,8 +94,8 @@ def came(replicas):
         after.set_state(before.state())
         found["resumed"] = [loss for count in CALLS[2:] for loss in after.call(count).losses[:, 0].tolist()]
         # As parts of steps are timed: on one batch, again and again.
-        step = feed.next_step(after.strategy, after.reader())
-        call = after.on(feed.iterator(after.strategy, batches.again(step, after.step_spec)), 2)
+        step = profile.first_step(after.train_data)
+        call = after.on(profile.one_again(after.strategy, after.train_data), 2)
     traced = after._train.experimental_get_tracing_count()
     return found | {"again": [float(step[0]), len(step[1]), *call.sizes.tolist(), traced]}
 

@@ -4,6 +4,7 @@ For after training: what these steps change is of no use to anyone.
 """
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -15,13 +16,13 @@ import tensorflow as tf
 
 from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
-from pipeline.worker.data.batches import again
-from pipeline.worker.data.reading import Batch, Batches, Step
+from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.loop import Call
-from pipeline.worker.tensorflow import custom_steps, feed, step
+from pipeline.worker.tensorflow import custom_steps, step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import normalization
+from pipeline.worker.tensorflow.profile import first_step, one_again, plain
 
 # Calls without a step that are timed together.
 CALLS = 20
@@ -41,6 +42,8 @@ class Ablation:
         """`make` makes the model again under another strategy; `replicas` here are pinned to `cores`, if any."""
         self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
+        data = loop.train_data
+        self._data = dataclasses.replace(data, part=plain(data.part), shuffle=False)
         self._ready: Batches | None = None
         self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
@@ -108,21 +111,12 @@ class Ablation:
 
     def _there(self) -> Batches:
         """A batch that is there, again and again."""
-        if self._ready is None:
-            self._ready = feed.iterator(self._loop.strategy, again(self._batch(), self._loop.step_spec))
+        self._ready = self._ready or one_again(self._loop.strategy, self._data)
         return self._ready
 
-    def _batch(self) -> Step:
-        """(examples, a batch for each replica here) of a step that has a whole global batch."""
-        whole = self._loop.train_data.layout.global_batch
-        while float((step_batch := feed.next_step(self._loop.strategy, self._loop.reader()))[0]) < whole:
-            # Only the last of an epoch is short.
-            pass
-        return step_batch
-
     def _copy(self) -> None:
-        _, batches = self._batch()
-        layout = self._loop.train_data.layout
+        _, batches = first_step(self._data)
+        layout = self._data.layout
         devices = self._loop.strategy.extended.worker_devices
         for number, device, batch in zip(self._replicas, devices, batches, strict=True):
             under = tf.distribute.OneDeviceStrategy(device)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from pipeline.plan.host import AHEAD
 from pipeline.private import CollectiveReplicaLauncher, is_op_determinism_enabled
-from pipeline.worker.data.reading import Batch, Batches, Step
+from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.patched import patched
 
 
@@ -66,16 +66,6 @@ def without_host(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     with patched(CollectiveReplicaLauncher, {"_next_instance_key": on_device}), tf.device(_devices(strategy)[0]):
         yield
-
-
-def next_step(strategy: tf.distribute.Strategy, batches: Batches) -> Step:
-    """The next (examples, batches) of either kind of iterator."""
-    if not is_ahead(batches):
-        return next(batches)
-    element: Any = next(batches)
-    leaves = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(element)]
-    of_replicas = [tf.nest.pack_sequence_as(element, of_replica) for of_replica in zip(*leaves, strict=True)]
-    return of_replicas[0][1], tuple(batch for _, _, batch in of_replicas)
 
 
 def waits(came: np.ndarray, began: float, ended: float) -> np.ndarray:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
-from pipeline.worker.data.reading import Batches, Spec
+from pipeline.worker.data.reading import Batches
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Facts, TrainingLoop
 from pipeline.worker.state import digest
@@ -88,15 +88,8 @@ class Loop(TrainingLoop):
     def reader(self) -> Batches:
         """The batches of training, from the next step's on."""
         if self._training is None:
-            stream = self.train_data.stream(self._position)
-            self._training, self._step_spec = feed.iterator(self.strategy, stream), stream.element_spec
+            self._training = feed.iterator(self.strategy, self.train_data.stream(self._position))
         return self._training
-
-    @property
-    def step_spec(self) -> Spec:
-        """The types and shapes that a step's (examples, batches) have before they are laid on devices."""
-        self.reader()
-        return self._step_spec
 
     def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
         """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
@@ -137,7 +130,8 @@ class Loop(TrainingLoop):
         def batch(spec: tf.TensorSpec) -> tf.Tensor:
             return tf.zeros([examples, *spec.shape[1:]] if spec.shape.rank else [], spec.dtype)
 
-        batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, self.step_spec)).repeat()
+        spec = self.train_data.stream().element_spec
+        batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, spec)).repeat()
         anew: tf.types.experimental.PolymorphicFunction = self._compile()
         return anew.get_concrete_function(feed.iterator(self.strategy, batches), tf.constant(1)).graph
 

@@ -125,7 +125,7 @@ class AsyncProfiler(Profiler):
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps for each worker, on one batch."""
         if not self._is_fed:
-            _, (batch,) = _first(self._data)
+            _, (batch,) = first_step(self._data)
             one = Source(
                 lambda: tf.data.Dataset.from_tensors(batch).repeat(), source.numbers, lambda batches, *_: next(batches)
             )
@@ -148,7 +148,7 @@ class AsyncProfiler(Profiler):
 
 def one_again(strategy: tf.distribute.Strategy, data: Data) -> Batches:
     """Returns the first batch, again and again, as the strategy's steps take it."""
-    return feed.iterator(strategy, batches.again(_first(data), data.stream().element_spec))
+    return feed.iterator(strategy, batches.again(first_step(data), data.stream().element_spec))
 
 
 def plain(part: Part) -> Part:
@@ -203,7 +203,7 @@ def _fill(part: Part) -> None:
                 return
 
 
-def _first(data: Data) -> Step:
+def first_step(data: Data) -> Step:
     """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
     unserved = dataclasses.replace(data.reading, servers=())
     first = dataclasses.replace(data, reading=unserved).stream().take(1)
