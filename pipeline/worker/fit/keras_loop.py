@@ -306,10 +306,9 @@ class KerasHooks(Callbacks):
         if self.loop.chief:
             values = [recorded.epoch, recorded.history]
             record = json.dumps(values, default=lambda value: np.asarray(value).tolist()).encode()
-        length = int(self.from_first(len(record)))
-        (text,) = self.loop.from_first([tf.constant(list(record or bytes(length)), tf.float64)])
+        text = self._sent(record, int(self.from_first(len(record))))
         if not self.loop.chief:
-            recorded.epoch, recorded.history = json.loads(bytes(text.numpy().astype(np.uint8)))
+            recorded.epoch, recorded.history = json.loads(text)
         return recorded
 
 

@@ -23,19 +23,14 @@ MOST_BYTES = 2_000
 Agree = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
 
 
-def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
-    """A function that every process calls with tensors of equal shapes, and that returns the first replica's."""
-    return lambda values: from_one(strategy, collective)([tf.constant(0), *values])
-
-
 # Kept for each strategy, of which a process has few, so that it is traced once.
 @functools.cache
-def from_one(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
-    """As `from_first`, of the replica whose number comes before the tensors."""
+def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
+    """A function that every process calls with tensors of equal shapes, and that returns the first replica's."""
 
     def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
-        is_chosen = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, values[0])
-        return [tf.where(is_chosen, value, tf.zeros_like(value)) for value in values[1:]]
+        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        return [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
 
     return _summed(strategy, collective, chosen)
 
@@ -59,13 +54,11 @@ def texts(
     return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
 
 
-def on_all(
-    state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend], replica: int = 0
-) -> State | None:
-    """The state of the process with that replica on every process, all of which call this together."""
+def on_all(state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> State | None:
+    """The first process's state on every process, all of which call this together."""
 
     def send(words: np.ndarray) -> np.ndarray:
-        (received,) = from_one(strategy, collective)([tf.constant(replica), tf.constant(words)])
+        (received,) = from_first(strategy, collective)([words])
         return received.numpy()  # type: ignore[no-any-return]
 
     return state_on_all(state, send)

@@ -39,8 +39,8 @@ NEVER_BY_XLA = ("Collective", "Nccl", "Horovod", "PyFunc", "EagerPyFunc", "Where
 Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 # (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
-# The attribute under which a model whose layers are placed keeps what has a step follow them: (its step) -> the step.
-FOLLOWED_AS = "_followed_by_pipeline"
+# The attribute under which a model that is laid over several devices keeps where it is; see `placement`.
+PLACED_AS = "_placement_of_pipeline"
 # The attribute under which one keeps what calls it in training, where that is not as a whole.
 CALLED_AS = "_called_by_pipeline"
 # The attribute under which one keeps what is known of its own steps; see `custom_steps`.
@@ -156,8 +156,8 @@ def validation_steps(model: keras.Model, replicas: Replicas) -> Steps:
 
 def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
     """A step of which all runs where the layers of a model are that is laid over several devices; see `placement`."""
-    following: ReplicaStep = vars(model).get(FOLLOWED_AS, lambda step: step)(replica_step)
-    return following
+    placement = vars(model).get(PLACED_AS)
+    return replica_step if placement is None else placement.followed(replica_step)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.record.findings import Check, Difference
-from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
-from pipeline.worker.tensorflow.agreement import on_all, texts
+from pipeline.worker.tensorflow.agreement import texts
 from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
 SHARES = (3, 2)
@@ -98,7 +98,7 @@ class _Comparison:
         local = self._together(lambda: examples(first, sum(own_shares)))
         edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
         parts = [_cut(local, *pair) for pair in itertools.pairwise(edges)]
-        whole = self._whole(local)
+        whole = self._whole(local, parts)
         one = self._together(lambda: self._forward(whole, parts))
         if self._own is None:
             quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
@@ -147,21 +147,24 @@ class _Comparison:
             cause, advice = SUMMED
         return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)
 
-    def _whole(self, local: Batch) -> Batch:
-        """The examples of all processes, in the order of their replicas."""
+    def _whole(self, local: Batch, parts: list[Batch]) -> Batch:
+        """The examples of all processes, in the order of their replicas, of which those here have these `parts`."""
         if self._where.processes == 1:
             return local
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(local)):
             raise ModelError("examples of text do not travel between processes")
-        leaves = [leaf.numpy() for leaf in tf.nest.flatten(local)]
-        state, parts = State({}, grouped("examples", leaves)), []
-        for number in range(self._where.processes):
-            own = number == self._where.number
-            sent = on_all(state if own else None, self._loop.strategy, self._collective, number * self._where.local)
-            assert sent is not None, "each sends something"
-            parts.append(sent.group("examples"))
-        joined = [tf.constant(np.concatenate(pieces)) for pieces in zip(*parts, strict=True)]
-        return tf.nest.pack_sequence_as(local, joined)
+        strategy = self._loop.strategy
+        of_replicas = strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group % len(parts)]
+        )
+
+        def gathered(part: Batch) -> Batch:
+            return GlobalBatch(self._collective, part, tf.constant(1.0)).of(part)
+
+        whole: Batch = tf.nest.map_structure(
+            lambda leaf: strategy.experimental_local_results(leaf)[0], strategy.run(gathered, args=(of_replicas,))
+        )
+        return whole
 
     def _together(self, what: Callable[[], Made]) -> Made:
         """Calls something in this process. Raises `ModelError` in all processes where it failed in one."""

@@ -35,8 +35,6 @@ from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
 from pipeline.worker.tensorflow.size import BACKWARD
 from pipeline.worker.variables import bytes_of, slots_of, within
 
-# The attribute under which a model keeps where it is.
-KEPT_AS = "_placement_of_pipeline"
 # In the names of operations: the unit, and the replica, that they are of.
 SCOPE = re.compile(r"placed\.(\d+)\.(\d+)(?:_\d+)?/")
 Creator = Callable[..., tf.Variable]
@@ -143,7 +141,7 @@ class Placement:
 
 def of(model: keras.Model) -> Placement | None:
     """Returns the placement of a model that is laid over several devices; None for another."""
-    placement: Placement | None = vars(model).get(KEPT_AS)
+    placement: Placement | None = vars(model).get(steps.PLACED_AS)
     return placement
 
 
@@ -186,7 +184,7 @@ def place(
                 vars(one)[name] = {now.get(key, key) for key in entries}
     for number in range(len(all_units)):
         _call_on(number, placement)
-    vars(model)[KEPT_AS], vars(model)[steps.FOLLOWED_AS] = placement, placement.followed
+    vars(model)[steps.PLACED_AS] = placement
     return placement
 
 
