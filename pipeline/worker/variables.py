@@ -98,7 +98,7 @@ def bytes_of(variable: keras.Variable) -> int:
 def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
     """Rows of an embedding's table that an example looks up, over all places where the model calls the layer."""
     # None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
-    if layer is None or not _is_plain(layer) or layer.embeddings_regularizer is not None:
+    if layer is None or not is_plain(layer) or layer.embeddings_regularizer is not None:
         return None
     called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
     shapes = called or [(layer.get_build_config() or {}).get("input_shape") or (None,)]
@@ -108,7 +108,7 @@ def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
 def _why_whole(layer: keras.layers.Layer | None) -> str | None:
     if layer is None:
         return size.ONLY_TABLES
-    if not _is_plain(layer):
+    if not is_plain(layer):
         return "its layer is not a plain Embedding"
     for name in ("embeddings_constraint", "embeddings_regularizer"):
         if getattr(layer, name) is not None:
@@ -116,7 +116,8 @@ def _why_whole(layer: keras.layers.Layer | None) -> str | None:
     return None
 
 
-def _is_plain(layer: keras.layers.Layer) -> bool:
+def is_plain(layer: keras.layers.Layer) -> bool:
+    """True for an embedding of Keras's that looks rows up in a table, and does nothing else with it."""
     return type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
 
 

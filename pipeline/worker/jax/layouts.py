@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pipeline.plan.division import matched
 from pipeline.worker.jax.devices import MODEL
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.variables import slots_of
 
 # Numbers of a variable from which on it is cut: smaller ones cost more to exchange than they take.
 LARGE = 1024
@@ -62,29 +63,13 @@ def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dic
     """Returns where each variable of a model and its optimizer is, by its id; the slots of one are where it is."""
     whole = NamedSharding(mesh, PartitionSpec())
     placed = {id(variable): whole for variable in (*model.variables, *model.optimizer.variables)}
-    by_path = {variable.path: variable for variable in model.trainable_variables if variable.path in layout}
-    for path, variable in by_path.items():
-        placed[id(variable)] = NamedSharding(mesh, PartitionSpec(*layout[path]))
-    for slot in model.optimizer.variables:
-        of = [
-            variable
-            for path, variable in by_path.items()
-            if tuple(variable.shape) == tuple(slot.shape) and _is_slot_of(slot.path, path)
-        ]
-        if of:
-            placed[id(slot)] = placed[id(max(of, key=lambda variable: len(variable.path)))]
+    slots = slots_of((model.optimizer,))
+    for variable in model.trainable_variables:
+        if variable.path in layout:
+            alike = [slot for slot in slots.get(id(variable), ()) if slot.shape == variable.shape]
+            cut = NamedSharding(mesh, PartitionSpec(*layout[variable.path]))
+            placed |= dict.fromkeys(map(id, (variable, *alike)), cut)
     return placed
-
-
-def _is_slot_of(slot: str, path: str) -> bool:
-    """True if a variable of an optimizer is the slot of the weight with that path, as Keras names it.
-
-    >>> _is_slot_of("adam/dense_kernel_momentum", "dense/kernel")
-    True
-    >>> _is_slot_of("adam/dense_1_kernel_momentum", "dense/kernel")
-    False
-    """
-    return f"{slot}_".partition("/")[2].rpartition("/")[2].startswith(path.replace("/", "_") + "_")
 
 
 def _heads(model: keras.Model) -> dict[int, int]:

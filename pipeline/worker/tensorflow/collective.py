@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -90,6 +90,13 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 
 
 ALONE: Collective[Addend] = Alone()
+
+
+def by_replica(strategy: tf.distribute.Strategy, local: Sequence[Any]) -> Any:
+    """What each replica of this process has: the first the first, and so on."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: local[context.replica_id_in_sync_group % len(local)]
+    )
 
 
 # What Horovod's operations and ours fail with once a process is gone, which TensorFlow has no kind of error for.
@@ -236,16 +243,13 @@ def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
 
 def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: tf.Tensor) -> list[tf.Tensor]:
     """For each array those of all replicas; of this process's, the first adds for all, and has the `number`."""
-    number, *by_replica = (strategy.experimental_local_results(values) for values in (number, *arrays))
-    rows, here = [tf.concat(of_array, 0) for of_array in by_replica], len(number)
+    number, *local = (strategy.experimental_local_results(values) for values in (number, *arrays))
+    rows, here = [tf.concat(of_array, 0) for of_array in local], len(number)
     if here == strategy.num_replicas_in_sync:
         return rows
 
     def add(value: tf.Tensor) -> tf.Tensor:
-        local = [value, *[tf.zeros_like(value)] * (here - 1)]
-        together = strategy.experimental_distribute_values_from_function(
-            lambda context: local[context.replica_id_in_sync_group % here]
-        )
+        together = by_replica(strategy, [value, *[tf.zeros_like(value)] * (here - 1)])
         summed = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together)
         return strategy.experimental_local_results(summed)[0]
 

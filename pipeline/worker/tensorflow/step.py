@@ -21,7 +21,7 @@ from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.collective import Addend, by_replica
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.variables import within
@@ -228,9 +228,7 @@ def many(
                 time, examples, own = element
             else:
                 (examples, batches), time = awaited(lambda: next(iterator), after=values)
-                own = strategy.experimental_distribute_values_from_function(
-                    lambda context: batches[context.replica_id_in_sync_group % len(batches)]
-                )
+                own = by_replica(strategy, batches)
             with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync), around():
                 summed = strategy.run(replica_step, args=(examples, own))
             first, size, time = (strategy.experimental_local_results(value)[0] for value in (summed, examples, time))

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.patched import patched
-from pipeline.worker.variables import bytes_of, updating
+from pipeline.worker.variables import bytes_of, is_plain, updating
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -27,8 +27,7 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> AbstractContextMana
     usual = keras.layers.Embedding.build
 
     def build(layer: keras.layers.Embedding, input_shape: Sequence[int | None] | None = None) -> None:
-        plain = type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
-        if layer.built or not plain:
+        if layer.built or not is_plain(layer):
             usual(layer, input_shape)
             return
         if (count := _shards(layer, servers, min_shard_bytes)) == 1:

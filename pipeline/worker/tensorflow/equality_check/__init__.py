@@ -19,7 +19,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
 from pipeline.worker.tensorflow.agreement import texts
-from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
+from pipeline.worker.tensorflow.collective import Addend, by_replica, lost_a_peer
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
@@ -154,15 +154,13 @@ class _Comparison:
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(local)):
             raise ModelError("examples of text do not travel between processes")
         strategy = self._loop.strategy
-        of_replicas = strategy.experimental_distribute_values_from_function(
-            lambda context: parts[context.replica_id_in_sync_group % len(parts)]
-        )
 
         def gathered(part: Batch) -> Batch:
             return GlobalBatch(self._collective, part, tf.constant(1.0)).of(part)
 
         whole: Batch = tf.nest.map_structure(
-            lambda leaf: strategy.experimental_local_results(leaf)[0], strategy.run(gathered, args=(of_replicas,))
+            lambda leaf: strategy.experimental_local_results(leaf)[0],
+            strategy.run(gathered, args=(by_replica(strategy, parts),)),
         )
         return whole
 

@@ -27,7 +27,7 @@ from pipeline.worker.model_error import ModelError
 from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.collective import Addend, by_replica
 from pipeline.worker.tensorflow.custom_loop import values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop, copies
@@ -98,10 +98,7 @@ class Trials:
         strategy, trial = self._loop.strategy, Trial()
 
         def step(examples: tf.Tensor, batches: Sequence[Batch]) -> tf.Tensor:
-            local = strategy.experimental_distribute_values_from_function(
-                lambda context: batches[context.replica_id_in_sync_group % len(batches)]
-            )
-            summed = strategy.run(self._step, args=(examples, local))
+            summed = strategy.run(self._step, args=(examples, by_replica(strategy, batches)))
             return strategy.experimental_local_results(summed)[0]
 
         wait_one = tf.train.Coordinator.wait_for_stop
