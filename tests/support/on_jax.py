@@ -234,10 +234,11 @@ def read():
         except IndexError as error:
             found[name] = str(error)
         reader.close()
-        assert (reader._thread.ident is not None) is beside
+        assert (reader._thread is not None) is beside
         if beside:
-            reader._thread.join(30)
-            found[f"{name}, left"] = reader._thread.is_alive()
+            (thread,) = reader._thread._threads
+            thread.join(30)
+            found[f"{name}, left"] = thread.is_alive()
     return found
 
 

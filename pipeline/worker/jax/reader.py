@@ -5,10 +5,10 @@ a step needs it to add up over processes, each of which then waits for what the 
 """
 
 import itertools
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,6 @@ from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH, has_core_beside, on_cpu
 from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.shared_memory import aligned
-
-# Seconds between two looks whether blocks are wanted still.
-LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,9 @@ class Reader:
     ) -> None:
         """`room` is how many batches a block holds; None: each is alone."""
         self._data, self._mesh, self._room, self._once, self._position = data, mesh, room, once, position
-        self._ready: queue.Queue[ReadBlock | BaseException] = queue.Queue(READY_BLOCKS)
-        self._closed, self._thread = threading.Event(), threading.Thread(target=self._fill, daemon=True)
-        self._ahead, self._blocks_left = not on_cpu(mesh) or has_core_beside(), self._blocks()
+        ahead, self._blocks_left = not on_cpu(mesh) or has_core_beside(), self._blocks()
+        # Makes blocks one after another, of which some are ready or under way.
+        self._thread, self._ahead = ThreadPoolExecutor(1) if ahead else None, deque[Future[ReadBlock]]()
         self._block, self._next = ReadBlock(None, 0, 0, False), 0
         # Seconds spent on waiting for a block so far.
         self.waited = 0.0
@@ -60,38 +57,18 @@ class Reader:
         while count > 0:
             if self._next == self._block.steps:
                 began = time.perf_counter()
-                if self._ahead and self._thread.ident is None:
-                    self._thread.start()
-                block = self._ready.get() if self._ahead else next(self._blocks_left)
-                self.waited += time.perf_counter() - began
-                if isinstance(block, BaseException):
-                    raise block
-                self._block, self._next = block, 0
+                while self._thread is not None and len(self._ahead) < READY_BLOCKS + 2:
+                    self._ahead.append(self._thread.submit(next, self._blocks_left))
+                self._block = self._ahead.popleft().result() if self._ahead else next(self._blocks_left)
+                self.waited, self._next = self.waited + time.perf_counter() - began, 0
             steps = min(count, self._block.steps - self._next)
             yield self._block, self._next, steps
             self._next, count = self._next + steps, count - steps
 
     def close(self) -> None:
         """Ends the thread."""
-        self._closed.set()
-
-    def _fill(self) -> None:
-        try:
-            for block in self._blocks_left:
-                if not self._put(block):
-                    return
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, block: ReadBlock | BaseException) -> bool:
-        """Hands a block over as soon as there is room; says whether any is wanted still."""
-        while not self._closed.is_set():
-            try:
-                self._ready.put(block, timeout=LOOK_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _blocks(self) -> Iterator[ReadBlock]:
         steps = self._data.steps(self._position)
