@@ -22,7 +22,7 @@ MOST_READ = 1 << 30
 _PYTHONS = "from_generator, py_function or numpy_function"
 _PREPARE = "python -m pipeline prepare data.build._target_=... out=prepared, then data=tfrecord data.path=prepared"
 
-# Places of examples in arrays, int64, and the edges between the steps' batches among them, int64 [steps + 1].
+# Of each step its epoch and the places of its examples in arrays, int64, and the edges between, int64 [steps + 1].
 Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
 
 
@@ -31,8 +31,8 @@ class Source:
     """The source of asynchronous workers' batches.
 
     `made` makes a worker's data set, in a function that runs there. `rows` says which examples so many steps from a
-    number on train: their places in arrays, and the edges between the batches. Steps are numbered from the position
-    that the source begins at. `batch` is a step's batch, from the data set's iterator, the rows and two edges.
+    number on train, counted from the position that the source begins at. `batch` is a step's batch, from the data set's
+    iterator, the rows and two edges.
     """
 
     made: Callable[[], tf.data.Dataset]
@@ -108,9 +108,9 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
 
         def gathered(source: Iterator[Batch], places: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
             with tf.device("CPU:0"):
-                return make(places[start], _gathered(source, places, start + 1, stop))
+                return make(places[start], _gathered(source, places, start, stop))
 
-        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.after_epochs, gathered)
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, gathered)
 
     def numbered() -> tf.data.Dataset:
         steps = data.raw_stream(position)
@@ -180,24 +180,17 @@ class _Rows:
         self._order = cache(self._of_epoch)
 
     def of(self, first: int, count: int) -> Rows:
-        """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
-        return self._joined([self._places(*self._start(step)) for step in range(first, first + count)])
-
-    def after_epochs(self, first: int, count: int) -> Rows:
-        """The same with the number of its epoch before each step's places."""
+        """(of each of steps `first` to `first + count` its epoch and the places of its examples, the edges between)."""
         starts = [self._start(step) for step in range(first, first + count)]
-        return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
+        places = [np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts]
+        with tf.device("CPU:0"):
+            edges = tf.constant(np.cumsum([0, *map(len, places)]), tf.int64)
+            return tf.constant(np.concatenate(places), tf.int64), edges
 
     def _places(self, epoch: int, start: int) -> np.ndarray:
         """Returns the places of a step's examples in arrays; as many zeros for data that come as they are read."""
         stop = min(start + self._data.layout.global_batch, self._data.layout.examples)
         return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
-
-    @staticmethod
-    def _joined(places: list[np.ndarray]) -> Rows:
-        edges = np.cumsum([0, *map(len, places)])
-        with tf.device("CPU:0"):
-            return tf.constant(np.concatenate(places), tf.int64), tf.constant(edges, tf.int64)
 
     def _start(self, step: int) -> tuple[int, int]:
         """(the epoch of a step, the place in its order of the step's first example)."""
@@ -218,8 +211,8 @@ class _Rows:
 
 def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
     with tf.device("CPU:0"):
-        return tf.nest.map_structure(lambda array: tf.gather(array, rows[start:stop]), next(source))
+        return tf.nest.map_structure(lambda array: tf.gather(array, rows[start + 1 : stop]), next(source))
 
 
 def _next(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-    return tf.nest.map_structure(lambda leaf: leaf[: stop - start], next(source))
+    return tf.nest.map_structure(lambda leaf: leaf[: stop - start - 1], next(source))

@@ -40,12 +40,12 @@ class AsyncLoop(Loop):
     """A loop on the coordinator, whose workers step apart. What metrics count is kept here."""
 
     # What the metrics' variables hold, in place of what servers do, which a message would change at each step.
-    _own_counts: Sequence[tf.Variable] | None = None
+    _own_counts: Sequence[tf.Variable] = ()
 
     def feed(self, source: Source, workers: int) -> None:
         """Makes so many workers train on the batches of a source from now on; nothing of it is counted yet."""
         self._counted = metrics.counted(self.model)
-        if self._own_counts is None:
+        if not self._own_counts:
             with tf.device("CPU:0"):
                 self._own_counts = [tf.Variable(np.array(one), trainable=False) for one in self._counted]
         held = zip(self._counted, self._own_counts, strict=True)
@@ -68,8 +68,7 @@ class AsyncLoop(Loop):
         # Steps of each worker, and those before a checkpoint that training goes on from.
         self._steps_of: Counter[int] = Counter()
         self._before: Counter[int] = Counter()
-        self._examples = 0.0
-        self._stale_sum, self._stale_most = 0.0, 0
+        self._tally = {"examples": 0.0, "stale_sum": 0.0, "stale_most": 0}
         self._updates_before = self._updates()
 
     def let_go(self) -> None:
@@ -101,11 +100,12 @@ class AsyncLoop(Loop):
         self.pending -= len(sizes)
         self._under_way -= 1
         self._steps_of[worker] += len(sizes)
-        self._examples += float(sizes.sum())
-        self._stale_sum += float(stale.sum())
-        self._stale_most = max(self._stale_most, int(stale.max()))
-        for variable, after, before in zip(self._counted, state, self._fresh, strict=True):
-            variable.assign_add(after - before)
+        tally = self._tally
+        tally["examples"] += float(sizes.sum())
+        tally["stale_sum"] += float(stale.sum())
+        tally["stale_most"] = max(tally["stale_most"], int(stale.max()))
+        for own, after, before in zip(self._own_counts, state, self._fresh, strict=True):
+            own.assign_add((after - before).astype(before.dtype))
         return Call(losses, sizes, seconds, waits, worker)
 
     def facts(self) -> Facts:
@@ -113,10 +113,10 @@ class AsyncLoop(Loop):
         steps_of = self._before + self._steps_of
         total = steps_of.total()
         return {
-            "staleness_mean": self._stale_sum / max(total, 1),
-            "staleness_max": self._stale_most,
+            "staleness_mean": self._tally["stale_sum"] / max(total, 1),
+            "staleness_max": self._tally["stale_most"],
             "steps": total,
-            "examples": int(self._examples),
+            "examples": int(self._tally["examples"]),
             "updates": self._updates() - self._updates_before,
             "worker_steps": [steps_of[worker] for worker in range(self.concurrent_steps)],
         }
@@ -124,13 +124,7 @@ class AsyncLoop(Loop):
     def state(self) -> State:
         """Returns what training goes on with, without its metrics, and what was counted of it."""
         facts = self.facts()
-        counts = {
-            "steps_of": facts["worker_steps"],
-            "examples": self._examples,
-            "stale_sum": self._stale_sum,
-            "stale_most": self._stale_most,
-            "updates": facts["updates"],
-        }
+        counts = {"steps_of": facts["worker_steps"], "updates": facts["updates"], **self._tally}
         return State({"counts": counts}, super().state().arrays)
 
     def set_state(self, state: State) -> None:
@@ -140,8 +134,7 @@ class AsyncLoop(Loop):
         counts = state.values["counts"]
         steps = counts["steps_of"]
         self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
-        self._examples, self._stale_sum = counts["examples"], counts["stale_sum"]
-        self._stale_most = counts["stale_most"]
+        self._tally = {name: counts[name] for name in self._tally}
         self._updates_before = self._updates() - counts["updates"]
 
     def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:

@@ -5,7 +5,6 @@ add up in a person's own step is found out while that is traced, with batches of
 and run once. An optimizer that is asked to apply gradients keeps them, and what is assigned is put back.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +105,9 @@ class Trials:
         def wait(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
             return bool(wait_one(coordinator, THREAD_SECONDS))
 
-        with self._put_back(trial), _quiet(), patched(tf.train.Coordinator, {"wait_for_stop": wait}):
+        # TensorFlow would say that what is run once would be faster compiled.
+        quiet, quick = (tf.get_logger(), {"disabled": True}), (tf.train.Coordinator, {"wait_for_stop": wait})
+        with self._put_back(trial), all_patched([quiet, quick]):
             values = self._make(step, trial, examples, batches)
             trial.numbers = self._numbers(values, flat(self._loop.metrics()))
         self._loop.reset_metrics()
@@ -302,15 +303,3 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
     several = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
     rows = tf.range(tf.shape(leaf)[0]) % NOISY_ROWS
     return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, TensorFlow does not say that what is run once would be faster compiled."""
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
