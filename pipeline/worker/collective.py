@@ -1,7 +1,7 @@
 """Collectives, which add up what the replicas of all processes computed, by name: ours, or what packages offer."""
 
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from pipeline.worker.patched import patched
 
 # What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
 Array = TypeVar("Array")
-Strategy = TypeVar("Strategy", contravariant=True)
+Strategy = TypeVar("Strategy")
 
 
 class Collective(Hashable, Protocol[Array]):
@@ -33,13 +33,6 @@ class Collective(Hashable, Protocol[Array]):
 
     def sent_bytes(self, size: int) -> int:
         """Bytes that a replica sends, on average, for arrays of so many bytes together."""
-
-
-class Make(Protocol[Array, Strategy]):
-    """Makes a collective in a process, once all processes have joined."""
-
-    def __call__(self, plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
-        """`process` is this one of the plan's; `strategy` is the one that runs its replicas."""
 
 
 class Alone(Generic[Array]):
@@ -61,11 +54,6 @@ class Pausable(Generic[Array]):
 
     def __init__(self, collective: Collective[Array]) -> None:
         self._collective, self._is_paused = collective, False
-
-    @property
-    def note(self) -> str:
-        """The reason why it adds in another's place; empty where it does not."""
-        return getattr(self._collective, "note", "")
 
     @property
     def replicas(self) -> int:
@@ -113,11 +101,13 @@ def check_collective(name: str) -> None:
 
 
 def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
-    """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `UserError`."""
+    """The plan's collective in a process, once all have joined; `Alone` where a replica steps by itself."""
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Alone()
     name = plan.collective
-    make: Make[Array, Strategy] = load_offer("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
+    make: Callable[[Plan, Process, Strategy], Collective[Array]] = load_offer(
+        "collectives", name, "strategy.collective", COLLECTIVES, INSTEAD
+    )
     try:
         collective = make(plan, process, strategy)
     except Exception as error:

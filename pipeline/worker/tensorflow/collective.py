@@ -85,7 +85,7 @@ def over(strategy: tf.distribute.Strategy) -> Collective[Addend]:
 
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
-    """TensorFlow's own collective; see `pipeline.worker.collective.Make`."""
+    """TensorFlow's own collective."""
     return TensorFlowCollective(plan.workers, bucket_bytes=plan.bucket_bytes)
 
 

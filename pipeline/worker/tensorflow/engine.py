@@ -19,7 +19,7 @@ from pipeline.record.findings import Check
 from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.collective import Pausable, collective_of
+from pipeline.worker.collective import Collective, Pausable, collective_of
 from pipeline.worker.data import batches, inspection
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Reading, Shape
@@ -66,9 +66,10 @@ class TensorFlowEngine(Engine):
         devices.prepare_devices(plan, process)
         if process.rank in plan.leaders:
             self._strategy = devices.make_strategy(plan, process, self._emit)
-            self._collective: Pausable[Addend] = Pausable(collective_of(plan, process, self._strategy))
-            if self._collective.note:
-                self.notes.add(self._collective.note)
+            collective: Collective[Addend] = collective_of(plan, process, self._strategy)
+            if note := getattr(collective, "note", ""):
+                self.notes.add(note)
+            self._collective = Pausable(collective)
         else:
             self._server = devices.start_server(plan, process, self._emit)
         return versions("tensorflow")

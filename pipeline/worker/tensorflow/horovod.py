@@ -40,7 +40,7 @@ WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.ui
 
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "HorovodCollective":
-    """Joins this process with the others, all of which call it; see `pipeline.worker.collective.Make`."""
+    """Joins this process with the others, all of which call it."""
     own = over(strategy)
     first = plan.leaders[0]
     host = _host(plan, first)
