@@ -108,9 +108,9 @@ def test_clicks_are_learnt_by_racing_workers_with_two_servers_and_their_speed_is
     assert ran.result["examples_per_second"] > 0
 
 
-def trained(made: Source, first: int, count: int) -> list[list[float]]:
-    """The labels of the batches that so many steps train, from step number `first` on, where one worker makes them."""
-    rows, edges = made.rows(first, count)
+def trained(made: Source, count: int) -> list[list[float]]:
+    """The labels of the batches that the next steps train, where one worker makes them."""
+    rows, edges = made.rows(count)
     batches = iter(made.made())
     return [made.batch(batches, rows, *pair)[1].numpy().tolist() for pair in itertools.pairwise(edges)]
 
@@ -120,12 +120,12 @@ def test_steps_from_a_position_train_what_they_would_have_trained(data):
     layout = BatchLayout(global_batch=12, replicas=1, first=0, local=1, counts=(50,))
     part = data(50)[0]
     train = Data(part, layout, shuffle=True, seed=1)
-    whole = trained(source(train, [part], 1), 0, 20)
+    whole = trained(source(train, [part], 1), 20)
     for epoch, step in [(0, 2), (1, 4), (1, 5), (2, 0)]:
         rest = source(train, [part], 1, Position(epoch, step * 12))
-        assert trained(rest, 0, 5) == whole[epoch * 5 + step :][:5]
+        assert trained(rest, 5) == whole[epoch * 5 + step :][:5]
     other = Data(part, dataclasses.replace(layout, global_batch=20), shuffle=True, seed=1)
-    rest = trained(source(other, [part], 1, Position(0, 24)), 0, 5)
+    rest = trained(source(other, [part], 1, Position(0, 24)), 5)
     assert [len(batch) for batch in rest] == [20, 6, 20, 20, 10]
     assert sorted(itertools.chain(*whole[:2], *rest[:2])) == sorted(itertools.chain(*rest[2:])) == list(range(50))
 

@@ -1,9 +1,9 @@
 """The batches of asynchronous workers: any step's, by its number, whoever makes it."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -24,19 +24,21 @@ _PREPARE = "python -m pipeline prepare data.build._target_=... out=prepared, the
 
 # Of each step its epoch and the places of its examples in arrays, int64, and the edges between, int64 [steps + 1].
 Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
+# Gives the rows of so many steps, which follow those that it gave before.
+Take: TypeAlias = Callable[[int], Rows]
 
 
 @dataclass(frozen=True)
 class Source:
     """The source of asynchronous workers' batches.
 
-    `made` makes a worker's data set, in a function that runs there. `rows` says which examples so many steps from a
-    number on train, counted from the position that the source begins at. `batch` is a step's batch, from the data set's
+    `made` makes a worker's data set, in a function that runs there. `rows` says which examples the next steps
+    train, from the position on that the source begins at. `batch` is a step's batch, from the data set's
     iterator, the rows and two edges.
     """
 
     made: Callable[[], tf.data.Dataset]
-    rows: Callable[[int, int], Rows]
+    rows: Take
     batch: Callable[[Iterator[Batch], tf.Tensor, tf.Tensor, tf.Tensor], Batch]
 
 
@@ -54,14 +56,14 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
     layout, position = data.layout, data.layout.settled(position)
     if isinstance(data.part, tf.data.Dataset) and _is_of_python(data.part):
         data = dataclasses.replace(data, part=_read(data.part))
-    rows = _Rows(data, position)
+    rows = _taken_from(_steps(data, position))
     if isinstance(data.part, Examples) and not data.part.is_made:
         return _of_examples(data, position, rows)
     if not isinstance(data.part, tf.data.Dataset):
         inner = data.part.raw if isinstance(data.part, Examples) else data.part
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
-        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows, _gathered)
     part: tf.data.Dataset = data.part
     counts = [layout.examples // workers]
     if len(shards) > 1:
@@ -93,10 +95,10 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
         whole = endless.batch(layout.global_batch, drop_remainder=True)
         return whole.map(lambda *batch: reading.checked(batch, data.reading.classes)).prefetch(data.reading.prefetch)
 
-    return Source(made, rows.of, _next)
+    return Source(made, rows, _next)
 
 
-def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
+def _of_examples(data: Data, position: Position, rows: Take) -> Source:
     """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for."""
     # Each is trained once an epoch, whoever is faster: each worker reads all records, and passes over others' steps.
     make = reading.maker(data.part, data.seed, data.reading.classes)
@@ -110,7 +112,7 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
             with tf.device("CPU:0"):
                 return make(places[start], _gathered(source, places, start, stop))
 
-        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, gathered)
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows, gathered)
 
     def numbered() -> tf.data.Dataset:
         steps = data.raw_stream(position)
@@ -130,7 +132,7 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
             )
             return make(*tf.cond(number == number_of_step, lambda: next_batch, again))
 
-    return Source(lambda: numbered().prefetch(data.reading.prefetch), numbers, sought)
+    return Source(lambda: numbered().prefetch(data.reading.prefetch), numbers(), sought)
 
 
 def graph(part: tf.data.Dataset) -> tf.Tensor:
@@ -165,48 +167,33 @@ def from_graph(serialized: tf.Tensor, spec: Spec) -> tf.data.Dataset:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=serialized), spec)
 
 
-def numbers(first: int, count: int) -> Rows:
-    """The number of the first step, and edges that add the others'; also for batches as large as they come."""
-    with tf.device("CPU:0"):
-        return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
+def numbers() -> Take:
+    """Gives the numbers of the next steps, for batches as they come."""
+    return _taken_from(np.array([number]) for number in itertools.count())
 
 
-class _Rows:
-    """The examples of each step from a position on, by their places in arrays; for other data, their number."""
-
-    def __init__(self, data: Data, position: Position) -> None:
-        self._data, self._known = data, not isinstance(data.part, tf.data.Dataset)
-        self._position, self._left = position, data.layout.steps_after(position.examples)
-        self._order = cache(self._of_epoch)
-
-    def of(self, first: int, count: int) -> Rows:
-        """(of each of steps `first` to `first + count` its epoch and the places of its examples, the edges between)."""
-        starts = [self._start(step) for step in range(first, first + count)]
-        places = [np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts]
+def _taken_from(steps: Iterator[np.ndarray]) -> Take:
+    def take(count: int) -> Rows:
+        rows = list(itertools.islice(steps, count))
         with tf.device("CPU:0"):
-            edges = tf.constant(np.cumsum([0, *map(len, places)]), tf.int64)
-            return tf.constant(np.concatenate(places), tf.int64), edges
+            edges = tf.constant(np.cumsum([0, *map(len, rows)]), tf.int64)
+            return tf.constant(np.concatenate(rows), tf.int64), edges
 
-    def _places(self, epoch: int, start: int) -> np.ndarray:
-        """Returns the places of a step's examples in arrays; as many zeros for data that come as they are read."""
-        stop = min(start + self._data.layout.global_batch, self._data.layout.examples)
-        return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
+    return take
 
-    def _start(self, step: int) -> tuple[int, int]:
-        """(the epoch of a step, the place in its order of the step's first example)."""
-        size, begun = self._data.layout.global_batch, self._position
-        if step < self._left:
-            return begun.epoch, begun.examples + step * size
-        more, place = divmod(step - self._left, self._data.layout.steps)
-        return begun.epoch + 1 + more, place * size
 
-    def _of_epoch(self, epoch: int) -> np.ndarray:
-        layout, data = self._data.layout, self._data
-        if not data.shuffle:
-            return np.arange(layout.examples)
-        self._order.cache_clear()
-        with tf.device("CPU:0"):
-            return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
+def _steps(data: Data, position: Position) -> Iterator[np.ndarray]:
+    """Yields of each step its epoch, then the places of its examples in arrays; zeros for data that come as read."""
+    layout, first, in_arrays = data.layout, position.examples, not isinstance(data.part, tf.data.Dataset)
+    places = np.arange(layout.examples) if in_arrays else np.zeros(layout.examples, np.int64)
+    for epoch in itertools.count(position.epoch):
+        if data.shuffle and in_arrays:
+            with tf.device("CPU:0"):
+                places = np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
+        for step in range(layout.steps_after(first)):
+            start = first + step * layout.global_batch
+            yield np.concatenate([[epoch], places[start : start + layout.global_batch]])
+        first = 0
 
 
 def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:

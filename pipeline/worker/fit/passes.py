@@ -232,7 +232,7 @@ class _Batches(Passes):
             own = batches.shard(workers, tf.cast(worker, tf.int64))
             return own.repeat().prefetch(2) if workers > 1 else batches.repeat()
 
-        return Source(made, source.numbers, lambda source, rows, start, stop: next(source))
+        return Source(made, source.numbers(), lambda source, rows, start, stop: next(source))
 
     def skip(self) -> None:
         iter(self._shares)

@@ -105,7 +105,6 @@ class AsyncProfiler(Profiler):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
         self._shares = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)
-        self._handed_out = 0
         # Over the same model, on one batch from when it is timed first.
         self._on_one, self._is_fed = copy.copy(loop), False
 
@@ -116,8 +115,7 @@ class AsyncProfiler(Profiler):
         # In as many calls as make it even, whoever is faster.
         for _ in range(PIECES * self._workers):
             count = -(-steps // PIECES)
-            rows, edges = self._source.rows(self._handed_out, count)
-            self._handed_out += count
+            rows, edges = self._source.rows(count)
             calls.append(self._coordinator.schedule(self._read, args=(self._shares, rows, edges)))
         self._coordinator.join()
         return float(sum(call.fetch() for call in calls)), time.perf_counter() - began
@@ -127,7 +125,9 @@ class AsyncProfiler(Profiler):
         if not self._is_fed:
             _, (batch,) = first_step(self._data)
             one = Source(
-                lambda: tf.data.Dataset.from_tensors(batch).repeat(), source.numbers, lambda batches, *_: next(batches)
+                lambda: tf.data.Dataset.from_tensors(batch).repeat(),
+                source.numbers(),
+                lambda batches, *_: next(batches),
             )
             self._on_one.feed(one, self._workers)
             self._is_fed = True

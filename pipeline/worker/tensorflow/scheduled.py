@@ -61,8 +61,8 @@ class AsyncLoop(Loop):
             self.model, self.strategy, source.batch, self._counted, self._fresh, self.replicas.gradient_bits
         )
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
-        # Steps handed out since training began, steps under way, and the calls that those are in.
-        self._handed_out, self.pending, self._under_way = 0, 0, 0
+        # Steps under way, and the calls that those are in.
+        self.pending, self._under_way = 0, 0
         self._done: queue.Queue[Done] = queue.Queue()
         self._since = 0.0
         # Steps of each worker, and those before a checkpoint that training goes on from.
@@ -145,7 +145,7 @@ class AsyncLoop(Loop):
         return int(self.model.optimizer.iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
-        rows, edges = self._rows(self._handed_out, count)
+        rows, edges = self._rows(count)
         if self._compiled is None:
             index = tf.TensorSpec([None], tf.int64)
             # As in `schedule`: without it TensorFlow warns that the step might run here.
@@ -154,7 +154,6 @@ class AsyncLoop(Loop):
                 self._compiled = packed.get_concrete_function(self._source._values[0]._type_spec, index, index)
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
-        self._handed_out += count
         self.pending += count
         self._under_way += 1
 
