@@ -43,7 +43,7 @@ def loop_over(
     own = custom_steps.of(model)
     validates = held_out is not None and (own is None or own.test is not None)
     return (Loop if own is None else CustomLoop)(
-        model, strategy, data(part, shuffle), data(held_out, False) if validates else None,
+        model, strategy, data(part, shuffle), [data(held_out, False)] if validates else [],
         position=position, collective=collective, gather=gather,
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def trained(name, replicas, parts, folder, pieces=None):
     if (pieces or 1) > 1:
         placing.in_micro_batches(model, batches.spec(arrays), pieces)
     data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
-    loop = (Loop if custom_steps.of(model) is None else CustomLoop)(model, strategy, data, data)
+    loop = (Loop if custom_steps.of(model) is None else CustomLoop)(model, strategy, data, [data])
     found = {}
     if placement is not None:
         rows = listing.listed(model, placement, loop.graph())

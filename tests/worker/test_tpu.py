@@ -347,7 +347,7 @@ def test_validation_in_static_batches_is_exact_also_for_metrics_without_weights(
         plain = BatchLayout(16, 1, 0, 1, (50,))
         parts = static_parts(validation, plain) if fixed else [(validation, plain)]
         held_out = [Data(part, layout, False, 1) for part, layout in parts]
-        loop = Loop(model, strategy, Data(train, plain, False, 1), held_out[0], rest=(*held_out, None)[1])
+        loop = Loop(model, strategy, Data(train, plain, False, 1), held_out)
         results.append(loop.evaluate(4, lambda *_, **__: None))
     assert results[1] == pytest.approx(results[0], rel=1e-5)
     assert results[1]["labels_0"] == 50

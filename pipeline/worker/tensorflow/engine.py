@@ -144,21 +144,20 @@ class TensorFlowEngine(Engine):
 
     def _loop_over(self, model: keras.Model, data: Data, held_out: list[Data], position: Position) -> Loop:
         plan, strategy, bits = self._plan, self._strategy, self._plan.training.gradient_bits
-        first, rest = (*held_out, None, None)[:2]
         if plan.strategy.asynchronous:
             shares = self._data.read_by_workers(data.part)
-            asynchronous = AsyncLoop(model, strategy, data, first, bits)
+            asynchronous = AsyncLoop(model, strategy, data, held_out, bits)
             asynchronous.feed(source(data, shares, plan.workers, position), plan.workers)
             return asynchronous
         loop = Loop
         if (own := custom_steps.of(model)) is not None:
             loop = custom_loop.CustomLoop
-            if first is not None and own.test is None:
-                first, rest = None, None
+            if held_out and own.test is None:
+                held_out = []
                 self.notes.add(custom_loop.not_validated(model, own, plan.checkpoint.best))
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         return loop(
-            model, strategy, data, first, bits, chief, alone, rest, position, self._collective, plan.training.gather
+            model, strategy, data, held_out, bits, chief, alone, position, self._collective, plan.training.gather
         )
 
     def _model(self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None) -> keras.Model:

@@ -39,23 +39,22 @@ class Loop(TrainingLoop):
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         train: Data,
-        validation: Data | None = None,
+        validation: Sequence[Data] = (),
         gradient_bits: int = 32,
         chief: bool = True,
         alone: bool = True,
-        rest: Data | None = None,
         position: Position = BEGINNING,
         collective: Collective[Addend] | None = None,
         gather: bool = False,
     ) -> None:
         """`alone` says that this is the only process, `chief` the first.
 
-        `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
-        Replicas add up by the `collective`, or TensorFlow's own. With `gather` losses are of the whole global batch.
+        The parts of `validation` may have batches of several sizes. Training begins at `position`. Replicas add up by
+        the `collective`, or TensorFlow's own. With `gather` losses are of the whole global batch.
         """
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
-        self.train_data, self.validation_data = train, validation
-        self.outputs, self.chief, self.alone, self._position = steps.losses_by_output(model), chief, alone, position
+        self.train_data, self.outputs = train, steps.losses_by_output(model)
+        self.chief, self.alone, self._position = chief, alone, position
         # A single replica has the global batch.
         self.gather = gather and self.collective.replicas > 1
         self.layout = layout = train.layout
@@ -69,9 +68,8 @@ class Loop(TrainingLoop):
         self.optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
         self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
-        held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
-        self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
+        self._held_out = [(one, self._validation_function(one.layout)) for one in validation if one.layout.examples]
         self._results = tf.function(self.results_now, autograph=False)
         self._sums = tf.function(lambda: [tf.convert_to_tensor(one.value) for one in self.counting()], autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
