@@ -5,7 +5,6 @@ examples and metrics are those of the steps that were handed out, also where wor
 """
 
 import contextlib
-import dataclasses
 import queue
 import time
 from collections import Counter
@@ -18,11 +17,9 @@ import tensorflow as tf
 from pipeline.worker.checkpoint import State
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.data.source import Source
-from pipeline.worker.layout import BatchLayout
 from pipeline.worker.loop import Call, Facts
 from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import scheduled_step
-from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import metrics
 
@@ -136,10 +133,6 @@ class AsyncLoop(Loop):
         self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
         self._tally = {name: counts[name] for name in self._tally}
         self._updates_before = self._updates() - counts["updates"]
-
-    def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
-        # This process validates by itself.
-        return dataclasses.replace(super()._validating_replicas(layout), strategy=tf.distribute.get_strategy())
 
     def _updates(self) -> int:
         return int(self.model.optimizer.iterations.numpy())

@@ -217,6 +217,9 @@ def many(
 ) -> Steps:
     """A compiled loop over steps, which are traced `around` what that keeps in place."""
 
+    # What is not handed out to asynchronous workers this process computes by itself.
+    alone = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
     def steps(iterator: Batches, count: tf.Tensor) -> tuple[tf.Tensor, ...]:
         ahead = feed.is_ahead(iterator)
 
@@ -228,9 +231,9 @@ def many(
                 time, examples, own = element
             else:
                 (examples, batches), time = awaited(lambda: next(iterator), after=values)
-                own = by_replica(strategy, batches)
+                own = batches[0] if alone else by_replica(strategy, batches)
             with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync), around():
-                summed = strategy.run(replica_step, args=(examples, own))
+                summed = replica_step(examples, own) if alone else strategy.run(replica_step, args=(examples, own))
             first, size, time = (strategy.experimental_local_results(value)[0] for value in (summed, examples, time))
             return index + 1, values.write(index, first), sizes.write(index, size), times.write(index, time)
 
