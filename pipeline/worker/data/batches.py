@@ -6,7 +6,6 @@ that training can go on at any position, with other replicas or another global b
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
@@ -192,9 +191,9 @@ def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
                 # A number of rows that is known, unlike that of a slice; the last example pads.
                 places = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), examples - 1)
                 batch = tf.gather(rows, places)
-            chosen = [batch[first:last] for first, last in itertools.pairwise(edges)]
             return total, tuple(
-                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
+                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays)
+                for rows in reads.pieces(batch, edges)
             )
 
         return tf.data.Dataset.range(steps).map(_as_written(batches))
@@ -226,10 +225,7 @@ def _from_dataset(
         def batches(batch: Batch, step: tf.Tensor) -> Step:
             _, edges, total = _shares(layout, trained, step)
             batch = tf.nest.map_structure(filled, batch) if layout.last == "padded" else batch
-            return total, tuple(
-                tf.nest.map_structure(lambda leaf, rows=slice(first, last): leaf[rows], batch)
-                for first, last in itertools.pairwise(edges)
-            )
+            return total, reads.pieces(batch, edges)
 
         # It looks for one step more: a `cache` is kept once its end was seen.
         return tf.data.Dataset.zip((whole, tf.data.Dataset.range(steps))).map(_as_written(batches))

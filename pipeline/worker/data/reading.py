@@ -7,6 +7,7 @@ process, a dispatcher and one worker, and batches are taken from them in turn: t
 """
 
 import dataclasses
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -191,6 +192,12 @@ OUT_OF_RANGE = (
     "Expected labels from 0 to {}, received another in an example. "
     "Try data.num_classes=NUMBER, or looking for it in what data.build returns."
 )
+
+
+def pieces(batch: Batch, edges: Iterable[int | tf.Tensor]) -> tuple[Batch, ...]:
+    """The parts of a batch between each two of these places."""
+    pairs = itertools.pairwise(edges)
+    return tuple(tf.nest.map_structure(lambda leaf, rows=slice(*pair): leaf[rows], batch) for pair in pairs)
 
 
 def parallel() -> int:

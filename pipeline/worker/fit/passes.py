@@ -5,7 +5,6 @@ trains its even share of each, also of a smaller last one. So any number of repl
 """
 
 import abc
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from pipeline.errors import UserError, refuse
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.data import inspection, source
 from pipeline.worker.data.batches import Data
-from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step
+from pipeline.worker.data.reading import Batch, Batches, FitData, Spec, Step, pieces
 from pipeline.worker.data.source import Source
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
 
@@ -265,11 +264,7 @@ def _cut(batch: Batch, first: int, local: int, parts: int, times: int = 1) -> St
     """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share the batch."""
     size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
     edges = [size * (first + number) // parts for number in range(local + 1)]
-    shares = tuple(
-        tf.nest.map_structure(lambda leaf, rows=slice(start, stop): leaf[rows], batch)
-        for start, stop in itertools.pairwise(edges)
-    )
-    return tf.cast(size * times, tf.float32), shares
+    return tf.cast(size * times, tf.float32), pieces(batch, edges)
 
 
 def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:

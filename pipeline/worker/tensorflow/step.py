@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled, pywrap_xla_ops
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
@@ -47,6 +46,8 @@ CALLED_AS = "_called_by_pipeline"
 CUSTOM_AS = "_own_steps_of_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
+# What a step takes of an input.
+Element = TypeVar("Element")
 # What a loop over steps carries from one to the next.
 Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
 
@@ -261,7 +262,7 @@ def _drawn_apart(replicas: int) -> contextlib.AbstractContextManager[None]:
     return patched(SeedGenerator, {"next": drawn} if replicas > 1 else {})
 
 
-def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
+def awaited(batch: Callable[[], Element], after: tf.TensorArray) -> tuple[Element, tf.Tensor]:
     """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`."""
     # An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
     # Where TensorFlow's operations are to be deterministic it has no time, and the seconds are NaN.

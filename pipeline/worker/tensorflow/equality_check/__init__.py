@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from pipeline.record.findings import Check, Difference
 from pipeline.worker.collective import Pausable
-from pipeline.worker.data.reading import Batch
+from pipeline.worker.data.reading import Batch, pieces
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
 from pipeline.worker.tensorflow.agreement import texts
@@ -97,7 +97,7 @@ class _Comparison:
         first, own_shares = sum(shares[: where.first]), shares[where.first : where.first + where.local]
         local = self._together(lambda: examples(first, sum(own_shares)))
         edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
-        parts = [_cut(local, *pair) for pair in itertools.pairwise(edges)]
+        parts = list(pieces(local, edges))
         whole = self._whole(local, parts)
         one = self._together(lambda: self._forward(whole, parts))
         if self._own is None:
@@ -187,10 +187,6 @@ class _Comparison:
 
 def _count(batch: Batch) -> int:
     return int(tf.nest.flatten(batch)[0].shape[0])
-
-
-def _cut(batch: Batch, start: int, stop: int) -> Batch:
-    return tf.nest.map_structure(lambda leaf: leaf[start:stop], batch)
 
 
 def explained(differences: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:

@@ -131,25 +131,31 @@ def _rules(
     alike = validated if len(validated) == len(trained) else [None] * len(trained)
     rules = []
     for values, again in zip(trained, alike, strict=True):
-        rule = reduction_of(*values[:3], tolerance)
+        rule = _of_parts(values, tolerance)
         if not exact and rule is Reduction.NEITHER:
             # In validation layers know of no statistics of the batch; in training those of the same examples are alike.
-            rule = (None if again is None else reduction_of(*again[:3], tolerance)) or _of_doubled(values, tolerance)
+            rule = (None if again is None else _of_parts(again, tolerance)) or _of_doubled(values, tolerance)
         rules.append(rule or Reduction.MEAN)
     return tuple(rules)
 
 
+def _of_parts(values: Values, tolerance: float) -> Reduction | None:
+    whole, first, second, _ = values
+    return reduction_of(whole, first, second, tolerance)
+
+
 def _of_doubled(values: Values, tolerance: float) -> Reduction | None:
     """The reduction that the same examples twice over follow, whatever layers make of a batch's statistics."""
-    return reduction_of(values[3], values[1], values[1], tolerance)
+    _, first, _, doubled = values
+    return reduction_of(doubled, first, first, tolerance)
 
 
 def _rule_of_whole(model: keras.Model, examples: Batch, exact: bool, tolerance: float) -> Reduction:
     """MEAN for a loss of the model's own that is one once sums in it are brought to that, SUM for one that is a sum."""
     scaled, as_it_is = (on_pieces(partial(_whole, model, as_is), examples) for as_is in (False, True))
-    if reduction_of(*scaled[:3], tolerance) in (None, Reduction.MEAN):
+    if _of_parts(scaled, tolerance) in (None, Reduction.MEAN):
         return Reduction.MEAN
-    if reduction_of(*as_it_is[:3], tolerance) is Reduction.SUM:
+    if _of_parts(as_it_is, tolerance) is Reduction.SUM:
         return Reduction.SUM
     return Reduction.NEITHER if exact else _of_doubled(as_it_is, tolerance) or Reduction.NEITHER
 
