@@ -57,6 +57,8 @@ def check_backend(config: Config) -> None:
     if config.backend != JAX:
         return
     communication = strategy.build.get("communication", "auto")
+    # What is prepared of images are their files, which only TensorFlow decodes.
+    prepares = "" if data.build.get("_target_") == "pipeline.data.images" else "`python -m pipeline prepare`, or "
     refuse(
         (strategy.asynchronous or strategy.on_tpu or target not in ON_JAX,
          "a strategy whose replicas make each step together under backend=jax (default, one_device, mirrored, "
@@ -65,7 +67,7 @@ def check_backend(config: Config) -> None:
          communication, "strategy.build.communication=auto"),
         (data.build.get("_target_") in ON_TENSORFLOW,
          "data as arrays, or prepared files of them, under backend=jax, which reads them without TensorFlow",
-         f"data={data.name}, whose examples TensorFlow makes", "`python -m pipeline prepare`, or backend=tensorflow"),
+         f"data={data.name}, whose examples TensorFlow makes", f"{prepares}backend=tensorflow"),
     )  # fmt: skip
     expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow")
     check = config.train.check.strip().lower()

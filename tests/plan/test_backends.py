@@ -51,7 +51,7 @@ def on_jax(**values):
      "where no device waits for another, received 2. Try"),
     ({"backend": "tensorflow", "strategy": in_micro_batches(65), "train": TrainConfig(replica_batch=64)},
      "batch (64), received 65. Try strategy.build.micro_batches=64."),
-    ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "whose examples TensorFlow makes"),
+    ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "makes. Try backend=tensorflow."),
     ({"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},
      "Expected data.cache=none under backend=jax"),
     ({"train": TrainConfig(gradient_bits=16)}, "Expected train.gradient_bits=32 under backend=jax"),
