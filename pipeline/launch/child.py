@@ -20,7 +20,7 @@ from typing import NoReturn
 from pipeline.launch.signals import PREEMPTING, STACKS
 from pipeline.record.commands import Command, Leave, from_json
 from pipeline.record.events import Beat, Event, EventBase, Failed, Signalled, System
-from pipeline.record.log import stamped, to_line
+from pipeline.record.log import AsFarAsItFits, stamped, to_line
 
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
@@ -44,6 +44,8 @@ def main(
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    # Neither what is printed nor a traceback ends it on a full disk.
+    sys.stdout, sys.stderr = AsFarAsItFits(sys.stdout), AsFarAsItFits(sys.stderr)  # type: ignore[assignment]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.

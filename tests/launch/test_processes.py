@@ -1,5 +1,6 @@
 """What a process computes, and what the system gives it: cores that it waits for, and large pages under JAX."""
 
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -13,7 +14,9 @@ from conftest import ROOT
 from scripts import came
 
 from pipeline.driver.watch import BUSY_SHARE
-from pipeline.launch import local
+from pipeline.launch import child, local
+from pipeline.record.events import Failed
+from pipeline.record.log import from_line
 
 SECONDS = 2.0
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -109,3 +112,18 @@ if __name__ == "__main__":
         [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout.split(), done.stderr) == (["driver", "lives", "soon"], "")
+
+
+def test_a_process_whose_log_is_on_a_full_disk_says_why_it_fails():
+    ends = [multiprocessing.Pipe(duplex=False) for _ in range(3)]
+    (events, tells), (takes, _), (lifeline, _) = ends
+    process = multiprocessing.get_context("spawn").Process(
+        target=child.main, args=("no plan", 0, "point", tells, takes, lifeline, "/dev/full")
+    )
+    process.start()
+    tells.close()
+    process.join(60)
+    with os.fdopen(os.dup(events.fileno()), "rb") as lines:
+        (failed,) = [event for event in map(from_line, lines) if isinstance(event, Failed)]
+    assert failed.error
+    assert process.exitcode == 1
