@@ -20,7 +20,8 @@ from pipeline.errors import unwritten
 from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 BLOCK_BYTES = 65_536
-FULL = (errno.ENOSPC, errno.EDQUOT)
+# The last is of `ulimit -f`.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Also where whoever read the output, as `head`, has closed it.
 UNTAKEN = (*FULL, errno.EPIPE)
 # The mode of a file that nobody but its owner can read.

@@ -1,5 +1,6 @@
 """Commands travel as JSON; events as lines, of which the log has whole ones alone, whatever a crash has left."""
 
+import errno
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Never, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -177,6 +179,16 @@ def test_whole_lines_stay_as_they_are(tmp_path):
         written.append(event)
         written.close()
     assert path.read_bytes() == to_line(FIRST) + to_line(SECOND)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_what_the_disk_does_not_take_is_written_once_it_does(tmp_path, monkeypatch, number):
+    written = EventLog(path := tmp_path / "events.jsonl")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", mock.Mock(side_effect=OSError(number, os.strerror(number))))
+        written.append(FIRST)
+    written.append(SECOND)
+    assert [event for event, _ in read(path)] == [FIRST, SECOND]
 
 
 def test_threads_that_write_one_file_at_once_leave_it_whole_whoever_reads_it(tmp_path):
