@@ -7,7 +7,6 @@ import csv
 import io
 import os
 import time
-import uuid
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +14,12 @@ from pathlib import Path
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
 from pipeline.driver import Tracking
+from pipeline.driver.run import Run
 from pipeline.driver.tags import origin
 from pipeline.record import results
-from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
-from pipeline.record.files import LOG, TrackingStore
-from pipeline.record.log import EventLog, from_here, read, write_whole
+from pipeline.record.events import Ended, Report
+from pipeline.record.files import TrackingStore
+from pipeline.record.log import from_here, write_whole
 from pipeline.record.results import to_values
 from pipeline.views.report import page
 from pipeline.views.report.canvas import Drawn, MissingFigure
@@ -109,31 +109,16 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Tracki
 
     Written again, a report goes on in the same log and so in the same run.
     """
-    beside = folder.resolve() / FOLDER
-    log = EventLog(beside / LOG)
-    now, pid, host = time.time(), os.getpid(), os.uname().nodename
+    run = Run.from_log(folder.resolve() / FOLDER)
+    tags: dict[str, object] = {"sweep": written.sweep.name, "kind": "report", **origin()}
+    run.open()
     try:
-        if any(read(beside / LOG)):
-            log.append(Resumed(pid=pid, host=host, time=now))
-        else:
-            log.append(
-                Run(
-                    key=uuid.uuid4().hex,
-                    name=f"sweep {written.sweep.name}",
-                    folder=str(beside),
-                    experiment=store.experiment or "",
-                    tags={"sweep": written.sweep.name, "kind": "report", **origin()},
-                    pid=pid,
-                    host=host,
-                    version=VERSION,
-                    time=now,
-                )
-            )
-        log.append(_report_event(written, now))
-        log.append(Ended("FINISHED", time=now))
+        run.append(run.first_event(f"sweep {written.sweep.name}", store.experiment or "", {}, tags))
+        run.append(_report_event(written))
+        run.append(Ended("FINISHED", time=time.time()))
     finally:
-        log.close()
-    tracker.follow(beside, store)
+        run.close()
+    tracker.follow(run.folder, store)
 
 
 def _write_pages(written: WrittenReport) -> None:
@@ -161,7 +146,7 @@ def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
     }
 
 
-def _report_event(written: WrittenReport, now: float) -> Report:
+def _report_event(written: WrittenReport) -> Report:
     best = written.verdict.best
     ids = [(point, point.result.tracked.mlflow_run_id) for point in written.sweep.points]
     listed = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
@@ -182,5 +167,5 @@ def _report_event(written: WrittenReport, now: float) -> Report:
                 "\n".join(listed),
             ]
         ),
-        time=now,
+        time=time.time(),
     )
