@@ -4,7 +4,6 @@ It leaves to its callers when that is done, and what to do about a store that fa
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.driver.run_folders import Lock
 from pipeline.errors import UserError
 from pipeline.record import log
 from pipeline.record.events import SAMPLE, Run
@@ -40,7 +40,7 @@ class Copy:
 
     def __init__(self, folder: Path, store: TrackingStore) -> None:
         self.folder, self.log, self.uri, self._store = folder, folder / LOG, str(store.uri), store
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._client: Any = None
         # How many events were sent, and from how many what is to be sent now is.
         self._points_a_request, self.sent, self._count = POINTS_A_REQUEST, 0, 0
@@ -63,24 +63,16 @@ class Copy:
 
     def lock(self) -> bool:
         """Keeps other processes from sending this log; False where there is no log, or another process sends it."""
-        if self._lock is None:
-            try:
-                descriptor = os.open(self.log, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return False
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-            self._load()
-        return True
+        if self._lock is None and self.log.exists():
+            with contextlib.suppress(BlockingIOError):
+                self._lock = Lock(self.folder, LOG)
+                self._load()
+        return self._lock is not None
 
     def release(self) -> None:
         """Lets others send this log."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def behind(self) -> bool:

@@ -162,16 +162,13 @@ def local_artifacts(artifact_uri: str) -> Path | None:
 
 @contextlib.contextmanager
 def requests_may_take(seconds: int) -> Iterator[None]:
-    """Inside, MLflow waits at least that long for a server's answer."""
-    seconds_before = os.environ.get(TIMEOUT_VARIABLE)
-    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(seconds_before or 0)))
+    """Inside, MLflow waits at least that long for a server's answer, in a process that `prepare` has prepared."""
+    seconds_before = os.environ[TIMEOUT_VARIABLE]
+    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(seconds_before)))
     try:
         yield
     finally:
-        if seconds_before is None:
-            del os.environ[TIMEOUT_VARIABLE]
-        else:
-            os.environ[TIMEOUT_VARIABLE] = seconds_before
+        os.environ[TIMEOUT_VARIABLE] = seconds_before
 
 
 def reason(error: BaseException, uri: str) -> str:
