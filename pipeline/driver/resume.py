@@ -73,15 +73,6 @@ class Handover:
     known: Baseline | None = None
     ask_size: bool = False
 
-    @classmethod
-    def read(cls, folder: Path) -> "Handover | None":
-        """That of the run in a folder; None if its processes end with their driver."""
-        return log.read_json(cls, folder / FILE)
-
-    def write(self, folder: Path) -> None:
-        """Writes it, before the attempt starts any process. Raises `OSError`."""
-        log.write_json(folder / FILE, self)
-
 
 def find(
     config: Config,
@@ -246,7 +237,7 @@ def _left(run: Run, shown: Path) -> Handover:
             f"Expected a run that is under way, received {shown}, which has ended as {run.ended}.{again} "
             f"Try python -m pipeline compare {shown} and another one."
         )
-    if (left := Handover.read(run.folder)) is None:
+    if (left := log.read_json(Handover, run.folder / FILE)) is None:
         expected = "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)"
         instead = "the same command again: it goes on from the last checkpoint"
         raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
@@ -256,7 +247,9 @@ def _left(run: Run, shown: Path) -> Handover:
 def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
     from pipeline.driver.supervisor import Supervisor
 
-    folder, config = run.folder, _config(left)
+    composed, folder = OmegaConf.create(left.config), run.folder
+    assert isinstance(composed, DictConfig)
+    config = configs.typed(composed)
     logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
     cluster = session.cluster(config)
     session.serve(config)
@@ -274,9 +267,3 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
     request = RunRequest(config, folder, left.overrides, None, planned=planned)
     return Supervisor(request, run, session, left.known, left, Replay(logged, left.attempt.began, live))
-
-
-def _config(left: Handover) -> Config:
-    composed = OmegaConf.create(left.config)
-    assert isinstance(composed, DictConfig)
-    return configs.typed(composed)

@@ -34,6 +34,7 @@ from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Signalled, Unheard
 from pipeline.record.files import run_id_of
+from pipeline.record.log import write_json
 from pipeline.record.results import Baseline, Ending, Result, Tracked
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
@@ -207,7 +208,7 @@ class Supervisor:
             config, offset = OmegaConf.to_yaml(OmegaConf.structured(self._config)), (folder / EVENTS).stat().st_size
             baseline, overrides = None if one is None else one.to_json(), self.request.overrides
             left = (config, attempt, offset, os.getcwd(), overrides, baseline, self._reused, self._ask_size)
-            resume.Handover(*left).write(folder)
+            write_json(folder / resume.FILE, resume.Handover(*left))
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""

@@ -20,7 +20,7 @@ from pipeline.commands import running
 from pipeline.config import config as configs
 from pipeline.driver import RunResult, resume
 from pipeline.driver.group import Group, Replay
-from pipeline.driver.resume import Attempt, Handover
+from pipeline.driver.resume import FILE, Attempt, Handover
 from pipeline.driver.run_folders import Lock
 from pipeline.driver.session import Preemption, Session
 from pipeline.driver.timing import Measurements
@@ -38,7 +38,7 @@ from pipeline.plan.plan import from_json
 from pipeline.record.commands import Begin, Load
 from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, Lost, Run, Signalled, Steps, Unreachable
 from pipeline.record.files import AGENTS, Kept, forget_agents, trains_on
-from pipeline.record.log import to_line
+from pipeline.record.log import read_json, to_line, write_json
 from pipeline.record.results import Baseline, Ending, Result
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
@@ -77,14 +77,14 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
     assert (tmp_path / AGENTS).stat().st_mode & 0o777 == 0o600
     handed = left()
-    handed.write(tmp_path)
-    assert Handover.read(tmp_path) == handed
+    write_json(tmp_path / FILE, handed)
+    assert read_json(Handover, tmp_path / FILE) == handed
     assert from_json(handed.attempt.plan) == PLAN
-    assert resume._config(handed) == config("multi_worker", workers=2)
+    assert configs.typed(OmegaConf.create(handed.config)) == config("multi_worker", workers=2)
     resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
     assert Kept.read(tmp_path) is None
-    assert Handover.read(tmp_path) is None
+    assert read_json(Handover, tmp_path / FILE) is None
 
 
 def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path):
@@ -245,7 +245,7 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
     lock.release()
     # Processes that are gone, and with them what was to be met.
-    left(directory=str(tmp_path)).write(folder)
+    write_json(folder / FILE, left(directory=str(tmp_path)))
     told = asked("attach", "outputs/runs/mine").failed(2)
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
     assert not (folder / resume.FILE).exists()
@@ -262,7 +262,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     run = left(str(tmp_path / "there"))
     folder, here, seen = tmp_path / "run", os.getcwd(), []
     folder.mkdir()
-    run.write(folder)
+    write_json(folder / FILE, run)
     (folder / "plan.json").write_text(PLAN.to_json())
     (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
     session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
@@ -270,7 +270,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     with pytest.raises(UserError, match="received none of"), resume.attach(folder, session):
         pass
     assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
-    run.write(folder)
+    write_json(folder / FILE, run)
     seen.append("once")
     with resume.attach(folder, session) as supervisor:
         assert os.getcwd() == str(tmp_path / "there")
