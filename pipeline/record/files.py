@@ -53,32 +53,32 @@ class Copied:
 
 @dataclass(frozen=True)
 class TrackingState:
-    """The store of a run, its copy there, and its copies in other stores, by their URIs."""
+    """The store of a run, and its copies in stores, by their URIs."""
 
     store: TrackingStore | None = None
-    copied: Copied = Copied()
     copies: dict[str, Copied] = field(default_factory=dict)
+
+    @property
+    def copied(self) -> Copied:
+        """The copy in the run's own store."""
+        return self.in_store(self.store.uri) if self.store else Copied()
 
     def in_store(self, uri: str | None) -> Copied:
         """The copy in the store at `uri`."""
-        return self.copied if self._is_own(uri) else self.copies.get(str(uri), Copied())
+        return self.copies.get(str(uri), Copied())
 
     def with_copied(self, uri: str | None, copied: Copied) -> "TrackingState":
         """The same, where the store at `uri` holds so much."""
-        if self._is_own(uri):
-            return replace(self, copied=copied)
         return replace(self, copies={**self.copies, str(uri): copied})
-
-    def _is_own(self, uri: str | None) -> bool:
-        return self.store is not None and self.store.uri == uri
 
 
 def read_tracking(folder: Path) -> TrackingState:
     """The state in `tracking.json`."""
     values = read_whole(folder / TRACKING)
     with suppress(record.MismatchError):
+        state, copied = record.from_plain(TrackingState, values), record.from_plain(Copied, values)
         # Beside the store stands what is there.
-        return replace(record.from_plain(TrackingState, values), copied=record.from_plain(Copied, values))
+        return state.with_copied(state.store.uri, copied) if state.store and copied != Copied() else state
     return TrackingState()
 
 
@@ -89,7 +89,9 @@ def run_id_of(folder: Path) -> str | None:
 
 def write_tracking(folder: Path, state: TrackingState) -> None:
     """Makes `state` what `read_tracking` returns: a reader sees the old values or these."""
-    write_json(folder / TRACKING, {"store": state.store, **asdict(state.copied), "copies": state.copies})
+    own = str(state.store.uri) if state.store else None
+    others = {uri: copied for uri, copied in state.copies.items() if uri != own}
+    write_json(folder / TRACKING, {"store": state.store, **asdict(state.copied), "copies": others})
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pipeline.driver.session import PERSON_SECONDS, WAITING, Preemption, RunRequ
 from pipeline.launch.signals import Interrupted
 from pipeline.record import results
 from pipeline.record.events import Signalled
-from pipeline.record.files import Copied, TrackingState, write_tracking
+from pipeline.record.files import Copied, TrackingState, TrackingStore, write_tracking
 from pipeline.record.results import Ending, Result, Survival, Tracked
 from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal
@@ -91,7 +91,7 @@ class Slow:
 
     def drain(self, folder, timeout, waits=None):
         if folder.name in self.sent:
-            write_tracking(folder, TrackingState(copied=Copied("id")))
+            write_tracking(folder, TrackingState(TrackingStore(uri="there"), {"there": Copied("id")}))
             return True, None
         self.waited.append(timeout)
         if timeout and self.interrupts:

@@ -177,8 +177,9 @@ def test_where_a_run_is_tracked_is_known_by_store_and_read_as_0_1_0_wrote_it(tmp
         Copied("abc", "1", 9),
         Copied("d"),
     )
-    state = TrackingState(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
-    assert state == TrackingState(store, own, {"http://there": other})
+    state = TrackingState(store).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
+    assert state == TrackingState(store, {"sqlite:///a.db": own, "http://there": other})
+    assert state.copied == own
     assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
     old = OLD / "sweeps" / "both" / "1_mirrored"
     read = read_tracking(old)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.record import log as event_log
-from pipeline.record.files import DELETED, LOG, Copied, TrackingStore, read_tracking, write_tracking
+from pipeline.record.files import DELETED, LOG, TrackingStore, read_tracking, write_tracking
 from pipeline.views.mlflow.stores import logged_in, without_password
 
 # Between two looks at how far the follower is.
@@ -125,11 +125,10 @@ class Tracker:
 
 
 def remember(folder: Path, store: TrackingStore) -> None:
-    """Notes in the run's folder where it is tracked. How far it was sent to another store is forgotten."""
-    state, store = read_tracking(folder), replace(store, uri=without_password(store.uri))
-    is_same = (state.store.uri if state.store else None) == store.uri
-    copied = replace(state.copied, problem=None) if is_same else Copied()
-    write_tracking(folder, replace(state, store=store, copied=copied))
+    """Notes in the run's folder where it is tracked, and that nothing is known to be wrong there."""
+    store = replace(store, uri=without_password(store.uri))
+    state = replace(read_tracking(folder), store=store)
+    write_tracking(folder, state.with_copied(store.uri, replace(state.copied, problem=None)))
 
 
 def _is_sent(folder: Path) -> bool:

@@ -140,12 +140,8 @@ def remove(folder: Path) -> int:
 
     From a local store it is gone with its files. On a server it is deleted, as its page does it. What fails raises.
     """
-    state = read_tracking(folder)
-    run_ids = {uri: copied.run_id for uri, copied in state.copies.items()}
-    if state.store is not None and state.store.uri is not None:
-        run_ids[state.store.uri] = state.copied.run_id
-    held = [(uri, run_id) for uri, run_id in run_ids.items() if run_id is not None]
-    return sum(_remove_from(uri, run_id) for uri, run_id in held)
+    copies = read_tracking(folder).copies.items()
+    return sum(_remove_from(uri, copied.run_id) for uri, copied in copies if copied.run_id is not None)
 
 
 def local_artifacts(artifact_uri: str) -> Path | None:
