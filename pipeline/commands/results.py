@@ -98,14 +98,13 @@ def compare(typed: Words) -> int:
     """Shows what differs between runs."""
     runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
     console, marks = show.console_on(sys.stdout), comparable.marks(runs)
-    names, results = [run.folder.name for run in runs], [run.result for run in runs]
     judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(marks)}
     verdicts, unlike = list[str](), dict[str, None]()
     for one, other in combinations(range(len(runs)), 2):
         verdicts.append(pair_text(one, other, judge.between(runs[one], runs[other]), engines))
         both = f"{one} and {other}: " * (len(runs) > 2)
         unlike |= {f"{both}{unlike_text(why)}": None for why in comparable.unlike(runs[one], runs[other])}
-    for line in compared_lines(names, results, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
+    for line in compared_lines(runs, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
         show.say(console, line)
     return 0
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import MARGIN, Difference, Marks
+from pipeline.analyze.history import LoggedRun
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
     MISSING,
@@ -98,8 +99,7 @@ def pair_text(number: int, other: int, pair: Comparison | Difference | None, eng
 
 
 def compared_lines(
-    names: Sequence[str],
-    results: Sequence[Result],
+    runs: Sequence[LoggedRun],
     marks: Sequence[Marks],
     verdicts: Sequence[str],
     unlike: Sequence[str],
@@ -107,9 +107,8 @@ def compared_lines(
     outcomes: Sequence[Row],
 ) -> list[str]:
     """A row for each run, then who is faster, what was asked for differently, and what came out of each."""
-    runs = zip(names, results, marks, strict=True)
-    header, *rows = columns([HEADER, *(_row(place, *run) for place, run in enumerate(runs))], (0, 3))
-    places = [str(place) for place in range(len(results))]
+    places = [str(place) for place in range(len(runs))]
+    header, *rows = columns([HEADER, *map(_row, places, runs, marks)], (0, 3))
     lines = [header, *rows, "", *verdicts]
     lines += [f"Speeds are not comparable: {why}." for why in unlike]
     for title, body in (("asked for", settings), ("results", outcomes)):
@@ -160,7 +159,6 @@ def single_line(result: Result) -> str:
     if result.speed.speedup is None or comparable.devices_of(result) == 1 or comparable.disturbed_baseline(result):
         return ""
     from pipeline.analyze import verdict
-    from pipeline.analyze.history import LoggedRun
 
     decided = verdict.decide([LoggedRun(result)], [0], 0.0)
     if (over_one := decided.over_one) is None or decided.use == "best":
@@ -267,12 +265,12 @@ def _points(places: Sequence[int]) -> str:
     return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
 
 
-def _row(place: int, name: str, result: Result, marks: Marks) -> list[str]:
-    speed, marked = result.speed, brackets(listed(*mark_texts(marks)))
+def _row(place: str, run: LoggedRun, marks: Marks) -> list[str]:
+    result, speed, marked = run.result, run.result.speed, brackets(listed(*mark_texts(marks)))
     throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (throughput_span, speedup_span))
     return cells(HEADER, result, {
-        "": str(place),
-        "run": clean(name),
+        "": place,
+        "run": clean(run.folder.name),
         "workers": or_missing(result.layout.workers, str),
         "examples/s": or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
         "speedup": or_missing(speed.speedup, lambda value: times(value) + speedup),
