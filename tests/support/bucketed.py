@@ -4,19 +4,23 @@
 """
 
 import json
-import os
 import re
 from functools import partial
 
+import jax
+import keras
+import numpy as np
 import on_jax
+from keras import layers, losses
+
+from pipeline.worker.jax import bucket, step
+from pipeline.worker.jax.devices import BATCH as OVER
 
 BATCH = 12
 
 
 def models():
     """(name, whether it is to, a compiled model) of each."""
-    import keras
-    from keras import layers, losses
 
     def of(*stacked, inputs=(4, 4, 1), loss="sparse_categorical_crossentropy", metrics=("accuracy",), **given):
         model = keras.Sequential([keras.Input(inputs), *stacked])
@@ -120,8 +124,6 @@ def models():
 
 def batch_of(model, count):
     """(x, y) for a model, drawn from a seed."""
-    import numpy as np
-
     rng, shape = np.random.default_rng(count), model.inputs[0].shape[1:]
     x = rng.integers(0, 9, (count, *shape)) if len(shape) == 1 and shape[0] == 6 else rng.random((count, *shape))
     outputs = model.outputs[0].shape[1:]
@@ -132,12 +134,6 @@ def batch_of(model, count):
 
 def compared(model, mesh):
     """How far what a batch makes of a model is from what it makes without, and what the devices add up."""
-    import jax
-    import numpy as np
-
-    from pipeline.worker.jax import bucket, step
-    from pipeline.worker.jax.devices import BATCH as OVER
-
     everywhere = step.everywhere(mesh)
     over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(OVER))
     variables = step.variables_of(model)
@@ -163,14 +159,8 @@ def compared(model, mesh):
 
 
 def main():
-    """Asks and compares, and prints what came."""
-    os.environ |= {"KERAS_BACKEND": "jax", "XLA_FLAGS": on_jax.QUICK}
-    import jax
-
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    from pipeline.worker.jax import bucket, step
-
     mirrored, one, cut = map(on_jax.mesh_of, ((2, 1), (1, 1), (1, 2)))
     found = {}
     for name, expected, model in models():

@@ -1,18 +1,37 @@
 """Trains models under JAX on meshes of this process's four devices, and prints what came as JSON.
 
-`python on_jax.py [MESH...]`: a process of its own, since Keras takes one backend. On MESHes that are named it trains
-one model with and without `train.remat` instead.
+`python on_jax.py FOLDER`: a process of its own, since Keras takes one backend. FOLDER has what TensorFlow has saved.
+`python on_jax.py many_steps`, or `forgetting MESH ...`: that function's result instead.
 """
 
 import json
-import os
 import sys
+from pathlib import Path
 from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pipeline.models import cnn, mlp, transformer
+from pipeline.worker.artifacts import save
+from pipeline.worker.jax import build, compiled, layouts, reader
+from pipeline.worker.jax.data import DeviceData
+from pipeline.worker.jax.devices import BATCH as OVER
+from pipeline.worker.jax.devices import MODEL, seed_all
+from pipeline.worker.jax.loop import JaxLoop
+from pipeline.worker.layout import BatchLayout
 
 # To make code faster takes longer than to run it so few times.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+ENVIRON = {"KERAS_BACKEND": "jax", "XLA_FLAGS": QUICK}
 # An epoch of mlp and more, seven of the others.
 BATCH, CALLS = 16, (32, 18)
+# Steps of a training that goes on with a saved model.
+MORE = 20
+BACKENDS, EXCHANGED = ("tensorflow", "jax"), ("mlp", "normalized", "cnn", "called", "transformer")
 MESHES = {
     "one": (1, 1),
     "dropped": (1, 1),
@@ -26,33 +45,30 @@ MESHES = {
 
 
 def examples(name):
-    """(x, y) of a model by name, drawn from a seed; an epoch of the smaller ones ends with a short batch."""
-    import numpy as np
+    """(x, y) of a model by name, drawn from a seed: images that their labels lighten, or tokens that count up.
 
+    An epoch of the smaller ones ends with a short batch.
+    """
     rng = np.random.default_rng(7)
     if name == "transformer":
-        tokens = rng.integers(0, 64, (96, 17), dtype=np.int32)
+        tokens = (rng.integers(0, 64, (96, 1)) + rng.integers(1, 4, (96, 1)) * np.arange(17)).astype(np.int32) % 64
         return tokens[:, :-1], tokens[:, 1:]
-    count = {"cnn": 96, "mlp": 612}.get(name, 100)
-    return rng.random((count, 8, 8, 1), np.float32), rng.integers(0, 10, count, dtype=np.int32)
+    y = rng.integers(0, 10, {"cnn": 96, "mlp": 612}.get(name, 100), dtype=np.int32)
+    return (rng.random((len(y), 8, 8, 1)) + y[:, None, None, None] / 10).astype(np.float32), y
 
 
 def made(name, dropout=0.0):
     """A compiled model by name, whose weights NumPy has drawn from a seed, whatever its backend."""
-    import numpy as np
-
-    from pipeline.models import cnn, mlp, transformer
-
-    if name == "transformer":
-        model = transformer(input_shape=(16,), num_classes=64, blocks=2, width=64, heads=4, dropout=dropout)
-    elif name == "mlp":
-        model = mlp(input_shape=(8, 8, 1), num_classes=10)
-    elif name == "cnn":
-        model = cnn(input_shape=(8, 8, 1), num_classes=10, filters=(8, 16), dense_units=64, dropout=dropout)
-    elif name == "called":
-        model = called()
-    else:
-        model = convolutional((8, 8, 1), 10, dropout)
+    image = {"input_shape": (8, 8, 1), "num_classes": 10}
+    model = {
+        "transformer": lambda: transformer(
+            input_shape=(16,), num_classes=64, blocks=2, width=64, heads=4, dropout=dropout
+        ),
+        "mlp": lambda: mlp(**image),
+        "cnn": lambda: cnn(**image, filters=(8, 16), dense_units=64, dropout=dropout),
+        "called": called,
+        "normalized": lambda: convolutional(**image, dropout=dropout),
+    }[name]()
     if not model.compiled:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     rng = np.random.default_rng(3)
@@ -64,8 +80,6 @@ def made(name, dropout=0.0):
 
 def convolutional(input_shape, num_classes, dropout=0.5):
     """A small network with batch normalization and dropout."""
-    import keras
-
     layers = keras.layers
     return keras.Sequential(
         [
@@ -80,26 +94,31 @@ def convolutional(input_shape, num_classes, dropout=0.5):
     )
 
 
-def called():
+@keras.saving.register_keras_serializable("on_jax")
+class Doubled(keras.layers.Layer):
+    """Doubles what it gets while it is trained."""
+
+    def call(self, x, training=False):
+        return 2 * x if training else x
+
+
+@keras.saving.register_keras_serializable("on_jax")
+class Called(keras.Model):
     """A model that hands `training` on to no layer, calls one twice, and adds its loss itself."""
-    import keras
 
-    class Doubled(keras.layers.Layer):
-        def call(self, x, training=False):
-            return 2 * x if training else x
+    def __init__(self, **named):
+        super().__init__(**named)
+        self.doubled = Doubled()
+        self.dense = keras.layers.Dense(4, activity_regularizer="l2")
 
-    class Called(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.doubled = Doubled()
-            self.dense = keras.layers.Dense(4, activity_regularizer="l2")
+    def call(self, x, training=False):
+        x = self.doubled(keras.ops.reshape(x, (-1, 64)))
+        once, twice = self.dense(x), self.dense(keras.ops.flip(x, 1))
+        self.add_loss(keras.ops.mean(keras.ops.square(once - twice - 1)))
+        return once
 
-        def call(self, x, training=False):
-            x = self.doubled(keras.ops.reshape(x, (-1, 64)))
-            once, twice = self.dense(x), self.dense(keras.ops.flip(x, 1))
-            self.add_loss(keras.ops.mean(keras.ops.square(once - twice - 1)))
-            return once
 
+def called():
     model = Called()
     model(keras.ops.zeros((1, 8, 8, 1)))
     model.compile(keras.optimizers.SGD(0.01))
@@ -108,31 +127,17 @@ def called():
 
 def mesh_of(shape):
     """A mesh of so many replicas of so many devices."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh
-
-    from pipeline.worker.jax.devices import BATCH as OVER
-    from pipeline.worker.jax.devices import MODEL
-
     return Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), (OVER, MODEL))
 
 
 def loop_over(make, arrays, shape, validates=False, change=lambda model: None, alike=False):
     """The loop over what `make` makes, which `change` is done to once it is built, on a mesh of that shape."""
-    import keras
-
-    from pipeline.worker.jax import build, layouts
-    from pipeline.worker.jax.data import DeviceData
-    from pipeline.worker.jax.devices import seed_all
-    from pipeline.worker.jax.loop import JaxLoop
-    from pipeline.worker.layout import BatchLayout
-
     keras.utils.clear_session()
     seed_all(0)
     (replicas, parts), mesh, model = shape, mesh_of(shape), make()
     model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
-    model.optimizer.build(model.trainable_variables)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
     change(model)
     build._expect_loss(model, arrays)
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
@@ -143,8 +148,6 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
 
 def trained(name, shape, dropout, alike):
     """What a model comes to after some steps on a mesh of that shape: losses, validation, bytes of a device, places."""
-    import numpy as np
-
     loop = loop_over(lambda: made(name, dropout), examples(name), shape, validates=True, alike=alike)
     model = loop.model
     held = _held(model)
@@ -177,8 +180,6 @@ def _held(model):
 
 def refused(model, mesh):
     """What is said of written layouts that are wrong, and of a model with convolutions of groups of channels."""
-    from pipeline.worker.jax import build, layouts
-
     said = []
     for patterns in (
         {"kernel": [None, "model"]},
@@ -200,21 +201,12 @@ def refused(model, mesh):
 
 
 def in_groups():
-    """A model with a convolution of groups of channels inside another."""
-    import keras
-
     inner = keras.Sequential([keras.layers.Conv2D(4, 3), keras.layers.DepthwiseConv2D(3)])
     return keras.Sequential([keras.Input((8, 8, 1)), inner, keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
 def read():
     """What becomes of data that cannot be read, and of a thread whose steps nobody wants any longer."""
-    import numpy as np
-
-    from pipeline.worker.jax import reader as reading
-    from pipeline.worker.jax.data import DeviceData
-    from pipeline.worker.layout import BatchLayout
-
     mesh = mesh_of((1, 1))
     found, whole, strided = {}, (np.arange(100.0), np.arange(100)), np.arange(200, dtype=np.float32)[::2] / 2
     for name, arrays, beside in (
@@ -224,19 +216,19 @@ def read():
         ("too few", (whole[0], np.arange(50)), True),
         ("too few, on one core", (whole[0], np.arange(50, dtype=np.int32)), False),
     ):
-        with mock.patch.object(reading, "has_core_beside", lambda beside=beside: beside):
-            reader = reading.Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
+        with mock.patch.object(reader, "has_core_beside", lambda beside=beside: beside):
+            reads = reader.Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
         try:
             found[name] = [
                 np.asarray(block.batches[0] if block.stacked else [block.batches[0]])[first : first + steps].tolist()
-                for block, first, steps in reader.take(9)
+                for block, first, steps in reads.take(9)
             ]
         except IndexError as error:
             found[name] = str(error)
-        reader.close()
-        assert (reader._thread is not None) is beside
+        reads.close()
+        assert (reads._thread is not None) is beside
         if beside:
-            (thread,) = reader._thread._threads
+            (thread,) = reads._thread._threads
             thread.join(30)
             found[f"{name}, left"] = thread.is_alive()
     return found
@@ -244,43 +236,79 @@ def read():
 
 def forgetting(name, forgets):
     """(losses, bytes that a step takes beside its arguments, digests) of a transformer, whose blocks compute again."""
-    import numpy as np
-
-    from pipeline.models import transformer
-    from pipeline.worker.jax.build import forget
-
     sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 3, "width": 32, "heads": 2}
     tokens = np.random.default_rng(7).integers(0, 64, (64, 33), dtype=np.int32)
     loop = loop_over(
         lambda: transformer(dropout=0.3 * (name == "dropped"), **sizes), (tokens[:, :-1], tokens[:, 1:]),
-        MESHES[name], change=forget if forgets else lambda model: None,
+        MESHES[name], change=build.forget if forgets else lambda model: None,
     )  # fmt: skip
     losses = loop.call(4).losses[:, 0].tolist()
-    (compiled,) = loop._train._compiled.values()
-    temporary = compiled.memory_analysis().temp_size_in_bytes
+    (program,) = loop._train._compiled.values()
+    temporary = program.memory_analysis().temp_size_in_bytes
     return {"losses": losses, "temporary": temporary, "digests": loop.replica_digests()}
 
 
-def main(*meshes):
-    """Trains all of them, and prints what came."""
-    os.environ["KERAS_BACKEND"] = "jax"
-    if not meshes:
-        os.environ["XLA_FLAGS"] = QUICK
-    import jax
+def train(loop_of, folder):
+    """Returns the losses of models that are trained from the same weights, and saves them in a folder as a run does."""
+    found = {}
+    for name in EXCHANGED:
+        loop = loop_of(lambda name=name: made(name), examples(name))
+        found[name] = loop.call(sum(CALLS)).losses[:, 0].tolist()
+        (folder / name).mkdir(parents=True)
+        save(loop.whole_model() if hasattr(loop, "whole_model") else loop.model, folder / name, lambda event: None)
+    return found
 
+
+def go_on(loop_of, folder):
+    """Returns the losses of going on with each model of a folder, and the steps that its optimizer has made in all."""
+    found = {}
+    for name in EXCHANGED:
+        loop = loop_of(lambda name=name: keras.saving.load_model(folder / name / "model.keras"), examples(name))
+        found[name] = loop.call(MORE).losses[:, 0].tolist(), int(loop.model.optimizer.iterations)
+    return found
+
+
+def exchanged(folder):
+    """Returns what comes of training, and of going on with what each backend has saved in a folder."""
+
+    def loop_of(make, arrays):
+        return loop_over(make, arrays, MESHES["one"])
+
+    return {"train": train(loop_of, folder / "jax"), **{of: go_on(loop_of, folder / of) for of in BACKENDS}}
+
+
+def many_steps(steps=1500, width=784, batch=128):
+    """Returns the last loss of many steps, each in a call of its own, whose gradient two devices add up."""
+    mesh = mesh_of(MESHES["mirrored"])
+    weights = jax.device_put(np.eye(width, batch, dtype=np.float32), NamedSharding(mesh, PartitionSpec()))
+    data = jax.device_put(np.full((batch, width), 0.1, np.float32), NamedSharding(mesh, PartitionSpec(OVER)))
+
+    def step(state, data):
+        loss, gradient = jax.value_and_grad(lambda weights: jnp.mean(jnp.tanh(data @ weights) ** 2))(state[0])
+        return (state[0] - 0.1 * gradient,), loss
+
+    call = compiled.CompiledSteps(step, mesh, (weights,), data, in_epoch=steps, alike=True)
+    state, losses = (weights,), []
+    for _ in range(steps):
+        state, of_call = call(state, reader.ReadBlock(data, 1, batch, stacked=False), 0, 1)
+        losses += of_call
+    return float(losses[-1])
+
+
+def main(what, *meshes):
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_num_cpu_devices", 2 if what == "many_steps" else 4)
     if meshes:
         found = {f"{name} {forgets}": forgetting(name, forgets) for name in meshes for forgets in (False, True)}
+    elif what == "many_steps":
+        found = many_steps()
     else:
-        found = {"trained": all_trained(), "read": read()}
+        found = {"trained": all_trained(), "read": read(), "exchanged": exchanged(Path(what))}
     print(json.dumps(found))
 
 
 def all_trained():
     """What each model comes to on each mesh."""
-    from pipeline.worker.jax import compiled
-
     found = {}
     for name, meshes, dropout in (
         ("mlp", ("one", "stepped", "mirrored", "both"), 0.0),

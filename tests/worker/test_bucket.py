@@ -1,17 +1,14 @@
 """Gradients that travel in one bucket under JAX, for models that train the same by it."""
 
-from importlib.util import find_spec
-
 import pytest
+from on_jax import ENVIRON
 from scripts import came
-
-pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
 
 @pytest.fixture(scope="module")
 def found():
     """What `support/bucketed.py` prints."""
-    return came("bucketed")
+    return came("bucketed", **ENVIRON)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import numpy as np
 import on_jax
@@ -21,13 +20,22 @@ from pipeline.worker.data import batches, conversion
 from pipeline.worker.jax import data
 from pipeline.worker.jax.data import orders
 
-pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+
+def by_tensorflow(make, arrays):
+    return loop_over(make, arrays, batch=on_jax.BATCH)
 
 
 @pytest.fixture(scope="module")
-def wrote(without_tensorflow):
+def saved(tmp_path_factory):
+    """(a folder of models that TensorFlow has trained, and their losses by name)."""
+    folder = tmp_path_factory.mktemp("exchanged")
+    return folder, on_jax.train(by_tensorflow, folder / "tensorflow")
+
+
+@pytest.fixture(scope="module")
+def wrote(without_tensorflow, saved):
     """What `support/on_jax.py` prints."""
-    return scripts.came("on_jax", python=without_tensorflow)
+    return scripts.came("on_jax", saved[0], python=without_tensorflow, **on_jax.ENVIRON)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,7 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
 @pytest.mark.slow
 def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for_ever():
     # XLA's pool has a thread a device, and each step under way held one while it waited for the others' sums.
-    assert 0 < scripts.came("many_steps", timeout=120) < 0.01
+    assert 0 < scripts.came("on_jax", "many_steps", NPROC="1", timeout=120, **on_jax.ENVIRON) < 0.01
 
 
 @pytest.mark.slow
@@ -119,15 +127,23 @@ def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [("mlp", "mlp one"), ("normalized", "normalized one"), ("called", "called one"), ("transformer",) * 2],
-)
-def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, key):
-    loop = loop_over(lambda: on_jax.made(name), on_jax.examples(name), batch=on_jax.BATCH)
-    losses = loop.call(sum(on_jax.CALLS)).losses[:, 0]
-    key = key if key.endswith("one") else f"{key} one"
-    np.testing.assert_allclose(losses, came[key]["losses"], rtol=0, atol=1e-3)
+def test_tensorflow_trains_to_the_same_losses_from_the_same_weights_and_each_goes_on_with_what_the_other_saved(
+    saved, wrote
+):
+    (folder, losses), steps = saved, sum(on_jax.CALLS)
+    by_jax = wrote["exchanged"]
+    ours = {of: on_jax.go_on(by_tensorflow, folder / of) for of in on_jax.BACKENDS}
+    for name in on_jax.EXCHANGED:
+        assert len(losses[name]) == len(by_jax["train"][name]) == steps
+        np.testing.assert_allclose(losses[name], by_jax["train"][name], rtol=0, atol=1e-3, err_msg=name)
+        # It has learnt: what comes to nothing would be alike, too.
+        assert np.mean(losses[name][-9:]) < np.mean(losses[name][:9]) - 0.01, name
+        gone_on = [found[of][name] for found in (ours, by_jax) for of in on_jax.BACKENDS]
+        for rest, iterations in gone_on:
+            # With the optimizer's state: it counts on.
+            assert iterations == steps + on_jax.MORE
+            np.testing.assert_allclose(rest, gone_on[0][0], rtol=0, atol=1e-3, err_msg=name)
+            assert np.mean(rest) < np.mean(losses[name][:9]), name
 
 
 @pytest.mark.parametrize(
