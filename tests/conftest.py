@@ -185,13 +185,7 @@ def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pipeline(started: Callable[..., Ran]) -> Callable[..., Ran]:
-    """As `started`, where a file of tests does not say otherwise."""
-    return started
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+def pipeline(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Runs the command in a fresh folder; afterwards no process of it may be left."""
 
     def run(*arguments: str, timeout: float = 240.0, python: Path | None = None, **environ: str) -> Ran:
@@ -203,9 +197,9 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
 
 
 @pytest.fixture
-def asked(started: Callable[..., Ran]) -> Callable[..., Ran]:
-    """As `started`, for what trains nothing."""
-    return functools.partial(started, timeout=60.0)
+def asked(pipeline: Callable[..., Ran]) -> Callable[..., Ran]:
+    """As `pipeline`, for what trains nothing."""
+    return functools.partial(pipeline, timeout=60.0)
 
 
 def left_behind(folder: Path, patience: float = 5.0) -> list[str]:

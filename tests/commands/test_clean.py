@@ -114,16 +114,3 @@ def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(out
     assert why[output / "sweeps" / "best"] == clean.YOUNG
     assert why[output / "runs" / "old_1"] == clean.NEEDED
     assert why[output / "runs" / "old_2"] is None
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["older_than=month"], "Expected older_than to be an age, as 12h, 30d or 8w, received month. Try older_than="),
-    (["keep_best=some"], "Expected keep_best to be a whole number, received some. Try keep_best=5."),
-    (["dry=no"], "Expected dry to be true or false, received no. Try dry=true."),
-    (["--keep-best", "5"], "Expected key=value, received --keep-best. Try keep_best=5."),
-    (["mine"], "received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
-])  # fmt: skip
-def test_what_makes_no_sense_is_refused_in_words_and_nothing_goes(output, capsys, arguments, words):
-    assert main([*arguments, f"output_dir={output}", *["dry=false"] * ("dry=no" not in arguments)]) == 2
-    assert words in capsys.readouterr().err
-    assert left(output) == EVERYTHING

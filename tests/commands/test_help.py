@@ -63,15 +63,6 @@ def test_a_group_a_choice_a_key_and_a_verb_have_a_page_each(asked, topics, words
     assert [word for word in words if word not in told.out] == []
 
 
-@pytest.mark.parametrize(
-    ("topic", "instead"), [("stratgy", "strategy"), ("epohcs", "train.epochs"), ("zzz", "all"), ("reprot", "report")]
-)
-def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
-    told = asked("--help", topic)
-    assert (told.code, told.out) == (2, "")
-    assert told.err.endswith(f"received {topic}. Try --help {instead}.\n")
-
-
 @pytest.mark.parametrize(("typed", "some", "none"), [
     ("pipeline rep", ["report"], ["compare"]),
     ("pipeline strat", ["strategy=mirrored", "strategy=multi_worker", "strategy.name="], ["model=cnn"]),
@@ -91,11 +82,6 @@ def test_bash_offers_verbs_choices_keys_and_values(asked, tmp_path, typed, some,
     assert ran.returncode == 0, ran.stderr
     assert set(some) <= set(ran.stdout.split())
     assert not set(none) & set(ran.stdout.split())
-
-
-def test_what_is_no_shell_is_refused_with_one_that_is(asked):
-    words = "Expected --completion with one of bash, fish, zsh, received bsh. Try pipeline --completion bash."
-    assert words in asked("--completion", "bsh").failed(2).err
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

@@ -77,9 +77,6 @@ def test_a_folder_that_is_gone_and_a_narrow_terminal_are_answered_in_words(tmp_p
     ("reprot", "Try python -m pipeline report mine."),
     ("predcit", "Try python -m pipeline predict mine."),
     ("zzz", "Try `python -m pipeline --help`."),
-    ("list", "Try `python -m pipeline --help`."),
-    ("train", "Try python -m pipeline."),
-    ("resume", "Try python -m pipeline resume=mine."),
     ("plan", "Try python -m pipeline mode=plan."),
     ("model", "Try python -m pipeline model=cnn."),
     ("strategy mirored workers=2", "Try python -m pipeline strategy=mirrored workers=2."),
@@ -95,13 +92,65 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_predict_and_explain_are_short_for_a_setting_of_a_training(asked):
-    told = asked("predict", "workers=2").failed(2)
-    assert "runs" in told.err
-    told = asked("explain", "strategy=parameter_server").failed(2)
-    assert "Expected measure.explain=false" in told.err
-    told = asked("explain", "nowhere").failed(2)
-    assert "Expected a run's folder, its name or its id in MLflow, received nowhere, which" in told.err
+@pytest.mark.parametrize(("typed", "words"), [
+    ("explain strategy=parameter_server", "Expected measure.explain=false"),
+    ("explain nowhere", "Expected a run's folder, its name or its id in MLflow, received nowhere, which"),
+    ("attach nothing", "received nothing, which is that of no runs"),
+    ("attach", "Try python -m pipeline attach RUN"),
+    ("attach mine end=yes", "Try end=true"),
+    ("sync nothing/here", "nothing/here"),
+    ("sync uri=file:mlruns", "Try uri=http://127.0.0.1:5000"),
+    *((f"ui port={port}", f"received {port}. Try port=5001.") for port in ("0", "65536", "five", "-1", "5000.0")),
+    ("ui port=50517 output_dir=/proc/x", "Expected to be able to write /proc/x"),
+    ("clean older_than=month", "to be an age, as 12h, 30d or 8w, received month. Try older_than="),
+    ("clean keep_best=some", "Expected keep_best to be a whole number, received some. Try keep_best=5."),
+    ("clean dry=no", "Expected dry to be true or false, received no. Try dry=true."),
+    ("clean --keep-best 5", "Expected key=value, received --keep-best. Try keep_best=5."),
+    ("clean mine", "received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
+    ("doctor --only disc", "received disc. Try --only python,"),
+    ("doctor --jsn", "Expected options that exist, received --jsn. Try --help."),
+    ("doctor workrs=2", "workrs"),
+    ("doctor cluster=slurn", "slurn"),
+    ("--help stratgy", "received stratgy. Try --help strategy."),
+    ("--help epohcs", "received epohcs. Try --help train.epochs."),
+    ("--help zzz", "received zzz. Try --help all."),
+    ("--help reprot", "received reprot. Try --help report."),
+    ("--completion bsh", "one of bash, fish, zsh, received bsh. Try pipeline --completion bash."),
+    ("prepare", "Expected out to be the folder to fill, received none. Try out=prepared."),
+    ("prepare out=gs://b/d", "Expected out to be a folder that this machine can write to, received gs://b/d"),
+    ("prepare out", "Expected key=value or group=choice, received out. Try out=VALUE."),
+    *((f"prepare out=d {typed}", words) for typed, words in (
+        ("data=digitz", "received digitz. Try data=digits."),
+        ("sed=1", "Expected a key that exists, received sed. Try seed=1."),
+        ("model=cnn", "received model. Try `python -m pipeline prepare --help`"),
+        ("seed=x", "Expected seed to be a whole number, received x. Try seed=0."),
+        ("seed=-1", "Expected seed to be 0 or more, received -1."),
+        ("data.shuffle=maybe", "Expected data.shuffle to be true or false, received maybe"),
+        ("data.path=x", "Expected data.path=null with data=mnist5k, which reads none, received x"),
+        ("processes=0", "Expected processes to be 1 or more, received 0."),
+        ("shard_mib=0", "Expected shard_mib to be a size in MiB, above 0, received 0."),
+        ("validation_fraction=1", "0 or more and below 1, received 1. Try validation_fraction=0.2"),
+        ("shards=10 workers=4", "divide evenly over 4 workers, received 10. Try shards=8."),
+        ("processes=2 scheduler=tcp://h:1", "Expected processes to be null where a scheduler"),
+        ("data.build._target_=sources.arays", "no arays in sources. Try data.build._target_=sources.arrays"),
+        ("data.build._target_=sources.arrays allowed_targets=[]", "to be in an allowed package"),
+        ("data.build._target_=sources.arrays +data.build.exampels=3", "data.build.exampels. Try data.build.examples"),
+        ("+hydra.callbacks.x._target_=os.system", "received os.system"),
+        ("--nonsense", "Expected options that exist, received --nonsense. Try --help."),
+        ("--config-dir nowhere", "Expected --config-dir to be a folder, received nowhere"),
+    )),
+])  # fmt: skip
+def test_what_a_verb_cannot_take_is_refused_in_one_message_and_nothing_is_begun(asked, tmp_path, typed, words):
+    told = asked(*typed.split()).failed(2)
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith("pipeline: Expected ")
+    assert words in told.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_predict_without_runs_says_what_to_type_first(asked):
+    told = asked("predict", "hardware=2x4gpu", "strategy=multi_worker", "model=mlp").failed(2)
+    assert "Try `python -m pipeline -m strategy=multi_worker model=mlp data=mnist5k workers=1,2` first." in told.err
 
 
 def test_a_run_that_was_explained_says_so_again(asked, tmp_path):

@@ -2,13 +2,12 @@
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from bad_input import fault
-from conftest import QUICK, ROOT, SUPPORT, Ran, finish, start
+from conftest import QUICK, ROOT, SUPPORT, Ran
 from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
@@ -20,12 +19,6 @@ CONF = f"--config-dir={SUPPORT}/conf"
 TWO = ("strategy=multi_worker", "workers=2")
 # The requirement is two seconds on a quiet machine; a test must pass on a busy one.
 SECONDS = 10.0
-
-
-@pytest.fixture
-def pipeline(asked):
-    """Hardly a command here trains; those that do are `started`, with a fork server at hand."""
-    return asked
 
 
 def refusal(ran: Ran) -> str:
@@ -61,8 +54,6 @@ def refusal(ran: Ran) -> str:
         (["~workers"], "workers=null"),
         (["~train.epochs"], "train.epochs=null"),
         # Types.
-        (["workers=two"], "Expected workers"),
-        (["train.seed=null"], "train.seed=0"),
         (["train.callbacks=EarlyStopping"], "'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'"),
         # What a list of names, or the file system, can tell.
         (["train.loss=mean_square_error"], "Keras's name of a loss, or a function {_target_: ...}, received"),
@@ -88,23 +79,16 @@ def refusal(ran: Ran) -> str:
         (["tracking.uri=sqlite:////proc/x/a.db"], "Expected to be able to write tracking.uri=sqlite:////proc/x/a.db"),
         (["tracking.uri=sqlite:////proc"], "Expected a file that can be written for tracking.uri=sqlite:////proc"),
         (["resume=nowhere"], "resume=auto or resume=never"),
-        # Ranges and contradictions; every range is in test_plan.
+        # Every range, contradiction and layout is in test_plan.
         (["train.learning_rate=-1"], "train.learning_rate=0.001"),
-        (["train.epochs=1", "train.steps=1"], "Expected train.epochs"),
+        (["train.check=yes"], "Expected train.check to be true, strict or off, received yes. Try train.check=true."),
+        (["train.check=false"], "received False. Try train.check=off."),
         (["hardware=8cpu", "train.global_batch=100"], "train.global_batch=96"),
-        # Layouts.
-        (["hardware=8gpu", "hardware.hosts=9"], "hardware.rehearse=true"),
-        (["hardware=2gpu", "hardware.rehearse=true", "workers=3"], "received workers=3 on hardware=2gpu with 2"),
-        (["strategy=mirrored", "hardware=2x1cpu"], "Expected one host"),
-        ([*TWO, "strategy.devices_per_process=3"], "received 3"),
         # Functions.
         (["model.build._target_=nowhere.cnn"], "no module 'nowhere'"),
         (["model.build._target_=own.tinyy"], "model.build._target_=own.tiny"),
-        (["model.build._target_=pipeline.models"], "received pipeline.models, which is a module"),
-        (["model.build._target_=tiny"], "received 'tiny'"),
         (["+model.build.dense_unit=3"], "model.build.dense_units"),
         (["model.build._target_=faulty.takes_depth"], "+model.build.depth="),
-        (["model.build._target_=os.system", "+model.build.command=ls", "allowed_targets=[]"], "allowed_targets=[os]"),
         (["~model.build._target_"], "Expected model.build._target_"),
         (
             ["train.callbacks=[{_target_: keras.callbacks.LambdaCallback, on_epoch_end: {_target_: own.nothing}}]"],
@@ -127,7 +111,6 @@ def refusal(ran: Ran) -> str:
         (["-m", "hydra/sweeper=optuna", "workers=1,2"], "Expected hydra/sweeper"),
         (["hydra.launcher=null"], "Expected hydra/launcher"),
         # Overrides that are none.
-        (["train.epochs==3"], "train.epochs=3"),
         (["a=["], "quotes around the whole of it"),
         (["=3"], "received 3"),
         (["workers=1,2"], "-m workers=1,2 for a run with each"),
@@ -136,9 +119,7 @@ def refusal(ran: Ran) -> str:
         (["--workers", "2"], "workers=2"),
         (["--batch-size=32"], "train.global_batch=32"),
         (["--strategy", "mirored"], "strategy=mirrored"),
-        # What other programs call it.
-        (["lr=0.1"], "train.learning_rate=0.1"),
-        (["gpus=2"], "hardware=2gpu"),
+        # What other programs call it; more is in the examples of `pipeline/config/instead.py`.
         (["fp16=true"], "train.precision=mixed_float16"),
         (["precision=fp16"], "train.precision=mixed_float16"),
         (["train.batch_size=64"], "train.global_batch=64"),
@@ -147,24 +128,18 @@ def refusal(ran: Ran) -> str:
         (["strategy=ddp"], "strategy=multi_worker"),
         (["strategy=horovod"], "strategy=multi_worker strategy.collective=horovod"),
         (["cluster=k8s"], "cluster=kubernetes"),
-        (["tracking=wandb"], "tracking=sqlite"),
         (["hardware=3"], "hardware=3gpu"),
         (["model=mine:build"], "model.build._target_=mine.build"),
-        (["data=./a.csv"], "data=csv data.path=./a.csv"),
-        (["train.epochs=1e2"], "train.epochs=100"),
         (["train.steps=1,000"], "train.steps=1000, or -m train.steps=1,000 for a run with each"),
         (["train.metrics=accuracy,auc"], "'train.metrics=[accuracy,auc]', or -m train.metrics=accuracy,auc"),
         (["train.callbacks=[EarlyStopping]"], "'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'"),
         (["train.optimizer=Adam(0.1)"], "'train.optimizer={_target_: keras.optimizers.Adam}'"),
-        (["data.input_shape=(28,28)"], "'data.input_shape=[28,28]'"),
         (["tracking.experiment=a;b"], "\"tracking.experiment='a;b'\""),
         (["-m", "sweep.name='a b/c'", "workers=1,2"], "sweep.name=a_b_c"),
         (["strategy.name='a b/c'"], "strategy.name=a_b_c"),
         # What is misspelt.
         (["stratgy=mirrored"], "Try strategy=mirrored."),
-        (["trian.epoch=3"], "Try train.epochs=3."),
         (["epochs=3"], "Try train.epochs=3."),
-        (["steps=3"], "Try train.steps=3 or measure.steps=3."),
         (["workers=many"], "Try workers=2, or workers=null."),
         (["mode=paln"], "Try mode=plan."),
         (["train.save=ture"], "Try train.save=true."),
@@ -178,46 +153,41 @@ def refusal(ran: Ran) -> str:
         (["workers=2", "foo"], "Try `python -m pipeline --help`."),
         (["workers=2", "mirrored"], "Try strategy=mirrored."),
         (["mirrored"], "Try python -m pipeline strategy=mirrored."),
-        (["train"], "Try python -m pipeline."),
-        (["stratgy"], "Try python -m pipeline strategy=mirrored."),
         *(
             ([f"hardware={name}"], "or a layout such as 3gpu or 2x8gpu, received")
             for name in ("0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu")
         ),
-        # Sweeps of nothing.
+        # Sweeps that make no sense, and those of nothing.
+        (["-m", "sweep.name=../x"], "Expected sweep.name to be a folder's name"),
+        (["-m", "sweep.name=''"], "received nothing. Try sweep.name=mine."),
+        (["-m", "sweep.name=a,b"], "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
+        (["-m", "mode=run,plan"], "Expected one value of mode for a whole sweep, received mode=run,plan."),
+        (["sweep.name=x"], "Try python -m pipeline -m sweep.name=x."),
+        (["sweep.repeats=2"], "Try python -m pipeline -m sweep.repeats=2."),
+        (["sweep.parallel=2"], "Try python -m pipeline -m sweep.parallel=2."),
+        (["-m", "experiment=scalings"], "Expected experiment to be one of batch, precision, scaling, strategies"),
         (["-m", "train.seed=range(3,1)"], "-m train.seed="),
         (["-m", "train.seed=range(1,3,0)"], "received train.seed=range(1,3,0), which gives none"),
         (["-m", "strategy=glob(xyz*)"], "received strategy=glob(xyz*), which gives"),
         (["-m", "strategy=mirrored,default", "workers=range(4,4)"], "received workers=range(4,4), which gives none"),
         (["-m", "mode=plan", "data.path=shuffle()"], "received data.path=shuffle()"),
-        (["-m", "train.seed=choice()"], "train.seed="),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--run", "-m"], "received several"),
         (["--experimental-rerun=config.pickle"], "--experimental-rerun"),
         (["-m", "workers=1,two"], "Expected workers"),
-        (["-m", "strategy=mirrored,mirored"], "strategy=mirrored"),
         (["-m", "workers=interval(1,2)"], "received workers=interval"),
         (["-m", "+hydra.sweeper.params.wokers='1,2'"], "workers=1"),
         (["-m", "hydra.sweep.subdir=mine", "workers=1,2"], "a folder of its own, received mine. Try without it."),
         # Places.
-        (["tracking=server"], "Expected tracking.uri"),
         (["tracking=server", "tracking.uri=localhost:5000"], "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite"),
-        (["tracking.experiment=''"], "Expected tracking.experiment"),
-        ([*TWO, "cluster.base_port=65535"], "cluster.base_port=null"),
         ([*TWO, "cluster.host=192.0.2.1"], "Expected to be able to listen on 192.0.2.1"),
         (["output_dir=/proc/x"], "Expected to be able to write /proc/x"),
         (["--config-dir=/nowhere"], "Expected --config-dir"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_refused_in_one_message_and_nothing_is_started(pipeline, arguments, words):
-    assert words in refusal(pipeline(*arguments))
-
-
-def test_a_command_that_is_started_is_refused_within_seconds(tmp_path):
-    began = time.monotonic()
-    ran = finish(start(tmp_path, "strategy=mirored", cold=True), tmp_path, began, 60)
-    assert "received mirored. Try strategy=mirrored." in refusal(ran)
+def test_bad_input_is_refused_in_one_message_and_nothing_is_started(asked, arguments, words):
+    assert words in refusal(asked(*arguments))
 
 
 @pytest.mark.parametrize("arguments", [
@@ -230,32 +200,32 @@ def test_a_command_that_is_started_is_refused_within_seconds(tmp_path):
     ["+hydra.callbacks.mine._target_=imports.model"],
     ["hydra/job_logging=default", "+hydra.job_logging.handlers.mine={class: imports.model}"],
 ], ids=" ".join)  # fmt: skip
-def test_a_function_that_no_config_may_call_is_refused_before_its_module_is_imported(pipeline, tmp_path, arguments):
+def test_a_function_that_no_config_may_call_is_refused_before_its_module_is_imported(asked, tmp_path, arguments):
     (tmp_path / "imports.py").write_text(
         "from pathlib import Path\nimport os\nfrom os import system as shell\nPath('imported').touch()\n"
         "def model(): ...\n"
     )
-    refusal(pipeline(*arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
+    refusal(asked(*arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
     assert not (tmp_path / "imported").exists()
 
 
-def test_an_address_with_a_password_is_refused_before_anything_is_written(pipeline, tmp_path):
-    message = refusal(pipeline("tracking=server", "tracking.uri=http://ann:s3cret@127.0.0.1:5000"))
+def test_an_address_with_a_password_is_refused_before_anything_is_written(asked, tmp_path):
+    message = refusal(asked("tracking=server", "tracking.uri=http://ann:s3cret@127.0.0.1:5000"))
     assert "Expected tracking.uri without a user and password" in message
     assert "s3cret" not in message + "".join(each.read_text() for each in tmp_path.rglob("*") if each.is_file())
 
 
-def test_a_port_that_is_taken_is_refused(pipeline):
+def test_a_port_that_is_taken_is_refused(asked):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        message = refusal(pipeline(*TWO, f"cluster.base_port={port}"))
+        message = refusal(asked(*TWO, f"cluster.base_port={port}"))
     assert f"Expected to be able to listen on 127.0.0.1:{port}, received: Address already in use, by " in message
     assert f"({os.getpid()}). Try cluster.base_port=null" in message
 
 
-def test_a_file_where_the_output_folder_should_be_is_named(pipeline, tmp_path):
+def test_a_file_where_the_output_folder_should_be_is_named(asked, tmp_path):
     (tmp_path / "outputs").write_text("mine")
-    assert "Expected to be able to write" in refusal(pipeline())
+    assert "Expected to be able to write" in refusal(asked())
     assert (tmp_path / "outputs").read_text() == "mine"
 
 
@@ -273,100 +243,72 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(pipeline, tmp_path, fault):
+def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(asked, tmp_path, fault):
     text, words = BROKEN[fault]
     (tmp_path / "mine/model").mkdir(parents=True)
     (tmp_path / "mine/model/model.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert words in refusal(pipeline("--config-dir=mine", "model=model"))
-    shown: Ran = pipeline("--config-dir=mine", "--help", "model=model")
+    assert words in refusal(asked("--config-dir=mine", "model=model"))
+    shown: Ran = asked("--config-dir=mine", "--help", "model=model")
     assert "Traceback" not in shown.err
     assert shown.code in (0, 2)
 
 
-def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(pipeline, tmp_path):
+def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(asked, tmp_path):
     (tmp_path / "installed/hydra/launcher").mkdir(parents=True)
     (tmp_path / "installed/hydra/launcher/joblib.yaml").write_text(
         "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
     )
-    ran: Ran = pipeline("-m", "--config-dir=installed", "hydra/launcher=joblib", "workers=1,2")
+    ran: Ran = asked("-m", "--config-dir=installed", "hydra/launcher=joblib", "workers=1,2")
     assert "spoil each other's timing, received joblib. Try without it." in refusal(ran)
 
 
-def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(pipeline, tmp_path):
+def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(asked, tmp_path):
     (tmp_path / "mine/experiment").mkdir(parents=True)
     experiment = tmp_path / "mine/experiment/short.yaml"
     good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
     experiment.write_text(good)
-    ran: Ran = pipeline("--config-dir=mine", "experiment=short", "mode=plan").ok()
+    ran: Ran = asked("--config-dir=mine", "experiment=short", "mode=plan").ok()
     assert "mlp on mnist5k" in ran.out
     assert "3 CPU workers" in ran.out
     assert "7 steps" in ran.out
     experiment.write_text(good.replace("steps", "step"))
-    assert "received train.step. Try train.steps." in refusal(pipeline("--config-dir=mine", "experiment=short"))
-    assert "Try experiment=... without the +." in refusal(pipeline("--config-dir=mine", "+experiment=short"))
+    assert "received train.step. Try train.steps." in refusal(asked("--config-dir=mine", "experiment=short"))
+    assert "Try experiment=... without the +." in refusal(asked("--config-dir=mine", "+experiment=short"))
     for headless in (good.partition("\n")[2], "workers: 3\n"):
         experiment.write_text(headless)
-        assert "begin with the line `# @package _global_`" in refusal(pipeline("--config-dir=mine", "experiment=short"))
+        assert "begin with the line `# @package _global_`" in refusal(asked("--config-dir=mine", "experiment=short"))
 
 
-def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(pipeline, tmp_path):
+def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(asked, tmp_path):
     (tmp_path / "mine/model").mkdir(parents=True)
     mlp, root = tmp_path / "mine/model/mlp.yaml", tmp_path / "mine/config.yaml"
     mlp.write_text("build: {_target_: pipeline.models.mlp, hidden: [4]}\n")
-    asked = ("--config-dir=mine", "--cfg", "job", "--package", "model.build.hidden", "model=mlp")
-    assert pipeline(*asked).ok().out.endswith("\n- 4\n")
+    typed = ("--config-dir=mine", "--cfg", "job", "--package", "model.build.hidden", "model=mlp")
+    assert asked(*typed).ok().out.endswith("\n- 4\n")
     # That of another program, whose place a folder of choices may be in.
     root.write_text("database: here\n")
-    assert "Try --config-path=mine in place of all choices" in refusal(pipeline(*asked))
+    assert "Try --config-path=mine in place of all choices" in refusal(asked(*typed))
     mlp.rename(tmp_path / "mine/model/small.yaml")
-    assert pipeline(*asked[:-1], "model=small").ok().out.endswith("\n- 4\n")
+    assert asked(*typed[:-1], "model=small").ok().out.endswith("\n- 4\n")
     root.unlink()
     mlp.write_text("defaults: [mlp]\nbuild: {hidden: [4]}\n")
-    assert "received one that leads back to itself" in refusal(pipeline(*asked))
+    assert "received one that leads back to itself" in refusal(asked(*typed))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["workers=1.5"], "received 1.5"),
-        (["train.epochs=1e3"], "received 1e3"),
-        (["train.epochs=true"], "received true"),
-        (["train.epochs="], "received nothing"),
-        (["train.epochs=[1]"], "received [1]"),
-        (["train.epochs={a: 1}"], "a whole number or null, received {a: 1}"),
-        (["train.learning_rate=fast"], "train.learning_rate=0.001, or train.learning_rate=null"),
-        (["train.deterministic=maybe"], "train.deterministic=false"),
-        (["train.precision=float64"], "received float64"),
-        (["measure.scaling=both"], "measure.scaling=weak, or measure.scaling=null"),
-        (["mode=1"], "mode=run"),
-        (["output_dir=[a]"], "output_dir=outputs"),
-        (["output_dir=null"], "output_dir=outputs"),
-        (["data.input_shape=28"], "Expected data.input_shape"),
-        (["data.input_shape=[a]"], "Expected data.input_shape"),
-        (["train.metrics=accuracy"], "received accuracy"),
-        (["launch.stop_timeout=null"], "launch.stop_timeout=4.0"),
-        (["train=null"], "Expected train"),
-        (["model.build=own.tiny"], "Expected model.build"),
-        (["model.build._target_=???"], "received none"),
-        (["train.epochs.x=3"], "Expected train.epochs"),
-        (["~nothing"], "received ~nothing"),
-        (["+train.seed=3"], "train.seed=3"),
-        (["model.build.widths=[3]"], "pipeline.models.cnn"),
-        (["workers=range(1,3)"], "-m 'workers=range(1,3)' for a run with each"),
-        (["workers=${oc.env:NOTHING_THERE}"], "Environment variable 'NOTHING_THERE' not found"),
-        (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),
-        (["strategy=3"], "strategy=mirrored"),
-        (["hydra/launcher=joblib"], "without it"),
-        (["cluster.options.a=1"], "+cluster.options.a=1"),
-        (["train={seed: a}"], "train.seed=0"),
-        (["train.seed=${train.epochs}"], "Expected train.seed"),
-        (["+mode=run"], "mode=run"),
-        (["++strategy=mirrored"], "received a second one with ++strategy"),
-        (["hydra.run.dir=[a]"], "Expected hydra.run.dir"),
-        (["train.optimizer='${'"], "train.optimizer"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+# What a value of each kind may not be is tried for every key in `test_bad_input`.
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["train.epochs={a: 1}"], "a whole number or null, received {a: 1}"),
+    (["train.learning_rate=fast"], "train.learning_rate=0.001, or train.learning_rate=null"),
+    (["model.build._target_=???"], "received none"),
+    (["+train.seed=3"], "train.seed=3"),
+    (["model.build.widths=[3]"], "pipeline.models.cnn"),
+    (["workers=range(1,3)"], "-m 'workers=range(1,3)' for a run with each"),
+    (["cluster.options.a=1"], "+cluster.options.a=1"),
+    (["train={seed: a}"], "train.seed=0"),
+    (["train.seed=${train.epochs}"], "Expected train.seed"),
+    (["hydra.run.dir=[a]"], "Expected hydra.run.dir"),
+    (["train.optimizer='${'"], "train.optimizer"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, words):
     assert words in said(*overrides)
 
@@ -413,11 +355,11 @@ def test_every_default_in_the_yaml_is_the_schema_s():
 @pytest.mark.parametrize(
     ("name", "hosts", "devices", "kind"), [("2x8gpu", 2, 8, "GPU"), ("3gpu", 1, 3, "GPU"), ("16x1cpu", 16, 1, "CPU")]
 )
-def test_hardware_that_is_a_layout_alone_needs_no_file(pipeline, name, hosts, devices, kind):
-    ran: Ran = pipeline("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}").ok()
+def test_hardware_that_is_a_layout_alone_needs_no_file(asked, name, hosts, devices, kind):
+    ran: Ran = asked("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}").ok()
     assert f"multi_worker on {name}: {hosts * devices} {kind} workers" in ran.out
     assert f"on {hosts} host{'s' * (hosts > 1)}" in ran.out
-    swept: Ran = pipeline("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu").ok()
+    swept: Ran = asked("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu").ok()
     assert f"multi_worker on {name}" in swept.out
     assert "multi_worker on 4gpu" in swept.out
 
@@ -430,14 +372,12 @@ def test_hardware_that_is_a_layout_alone_needs_no_file(pipeline, name, hosts, de
          "multi_worker on 4x8gpu: 32 GPU workers"),
     ],
 )  # fmt: skip
-def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(
-    pipeline, tmp_path, choice, text, words
-):
+def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(asked, tmp_path, choice, text, words):
     file = tmp_path / f"conf/{choice}.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    asked = ("mode=plan", "strategy=multi_worker", "model=mlp", choice.replace("/", "="))
-    ran: Ran = pipeline("--config-dir=conf", *asked)
+    typed = ("mode=plan", "strategy=multi_worker", "model=mlp", choice.replace("/", "="))
+    ran: Ran = asked("--config-dir=conf", *typed)
     assert (ran.code, ran.err) == (0, "")
     assert words in ran.out
 
@@ -503,8 +443,8 @@ def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path
     assert texts[1:] == texts[:1] * 2
 
 
-def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):
-    ran: Ran = pipeline(
+def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(asked):
+    ran: Ran = asked(
         "train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{SUPPORT}/conf", "data=synthetic"
     ).ok()
     shown = yaml.safe_load(ran.out)
@@ -514,8 +454,8 @@ def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pip
     assert not list(ran.folder.iterdir())
 
 
-def test_version_is_ours(pipeline):
-    ran: Ran = pipeline("--version").ok()
+def test_version_is_ours(asked):
+    ran: Ran = asked("--version").ok()
     assert ran.out.startswith("pipeline ")
 
 
@@ -536,17 +476,17 @@ def test_version_is_ours(pipeline):
     ),
     (("model=recommender", "data=clicks", "strategy=parameter_server"), ["recommender on clicks", "server "]),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
-def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, words):
-    ran: Ran = pipeline("mode=plan", *arguments).ok()
+def test_mode_plan_prints_every_process_and_leaves_nothing(asked, arguments, words):
+    ran: Ran = asked("mode=plan", *arguments).ok()
     assert ran.err == ""
     assert not [word for word in words if word not in ran.out], ran.out
     assert ran.seconds < SECONDS
     assert not list(ran.folder.iterdir())
 
 
-@pytest.mark.parametrize("named", [(), ("sweep.name=mine",)])
-def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and_leaves_nothing(pipeline, named):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu", *named).ok()
+@pytest.mark.parametrize("named", [(), ("sweep.name=mine",), ("sweep.parallel=2",)])
+def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and_leaves_nothing(asked, named):
+    ran: Ran = asked("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu", *named).ok()
     assert not list(ran.folder.iterdir())
     assert ran.out.count("\nprocesses ") == 3
     assert ran.err.startswith(
@@ -555,13 +495,13 @@ def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and
     assert len(ran.err.splitlines()) == 1
 
 
-def test_a_sweep_whose_every_point_is_refused_ends_with_two(pipeline):
-    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu").failed(2)
+def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked):
+    ran: Ran = asked("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu").failed(2)
     assert ran.err.count("refused: Expected one host") == 2
 
 
-def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(started):
-    ran: Ran = started(
+def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(pipeline):
+    ran: Ran = pipeline(
         *QUICK, "model.build._target_=own.tiny", "data.build._target_=own.numbered", "+data.build.examples=64",
         "+data.build.validation=8", "train.steps=2", "workers=1",
     ).ok()  # fmt: skip
@@ -582,34 +522,31 @@ def failures(ran: Ran) -> list[str]:
     return errors
 
 
-def test_a_fault_in_a_model_s_function_ends_the_run_in_one_message(started):
-    ran: Ran = started(
-        "-m", *QUICK, "data=digits", "workers=1",
-        "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH",
-    )  # fmt: skip
-    raises, not_a_model, own_step, not_a_function = failures(ran)
-    assert raises.startswith("RuntimeError: the moon is not full (")
-    assert not_a_model == "Expected the model's function to return a keras.Model, received str."
-    assert "train_step" in own_step
-    assert "received faulty.WIDTH, which cannot be called." in not_a_function
+# A sweep over functions, and what the error of each says.
+FAULTS = {
+    ("data=digits", "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH"): (
+        "RuntimeError: the moon is not full (", "Expected the model's function to return a keras.Model, received str.",
+        "train_step", "received faulty.WIDTH, which cannot be called.",
+    ),
+    ("model=mlp", "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data"): (
+        f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/faulty.py:6)",
+        "Expected data.build to return (train, validation), received int.",
+        "Expected data.build to return (train, validation), received tuple.",
+        "Expected training data with examples, received none.",
+    ),
+}  # fmt: skip
 
 
-def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(started):
-    ran: Ran = started(
-        "-m", *QUICK, "model=mlp", "workers=1",
-        "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data",
-    )  # fmt: skip
-    raising, not_data, one_part, empty = failures(ran)
-    assert raising == f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/faulty.py:6)"
-    assert not_data == "Expected data.build to return (train, validation), received int."
-    assert one_part == "Expected data.build to return (train, validation), received tuple."
-    assert empty == "Expected training data with examples, received none."
+@pytest.mark.parametrize("typed", FAULTS, ids=["model", "data"])
+def test_a_fault_in_a_function_ends_the_run_in_one_message(pipeline, typed):
+    errors = failures(pipeline("-m", *QUICK, "workers=1", *typed))
+    assert [words for words, error in zip(FAULTS[typed], errors, strict=True) if words not in error] == [], errors
 
 
-def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pipeline, tmp_path):
+def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(asked, tmp_path):
     nowhere = "http://127.0.0.1:9"
     # Keras looks for its home when it is imported, which it has been beside a fork server that is warm.
-    ran: Ran = pipeline(
+    ran: Ran = asked(
         "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", KERAS_HOME=str(tmp_path / "keras"),
         HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
     )  # fmt: skip
@@ -620,7 +557,7 @@ def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pip
     assert not list(Path(tmp_path / "keras").rglob("*.npz"))
 
 
-def test_a_choice_of_one_s_own_is_called_as_its_file_is(started, tmp_path):
+def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
     for group, text in (
         ("model", "build: {_target_: own.tiny}"),
         ("data", "build: {_target_: own.numbered}"),
@@ -630,7 +567,7 @@ def test_a_choice_of_one_s_own_is_called_as_its_file_is(started, tmp_path):
         (tmp_path / "mine" / group).mkdir(parents=True)
         (tmp_path / f"mine/{group}/my_{group}.yaml").write_text(text + "\n")
     chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
-    ran: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1").ok()
+    ran: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1").ok()
     assert "my_model on my_data, my_strategy on my_hardware" in ran.out
-    named: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
+    named: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
     assert "another on my_data" in named.out

@@ -1,5 +1,6 @@
 """What is wrong with a host is found, and said beside what was expected and what to type. The faults are real ones."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,14 +10,13 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import environment
+from tracked_runs import Request, serving
 
 from pipeline.commands import verbs
 from pipeline.config.schema import Store, TrackingConfig
@@ -57,20 +57,6 @@ def test_help_says_what_the_exit_codes_mean(asked):
     told = asked("doctor", "--help").ok()
     assert "  1  WARNING:" in told.out
     assert "  3  FAULT:" in told.out
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--only", "disc"], "received disc. Try --only python,"),
-    (["--jsn"], "Expected options that exist, received --jsn. Try --help."),
-    (["workrs=2"], "workrs"),
-    (["cluster=slurn"], "slurn"),
-])  # fmt: skip
-def test_a_command_that_makes_no_sense_is_refused_with_2_and_nothing_is_looked_at(asked, tmp_path, arguments, words):
-    told = asked("doctor", *arguments)
-    assert (told.code, told.out) == (2, "")
-    assert words in told.err
-    assert "Traceback" not in told.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_port_that_is_taken_and_an_mlflow_server_that_is_dead_are_faults_with_what_to_type(asked):
@@ -249,17 +235,12 @@ def test_a_link_is_judged_by_what_the_config_says_of_it_or_by_gigabit(seconds, g
     assert finding.figures.get("gbps") == (pytest.approx(0.1) if seconds else None)
 
 
-def fake_smi(folder: Path) -> dict[str, str]:
-    """An environment in which NVIDIA's tool tells of two GPUs."""
-    tool = folder / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho NVIDIA A100; echo NVIDIA A100\n")
-    tool.chmod(0o755)
-    return environment(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
 def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_missing(tmp_path, monkeypatch):
-    environ = fake_smi(tmp_path)
-    monkeypatch.setenv("PATH", environ["PATH"])
+    # NVIDIA's tool tells of two.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA A100; echo NVIDIA A100\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    environ = environment()
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     seen = Accelerator(version="2.21.0", cuda="12.5.1", cudnn="9")
     there = look.gpus(environ, seen, tmp_path)
@@ -314,7 +295,8 @@ def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_o
     with socket.create_connection(("127.0.0.1", port), 5) as stranger:
         stranger.sendall(b"x" * 64)
         stranger.settimeout(10)
-        assert hung_up(stranger)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
     told = both["a"].ask({"do": "measure", "host": "127.0.0.1", "port": port, "token": "11" * 32})
     assert told["error"]
     assert not told["exchanges"]
@@ -328,36 +310,16 @@ def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_o
     assert "Gbit/s each way" in judge_link("a", "b", link, None).found
 
 
-def hung_up(connected: socket.socket) -> bool:
-    try:
-        return connected.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-class Refusing(BaseHTTPRequestHandler):
-    """A server that wants a login."""
-
-    def do_POST(self) -> None:
-        right = self.headers.get("Authorization") == "Basic YW5uOnNlY3JldA=="
-        self.send_response(200 if right else 401)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault():
-    server = HTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    tracking = TrackingConfig(store=Store.server, uri=f"http://127.0.0.1:{server.server_port}")
+    def answer(request: Request) -> tuple[int, bytes]:
+        return (200 if request.headers.get("Authorization") == "Basic YW5uOnNlY3JldA==" else 401), b"{}"
+
     login = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "secret"}
-    right = stores.examine(tracking, Path("outputs"), login, "here")
-    wrong = stores.examine(tracking, Path("outputs"), {}, "here")
-    late = stores.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
-    server.shutdown()
-    server.server_close()
+    with serving(answer) as uri:
+        tracking = TrackingConfig(store=Store.server, uri=uri)
+        right = stores.examine(tracking, Path("outputs"), login, "here")
+        wrong = stores.examine(tracking, Path("outputs"), {}, "here")
+        late = stores.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
     assert right.severity is Severity.FINE
     assert wrong.severity is Severity.FAULT
     assert "MLFLOW_TRACKING_USERNAME" in wrong.remedy

@@ -145,12 +145,9 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     again = msgspec.structs.replace(asked, time=99.0)
     assert [replay.is_logged(again), replay.is_logged(again)] == [True, False]
     assert not replay.is_logged(Explained(None, time=99.0))
-
-
-def test_what_another_attempt_tells_is_all_new():
-    logged = Steps(1, [0.5], time=11.0, group="point")
-    replay = Replay([logged, Steps(2, [0.5], time=12.0, group="point")], 10.0)
-    assert groups(replay)("point") == [logged]
+    # What another attempt tells is all new.
+    replay = Replay([first, second], 10.0)
+    assert groups(replay)("point") == [first]
     replay.drop()
     assert groups(replay)("point") == []
 
@@ -229,15 +226,9 @@ def test_clusters_whose_processes_end_with_their_command_refuse_to_detach(name):
     assert outlives("local", True)
 
 
-def test_a_sweep_is_not_detached(asked):
+def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked, tmp_path):
     told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK).failed(2)
     assert "Expected one run with launch.detach=true, received a sweep" in told.err
-
-
-def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
-    assert "received nothing, which is that of no runs" in asked("attach", "nothing").err
-    assert "Try python -m pipeline attach RUN" in asked("attach").err
-    assert "Try end=true" in asked("attach", "mine", "end=yes").err
     folder = run(tmp_path)
     told = asked("attach", "mine").failed(2)
     assert "received outputs/runs/mine, whose processes have ended with it" in told.err
@@ -333,9 +324,3 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
     earlier = resume.find(wanted, PLAN, tmp_path / "outputs")
     assert earlier is not None
     earlier.release()
-
-
-def test_the_token_is_no_part_of_what_is_typed():
-    cluster = DetachedCluster(config().cluster, os.environ)
-    assert "token" not in cluster._command(*cluster._targets, "127.0.0.1:1")
-    cluster.close(0)

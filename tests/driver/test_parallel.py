@@ -69,12 +69,6 @@ def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
     assert part_for(crowded, CoreShare((1,)), small) is None
 
 
-def test_points_are_planned_one_after_the_other(asked):
-    ran = asked("-m", "strategy=one_device", "train.seed=0,1", "sweep.parallel=2", "model=mlp", "mode=plan")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.count("PLANNED") == 2
-
-
 def test_a_table_on_a_terminal_fills_as_points_end():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100, legacy_windows=False)

@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,18 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import QUICK, SUPPORT, environment, left_behind, start
+from conftest import QUICK, SUPPORT, environment, left_behind
+from under_way import UnderWay
 
 from pipeline.commands import prepare as command
 from pipeline.commands.prepare import summary_lines
 from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
-from pipeline.data import examples, manifest, records
+from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import filling, folder, work
+from pipeline.prepare import filling, work
 from pipeline.prepare.folder import Folder, FolderState
 
 OWN_SOURCE = "data.build._target_=sources."
@@ -205,6 +205,8 @@ def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(t
     assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
     made = prepared(tmp_path / "e", f"{OWN_SOURCE}two_streams")
     assert (made.manifest.examples("train"), made.manifest.examples("validation")) == (60, 12)
+    broken = prepared(tmp_path / "f", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").manifest
+    assert (broken.examples("train"), broken.source["skipped"]) == (298, 2)
 
 
 def test_prepared_data_are_sharded_anew_by_copying_their_records_without_those_that_are_broken(tmp_path):
@@ -265,12 +267,9 @@ def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, pho
     made = prepared(tmp_path / "e", "data=csv", f"data.path={tmp_path / 't.csv'}").manifest
     assert (made.class_names, made.examples("train")) == (("no", "yes"), 16)
     assert all(x.shape == (2,) and x.dtype == np.float32 for x, _ in read_back(tmp_path / "e"))
-
-
-def test_a_broken_row_of_a_table_is_named_by_its_line(tmp_path):
     (tmp_path / "t.csv").write_text("a,kind\n" + "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20)))
     with pytest.raises(DataError, match=r"t\.csv line 9 has no number in a"):
-        prepared(tmp_path / "d", "data=csv", f"data.path={tmp_path / 't.csv'}")
+        prepared(tmp_path / "f", "data=csv", f"data.path={tmp_path / 't.csv'}")
 
 
 @pytest.mark.slow
@@ -297,18 +296,11 @@ def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pi
 # ---- going on, and what keeps others out
 
 
-def wait_for(process: subprocess.Popen[str], begun: Callable[[], bool]) -> None:
-    """Waits until something has begun, while the command is still at work."""
-    deadline = time.monotonic() + 60
-    while not begun():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> None:
-    """Waits until so many shards are there."""
-    wait_for(process, lambda: len(list(folder.glob("*.tfrecord"))) >= least)
+def slow_command(folder: Path, least: int) -> UnderWay:
+    """A command under way that has made so many shards."""
+    run = UnderWay(folder, *SLOW)
+    run.until(lambda: len(list(folder.glob("d/*.tfrecord"))) >= least, 60)
+    return run
 
 
 ASKED = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60")
@@ -326,10 +318,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, tmp_path, whole):
-    process = start(tmp_path, *SLOW)
-    shards_there(tmp_path / "d", 5, process)
-    process.kill()
-    process.communicate()
+    slow_command(tmp_path, 5).kill()
     assert not left_behind(tmp_path)
     assert not (tmp_path / "d/manifest.json").exists()
     there = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
@@ -368,23 +357,20 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     (signal.SIGTERM, ("sleeping",), "asleep"),
 ])  # fmt: skip
 def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, source, begun):
-    process = start(tmp_path, "prepare", f"{OWN_SOURCE}{source[0]}", *source[1:], "processes=2", "out=d")
-    wait_for(process, lambda: any(tmp_path.glob(begun)))
-    process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    run = UnderWay(tmp_path, "prepare", f"{OWN_SOURCE}{source[0]}", *source[1:], "processes=2", "out=d")
+    run.until(lambda: any(tmp_path.glob(begun)), 60)
+    run.harm(number)
     said = f"pipeline: Ended by {number.name}. The same command goes on.\n"
-    assert (process.returncode, err) == (128 + number, said), out
+    assert run.ended(20).failed(128 + number).err == said
     assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
 def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path, whole):
-    process = start(tmp_path, *SLOW)
-    shards_there(tmp_path / "d", 2, process)
-    of_dask = [each for each in psutil.Process(process.pid).children() if "spawn_main" in " ".join(each.cmdline())]
-    of_dask[0].kill()
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, ""), out
+    run = slow_command(tmp_path, 2)
+    children = psutil.Process(run.process.pid).children()
+    next(each for each in children if "spawn_main" in " ".join(each.cmdline())).kill()
+    assert run.ended(120).ok().err == ""
     assert checksums(tmp_path / "d") == checksums(whole)
     assert not left_behind(tmp_path)
 
@@ -443,40 +429,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], r"Expected out to be the folder to fill, received none\. Try out=prepared\."),
-    (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
-    (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
-    (["out=d", "sed=1"], r"Expected a key that exists, received sed\. Try seed=1\."),
-    (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline prepare --help`"),
-    (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
-    (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
-    (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
-    (["out=d", "data.path=x"], r"Expected data\.path=null with data=mnist5k, which reads none, received x"),
-    (["out=d", "processes=0"], r"Expected processes to be 1 or more, received 0\."),
-    (["out=d", "shard_mib=0"], r"Expected shard_mib to be a size in MiB, above 0, received 0\."),
-    (["out=d", "validation_fraction=1"], r"0 or more and below 1, received 1\. Try validation_fraction=0\.2"),
-    (["out=d", "shards=10", "workers=4"], r"divide evenly over 4 workers, received 10\. Try shards=8\."),
-    (["out=d", "processes=2", "scheduler=tcp://h:1"], r"Expected processes to be null where a scheduler"),
-    (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try .*=sources\.arrays"),
-    (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"to be in an allowed package"),
-    (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"data\.build\.exampels\. Try .*\.examples"),
-    (["out=d", "+hydra.callbacks.x._target_=os.system"], r"received os\.system"),
-    (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
-    (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
-    (["out"], r"Expected key=value or group=choice, received out\. Try out=VALUE\."),
-], ids=lambda each: " ".join(each) if isinstance(each, list) else "")  # fmt: skip
-def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    assert command.prepare(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert re.search(words, said.err), said.err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
     (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try"),
     (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
     (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
@@ -521,11 +473,6 @@ def test_a_broken_image_is_named_with_its_file_and_can_be_left_out_and_a_class_w
     (photos / "eel").mkdir()
     with pytest.raises(DataError, match=r"each of 3 classes, received none of class eel"):
         prepared(tmp_path / "e", *arguments)
-
-
-def test_broken_examples_of_a_stream_are_left_out_and_counted(tmp_path):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").manifest
-    assert (made.examples("train"), made.source["skipped"]) == (298, 2)
 
 
 def test_an_error_in_a_function_is_one_message_that_names_it(pipeline, tmp_path):
@@ -606,16 +553,3 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
     assert "digits" in said
     for key in command.PrepareConfig.__dataclass_fields__:
         assert key == "data" or f"\n{key}: " in said
-
-
-def test_layouts_have_every_example_once_whatever_the_number_of_shards():
-    order = folder.shuffled(np.arange(1_001), seed=3, use=0)
-    for shards in (1, 2, 7, 1_001):
-        parts = [[order[place] for place in examples.share_of(len(order), number, shards)] for number in range(shards)]
-        assert sorted(np.concatenate(parts).tolist()) == list(range(1_001))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_examples_say_whether_they_are_files_of_images():
-    assert examples.Examples({"path": [], "label": []}, None).image_files
-    assert not examples.Examples(([], []), None).image_files
