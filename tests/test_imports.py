@@ -1,6 +1,7 @@
 """What the conductor must never import, who may import whom, and that every choice is explained."""
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -8,11 +9,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -33,7 +35,7 @@ def imported_by(folder: Path, *codes: str) -> list[set[str]]:
 
 @pytest.mark.parametrize(("commands", "slow"), [
     ([
-        (["mode=plan"], 0),
+        (["mode=plan", "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]"], 0),
         (["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0),
         (["mode=predict", "model=mlp"], 2),
         (["--cfg", "job"], 0),
@@ -107,6 +109,37 @@ def test_arithmetic_imports_the_standard_library_and_msgspec_alone(tmp_path):
 def test_every_choice_opens_with_when_to_pick_it():
     for path in sorted(offered.folder().rglob("*.yaml")):
         assert re.match(r"(# @package _global_\n)?# [A-Z0-9].*[.?]", path.read_text()), path
+
+
+@pytest.mark.parametrize(("group", "names"), [
+    ("data", "cifar10 clicks csv digits fashion_mnist images mnist mnist5k numpy synthetic text tfds tfrecord"),
+    ("model", "cnn mlp recommender resnet20 transformer"),
+])  # fmt: skip
+def test_a_file_of_a_choice_names_a_function_and_all_its_arguments_each_with_a_comment(group, names):
+    paths = sorted((offered.folder() / group).glob("*.yaml"))
+    assert [path.stem for path in paths] == names.split()
+    facts = ["num_classes", "input_shape", "train_examples", "validation_examples", "shuffle"] * (group == "data")
+    for path in paths:
+        node = OmegaConf.load(path)
+        if OmegaConf.is_missing(node, "name"):
+            node["name"] = path.stem
+        config = OmegaConf.to_container(node, resolve=group == "data")
+        assert [key for key in config if key != "path"] == ["name", *facts, "build"]
+        assert config["name"] == path.stem
+        module, _, name = config["build"].pop("_target_").rpartition(".")
+        parameters = inspect.signature(getattr(import_module(module), name)).parameters
+        # The program fills these in.
+        given = {"shard", "shards"} if group == "data" else {"input_shape", "num_classes"}
+        assert set(config["build"]) == set(parameters) - given
+        # Without a default of its own where the data decide.
+        defaults = {
+            name: list(one.default) if isinstance(one.default, tuple) else one.default
+            for name, one in parameters.items()
+            if name not in given and one.default is not one.empty
+        }
+        assert group == "data" or config["build"].items() >= defaults.items()
+        lines = path.read_text().split("_target_")[1].splitlines()[1:]
+        assert all(" # " in line for line in lines)
 
 
 def imported() -> Iterator[tuple[Path, str]]:

@@ -1,8 +1,6 @@
 """The built-in data sets: what they hold, how they split, and the words for what is missing or broken."""
 
 import gzip
-import importlib
-import inspect
 import os
 import pickle
 import shutil
@@ -22,18 +20,12 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
+from pipeline.config import targets
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
 from pipeline.data.image_sets import cache_folder, hold_out, one_at_a_time, packaged_file, read_table
 
-CHOICES = sorted((ROOT / "conf/data").glob("*.yaml"))
 FASHION_PARTS = {"train": 6, "t10k": 3}
 Array = np.ndarray[Any, Any]
-
-
-def function(target: str) -> Callable[..., Any]:
-    module, _, name = target.rpartition(".")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def rows(*parts: tuple[Array, Array]) -> Array:
@@ -414,9 +406,11 @@ def test_each_token_of_text_has_the_next_one_as_its_label_and_none_is_trained_on
 
 
 def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_character(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("häää\n" * 20)
-    (tmp_path / "a.txt").write_text("∑ of it all\n" * 20)
-    whole = (tmp_path / "a.txt").read_text() + "\n\n" + (tmp_path / "b.txt").read_text()
+    texts = {"a.txt": "∑ of it all\n" * 20, "b.txt": "häää\n" * 20}
+    for name, text_of in texts.items():
+        # Whose mark is no character.
+        (tmp_path / name).write_text(text_of, encoding="utf-8-sig")
+    whole = "\n\n".join(texts.values())
     for path in (tmp_path, tmp_path / "*.txt"):
         train, validation = text(str(path), tokens="characters", length=8, validation_fraction=0.2)
         names = train.class_names or ()
@@ -473,36 +467,10 @@ def test_what_no_data_come_of_is_refused_in_words(
 # ---- the YAML files
 
 
-def test_every_data_set_has_its_file() -> None:
-    sets = "cifar10 clicks csv digits fashion_mnist images mnist mnist5k numpy synthetic text tfds tfrecord"
-    assert [path.stem for path in CHOICES] == sets.split()
-
-
-@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
-def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path: Path) -> None:
-    read = OmegaConf.load(path)
-    if OmegaConf.is_missing(read, "name"):
-        read["name"] = path.stem
-    config = OmegaConf.to_container(read, resolve=True)
-    assert isinstance(config, dict)
-    has_path = ["path"] if "path" in config else []
-    assert list(config) == [
-        "name", *has_path, "num_classes", "input_shape", "train_examples", "validation_examples", "shuffle", "build",
-    ]  # fmt: skip
-    assert config["name"] == path.stem
-    target = config["build"].pop("_target_")
-    build = function(target)
-    assert set(config["build"]) == set(inspect.signature(build).parameters) - {"shard", "shards"}
-    assert path.read_text().startswith("# ")
-    lines = path.read_text().split("_target_")[1].splitlines()[1:]
-    assert all(" # " in line for line in lines)
-
-
 @pytest.mark.parametrize("name", ["digits", "mnist5k", "synthetic"])
 def test_the_facts_of_a_file_are_those_of_its_arrays(name: str) -> None:
     config: Any = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/data/{name}.yaml"), resolve=True)
-    arguments = {key: value for key, value in config["build"].items() if key != "_target_"}
-    (x, y), (x_validation, _) = function(config["build"]["_target_"])(**arguments)
+    (x, y), (x_validation, _) = targets.call(config["build"], "data.build")
     assert list(x.shape[1:]) == config["input_shape"]
     assert len(set(y.tolist())) == config["num_classes"]
     assert config["train_examples"] in (None, len(x))

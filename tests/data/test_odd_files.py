@@ -1,24 +1,15 @@
 """Files with properties that real ones have and nobody thinks of."""
 
-import gzip
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
-from pipeline.data import DataError, csv, folders, images, text
+from pipeline.data import DataError, csv, folders
 from pipeline.prepare import sources, values
 from pipeline.worker.data import array_parts, conversion
-
-
-def test_a_packed_table_may_be_named_in_capitals(tmp_path: Path) -> None:
-    path = tmp_path / "TABLE.CSV.GZ"
-    path.write_bytes(gzip.compress(b"a,b,c\n" + b"1.5,2.5,0\n3.5,4.5,1\n" * 5))
-    train, _ = csv(str(path))
-    assert (train.num_classes, train.raw[0].shape[1]) == (2, 2)
 
 
 @pytest.mark.parametrize(("labels", "expected", "classes"), [
@@ -49,12 +40,6 @@ def test_the_index_of_a_parquet_table_is_no_feature_unless_it_is_named(tmp_path:
     assert not train.notes
 
 
-def test_the_mark_of_an_encoding_is_no_character(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("abc " * 100, encoding="utf-8-sig")
-    train, _ = text(str(tmp_path / "t.txt"), tokens="characters", length=8)
-    assert train.class_names == (" ", "a", "b", "c")
-
-
 def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     for folder in (data, elsewhere):
@@ -64,32 +49,6 @@ def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
     (elsewhere / "back").symlink_to(data)
     (elsewhere / "itself").symlink_to(elsewhere)
     assert list(folders.files_below(data)) == [data / "a.txt", data / "linked" / "a.txt"]
-
-
-def test_a_link_to_a_picture_that_is_not_there_is_a_broken_picture(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (2, 2)).save(tmp_path / name / f"{number}.png")
-    (tmp_path / "cat" / "4.png").symlink_to("../annex/4.png")
-    train, validation = images(str(tmp_path))
-    assert train.count + validation.count == 9
-    parts = (train, validation)
-    broken = [each for part in parts if part.look is not None for each in part.look(part, 0, 1, True)]
-    assert [(each.name, each.why) for each in broken] == [
-        (str(tmp_path / "cat" / "4.png"), "cannot be read (No such file or directory)")
-    ]
-
-
-def test_pictures_of_other_kinds_among_those_of_classes_are_noted(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (2, 2)).save(tmp_path / name / f"{number}.png")
-        Image.new("RGB", (2, 2)).save(tmp_path / name / "5.WEBP")
-        (tmp_path / name / "notes.txt").write_text("")
-    (note,) = images(str(tmp_path))[0].notes
-    assert "2 of .webp" in note
 
 
 def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:

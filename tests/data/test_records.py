@@ -9,7 +9,7 @@ from shards import record
 
 from pipeline.data import records
 from pipeline.data.errors import DataError
-from pipeline.data.manifest import Feature, Manifest, Shard, flat, from_json, nested
+from pipeline.data.manifest import Feature, Manifest, Shard, from_json
 
 FEATURES = {
     "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
@@ -50,20 +50,6 @@ def test_what_is_no_example_is_said_to_be_none():
         records.parsed(b"\xff\xff\xff")
 
 
-@pytest.mark.parametrize(("byte", "why"), [
-    (3, "has a length with a wrong checksum"),
-    (9, "has a length with a wrong checksum"),
-    (20, "has a wrong checksum"),
-])  # fmt: skip
-def test_a_flipped_bit_costs_one_record_alone(byte, why):
-    size = len(record(0))
-    data = bytearray(b"".join(record(label) for label in range(6)))
-    data[2 * size + byte] ^= 16
-    found = list(records.frames(io.BytesIO(bytes(data))))
-    assert [frame.broken for frame in found] == [None, None, why, None, None, None]
-    assert [(frame.start, frame.stop) for frame in found] == [(size * n, size * (n + 1)) for n in range(6)]
-
-
 @pytest.mark.parametrize("left", [1, 11, 12, 30])
 def test_a_file_that_is_cut_off_ends_with_what_is_broken(left):
     size = len(record(0))
@@ -82,8 +68,3 @@ def test_a_manifest_comes_back_as_it_was_and_others_are_refused_in_words():
             DataError, match="Expected FILE to be a manifest of prepared data, received a file that is none"
         ):
             from_json(text, "FILE")
-
-
-@pytest.mark.parametrize("example", [(1, 2), ({"a": 1, "b": (2, 3)}, 4, 5), ((1, {"c": 2}), {"d": 3})])
-def test_examples_of_any_structure_are_named_and_found_again(example):
-    assert nested(flat(example)) == example
