@@ -40,6 +40,9 @@ def test_runs_whose_repeats_overlap_or_that_have_none_are_compared_in_all_else(t
     out = said(capsys, wrote(tmp_path / "one", one), wrote(tmp_path / "two", two, {"workers": 4}))
     assert verdict in out
     assert "workers" in out
+    assert "staleness_mean" not in out
+    # Beside one repeat is no range.
+    assert "()" not in out
 
 
 def test_three_runs_are_compared_pair_by_pair(tmp_path, capsys):
@@ -70,14 +73,6 @@ def test_what_is_not_known_of_a_run_does_not_keep_it_from_being_compared(tmp_pat
     runs = [load(Path(wrote(tmp_path / str(place), [1.0], each))) for place, each in enumerate(asked)]
     assert comparable.groups(runs) == [[0, 1], [2]]
     assert comparable.marks(runs) == [Marks(), Marks(), Marks(differs=("prefetch",))]
-
-
-def test_doubts_are_written_beside_each_speed_and_no_range_beside_one_repeat(tmp_path, capsys):
-    doubtful = {"examples_per_second": 150.0, "rehearsal": True, "speedup": None}
-    out = said(capsys, wrote(tmp_path / "one", [1.0], **doubtful), wrote(tmp_path / "two", [1.0]))
-    assert "150 (rehearsal)" in out
-    assert "()" not in out
-    assert "staleness_mean" not in out
 
 
 def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(tmp_path):

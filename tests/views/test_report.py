@@ -415,34 +415,3 @@ def test_the_second_column_of_figures_is_filled_and_nothing_is_cut_on_paper(open
         "const [table] = document.getElementsByTagName('table');"
         "return table.scrollWidth <= table.parentNode.clientWidth + 1;"
     )
-
-
-@pytest.mark.slow
-def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(pipeline, asked):
-    from mlflow import MlflowClient
-
-    common = ("data=digits", "model=mlp", "train.epochs=1", "measure.repeats=2", "measure.steps=4")
-    ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=2", timeout=400)
-    (sweep,) = ran.folder.glob("outputs/sweeps/*")
-    for _ in range(2):
-        told = asked("report", f"sweep={sweep.name}", timeout=200).ok()
-        assert told.err == ""
-        assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.out
-    client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
-    (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
-    runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")
-    (run,) = [run for run in runs if run.data.tags.get("kind") == "report"]
-    assert len(runs) == 3
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["verdict"] in " ".join(told.out.split())
-    # Its points have the numbers, which it would double; its page says how to run them again.
-    assert run.data.metrics == {}
-    asked = "measure.steps=4 strategy=one_device,mirrored workers=2"
-    assert (
-        f"`python -m pipeline -m data=digits model=mlp train.epochs=1 measure.repeats=2 {asked}`"
-        in (run.data.tags["mlflow.note.content"])
-    )
-    (point, *_) = [run for run in runs if run.data.tags.get("kind") is None]
-    assert point.data.tags["command"].startswith("python -m pipeline data=digits model=mlp train.epochs=1 ")
-    there = {each.path for folder in ("", "figures") for each in client.list_artifacts(run.info.run_id, folder)}
-    assert {"report.html", "points.csv", "figures/throughput.svg", "figures/learning.png"} <= there

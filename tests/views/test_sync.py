@@ -31,7 +31,6 @@ from tracked_runs import (
 )
 from under_way import until
 
-from pipeline.commands.mlflow_store import sync as main
 from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.log import from_plain, to_line
@@ -41,8 +40,6 @@ from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.stores import open_client
 
 __all__ = ["_mlflow_settings", "home", "server"]
-# MLflow's, of its own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
 
@@ -200,35 +197,6 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     assert run.data.metrics == {"train": 1, long: 2, "train/_/up": 3, "train/a/b": 4, "train/ünï": 5}
 
 
-def test_a_server_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run")
-    with serving(lambda request: (503, b"")) as uri:
-        remember(writer.folder, store(uri))
-        assert "answers with error 503" in sync(writer.folder)[1][0]
-
-
-@pytest.mark.slow
-def test_what_a_server_did_not_take_is_sent_by_sync_and_once_it_is_complete_believed(
-    tmp_path: Path, server: Server
-) -> None:
-    writer, nowhere = Writer(tmp_path / "run"), f"http://127.0.0.1:{free_port()}"
-    losses = writer.steps(1, 20)
-    writer.end()
-    remember(writer.folder, store(nowhere))
-    sent, lines = sync(writer.folder)
-    assert (sent, lines[0]) == (False, f"{writer.folder}: not sent. No MLflow server answers at {nowhere}.")
-    assert sync(writer.folder, uri=server.uri)[0]
-    run = only_run(server.uri, writer.key)
-    assert values(server.uri, run) == Counter(losses)
-    assert run.info.status == "FINISHED"
-    assert files(server.uri, run) == {"events.jsonl"}
-    assert sync(writer.folder, uri=server.uri) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
-    # What is complete stays so where the store cannot be asked.
-    state = writer.folder / "tracking.json"
-    state.write_text(state.read_text().replace(server.uri, f"{nowhere}/moved"))
-    assert sync(writer.folder, uri=f"{nowhere}/moved") == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
-
-
 @pytest.mark.slow
 def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
     lost: list[str] = []
@@ -262,19 +230,6 @@ def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
     writer.end()
     assert sent(writer, home, "twins").info.status == "FINISHED"
     assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
-
-
-def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run")
-    (tmp_path / "mlflow.db").write_text("This is no database. " * 100)
-    remember(writer.folder, local(tmp_path))
-    sent, lines = sync(writer.folder)
-    assert not sent
-    assert lines[0].startswith(f"{writer.folder}: not sent. ")
-    assert "file is not a database" in lines[0]
-    (tmp_path / "mlflow.db").unlink()
-    (tmp_path / "mlflow.db").mkdir()
-    assert "Is a directory" in sync(writer.folder)[1][0]
 
 
 def test_sync_ends_runs_whose_driver_is_gone_and_no_others(home: Path) -> None:
@@ -334,11 +289,14 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
         (writer.folder / "tracking.json").write_text(text.replace(copied, moved))
     assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
+    assert files(moved, only_run(moved, done.key)) == {"events.jsonl"}
+    # What is complete stays so where the store cannot be asked.
+    nowhere, state = f"http://127.0.0.1:{free_port()}/moved", done.folder / "tracking.json"
+    state.write_text(state.read_text().replace(moved, nowhere))
+    assert sync(done.folder, uri=nowhere) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
 
 
-def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(
-    tmp_path: Path, asked: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path, asked: Any) -> None:
     writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
     remember(writer.folder, local(tmp_path / "outputs"))
     said = asked("sync").ok()
@@ -349,20 +307,9 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(
     assert last == "Runs sent: 1; nothing new: 0; not sent: 0."
 
     nowhere = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.chdir(tmp_path)
-    assert main([f"uri={nowhere}"]) == 1
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
-
-
-@pytest.mark.parametrize(("arguments", "key"), [
-    (["nothing/here"], "nothing/here"),
-    (["uri=file:mlruns"], "Try uri=http://127.0.0.1:5000"),
-])  # fmt: skip
-def test_a_wrong_argument_is_refused(arguments: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    assert key in capsys.readouterr().err
+    refused = asked("sync", f"uri={nowhere}").failed()
+    assert refused.err == ""
+    assert refused.out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
 
 
 def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():

@@ -12,16 +12,13 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import finish, start
 from ports import free_port
 from tracked_runs import (
     BEGAN,
     MlflowClient,
     Request,
-    Server,
     Value,
     ViewType,
     Writer,
@@ -46,8 +43,6 @@ from pipeline.views.mlflow import Tracker, remember, stores
 from pipeline.views.mlflow.sync_runs import LogFollower
 
 __all__ = ["_mlflow_settings", "home", "own_tracker", "tracker"]
-# MLflow's, of its own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ROOT = Path(pipeline.__file__).parents[1]
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
@@ -353,7 +348,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
 def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_password_is_kept(
     tmp_path: Path,
 ) -> None:
-    """One that wants another login, one that is down, and one that hangs."""
+    """One wants another login, one is down, one hangs, one is broken, and one is a file that is no store."""
     over, logins, log = threading.Event(), list[str | None](), tmp_path / "tracker.log"
 
     def refuses(request: Request) -> tuple[int, bytes]:
@@ -364,9 +359,13 @@ def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_
         over.wait(30)
 
     nowhere = f"http://127.0.0.1:{free_port()}"
-    with serving(refuses) as refusing, serving(hangs) as hanging:
-        problems = {refusing: "401", nowhere: f"No MLflow server answers at {nowhere}."}
+    spoilt, folder = tmp_path / "mlflow.db", tmp_path / "folder.db"
+    spoilt.write_text("This is no database. " * 100)
+    folder.mkdir()
+    with serving(refuses) as refusing, serving(hangs) as hanging, serving(lambda request: (503, b"")) as breaking:
+        problems = {refusing: "401", nowhere: f"No MLflow server answers at {nowhere}.", breaking: "with error 503"}
         problems[hanging] = f"The MLflow server at {hanging} does not answer in time."
+        problems |= {f"sqlite:///{spoilt}": "file is not a database", f"sqlite:///{folder}": "Is a directory"}
         runs = {uri: Writer(tmp_path / f"run{place}") for place, uri in enumerate(problems)}
         with tracking(log, MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
             for uri, writer in runs.items():
@@ -389,44 +388,6 @@ def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_
     told = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "s3cret" not in told
     assert "Traceback" not in log.read_text()
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(
-    tmp_path: Path, asked: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    server = Server(tmp_path_factory.mktemp("server")).start()
-    try:
-        process = start(
-            tmp_path, "tracking=server", f"tracking.uri={server.uri}", "tracking.drain_timeout=2", "measure.repeats=2",
-            "measure.steps=4", "workers=1", "train.steps=400", "train.steps_per_call=2", "data=digits", "model=cnn",
-            # Some 20 s, so that it still trains when its server has answered for the first time.
-            "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
-        )  # fmt: skip
-        log = until(lambda: next(tmp_path.glob("outputs/runs/*/events.jsonl"), None), 60)
-        until(lambda: log.read_text().count('"event":"steps"') > 10 and read_tracking(log.parent).copied.offset, 60)
-        server.stop(signal.SIGKILL)
-        told = log.read_text().count('"event":"steps"')
-        result = finish(process, tmp_path, time.monotonic(), 120).ok().result
-        assert told < log.read_text().count('"event":"steps"')
-        assert result["status"] == "FINISHED"
-        assert "pipeline sync" in result["tracking_note"]
-
-        server.start()
-        for _ in range(2):
-            asked("sync").ok()
-        events = [json.loads(line) for line in log.read_text().splitlines()]
-        run = only_run(server.uri, events[0]["key"])
-        assert run.info.status == "FINISHED"
-        stored = values(server.uri, run)
-        assert set(stored.values()) == {1}
-        losses = [loss for event in events if event["event"] == "steps" for loss in event["losses"]]
-        kept = sorted((step, value) for name, value, _, step in stored if name == "train/loss")
-        assert kept == [(step, float(f"{loss:.6g}")) for step, loss in enumerate(losses, 1)]
-        assert run.data.metrics["speedup"] == pytest.approx(result["speedup"], rel=1e-3)
-        assert "model.keras" in files(server.uri, run)
-    finally:
-        server.stop()
 
 
 @pytest.mark.slow

@@ -150,32 +150,14 @@ def test_a_verdict_says_first_what_to_use_and_contradicts_nothing(tmp_path, caps
         assert {f"strategy={strategy}", f"workers={workers}"} < set(typed)
 
 
-def listing(output: Path, points: list[Point], repeats: int = 1) -> Path:
-    """The folder of a sweep whose points are listed, each so often under one place."""
-    folder = output / "sweeps" / "s"
-    folder.mkdir(parents=True)
-    entries = [
-        Entry(*divmod(number, repeats), "", f"{number}_{name}", ("sweep.name=s", f"strategy={name}"), "FINISHED")
-        for number, (name, *_) in enumerate(points)
-    ]
-    write_sweep(folder, entries)
-    return folder
-
-
-def test_runs_that_were_repeated_show_that_two_are_as_fast(tmp_path, capsys):
-    points = [point("mirrored", 1, speed) for speed in (100, 101, 99)]
-    points += [point("mirrored", 2, speed) for speed in (190, 191, 189)]
-    points += [point("multi_worker", 2, speed) for speed in (190.5, 189.5, 190.5)]
-    folder = listing(tmp_path, points, repeats=3)
-    told_of(tmp_path, capsys, points)
-    written = report.write(folder)
-    assert (places_of(written, "faster"), places_of(written, "as fast")) == ([0], [3])
-    assert min(each.odds for each in written.verdict.against) > 0.8
-
-
 def test_where_it_is_not_known_what_to_use_the_last_line_measures_more(tmp_path, capsys):
     points, _ = SWEEPS["too noisy to say"]
-    listing(tmp_path, points)
+    (tmp_path / "sweeps/s").mkdir(parents=True)
+    entries = [
+        Entry(number, 0, "", f"{number}_{name}", ("sweep.name=s", f"strategy={name}"), "FINISHED")
+        for number, (name, *_) in enumerate(points)
+    ]
+    write_sweep(tmp_path / "sweeps/s", entries)
     *_, last = told_of(tmp_path, capsys, points)
     assert last == "python -m pipeline -m sweep.name=s strategy=mirrored,one_device sweep.repeats=3"
 
