@@ -48,10 +48,6 @@ def test_only_a_full_run_on_a_quiet_machine_takes_the_place_of_what_was_measured
     assert record.parse(parser, smoke=[]).kept is kept
 
 
-def test_there_are_programs_to_run():
-    assert {"side_by_side", "predict", "sweep"} <= set(PROGRAMS)
-
-
 def test_every_benchmark_has_a_table_and_every_table_a_full_run(figures):
     shown = {found["name"] for page in PAGES for found in figures.BLOCK.finditer(page.read_text())}
     assert shown == set(PROGRAMS) == set(figures.TABLES)

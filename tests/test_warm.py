@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
+from under_way import until
 
 TRAINED = (
     *QUICK, "strategy=multi_worker", "workers=2", "model=mlp", "data=digits", "train.steps=30",
@@ -50,18 +51,10 @@ def test_processes_of_a_fork_server_that_was_warm_train_what_those_of_a_cold_one
 
 def test_a_command_that_ends_without_a_run_leaves_no_fork_server(tmp_path):
     process = start(tmp_path, "workers=none")
-    (server,) = wait_for_children(process.pid)
+    (server,) = until(psutil.Process(process.pid).children, 10)
     finish(process, tmp_path, time.monotonic(), 60).failed(2)
     assert server.wait(10) is None
     assert not left_behind(tmp_path)
-
-
-def wait_for_children(pid: int) -> list[psutil.Process]:
-    until = time.monotonic() + 10
-    while not (found := psutil.Process(pid).children()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found
 
 
 @pytest.mark.parametrize("words", [("mode=plan", "strategy=mirrored", "hardware=4gpu"), ("train.epoch=3",)])

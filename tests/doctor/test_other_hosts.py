@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from conftest import environment, launched
 from namespaces import Hosts, made
+from under_way import until
 
 # On the second host an older Keras, and a clock that is two minutes ahead; on the third no package at all.
 PYTHON = """#!/bin/sh
@@ -24,10 +24,9 @@ AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
 
 def doctor(hosts: Hosts, folder: Path, *arguments: str) -> tuple[int, list[dict]]:
     """The exit code, and what was found."""
-    command = [sys.executable, "-m", "pipeline", "doctor", "--json", *hosts.options(), *arguments]
-    told = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=180)
-    assert told.stdout, told.stderr
-    return told.returncode, json.loads(told.stdout)["findings"]
+    told = launched(folder, sys.executable, "-m", "pipeline", "doctor", "--json", *hosts.options(), *arguments)
+    assert told.out, told.err
+    return told.code, json.loads(told.out)["findings"]
 
 
 @pytest.mark.slow
@@ -84,8 +83,5 @@ def test_tasks_of_an_environment_are_asked_by_their_agents(tmp_path):
         assert "has ended with" in err
         assert f"{hosts.addresses[0]} - {hosts.addresses[1]}" in out
         assert [line for line in out.splitlines() if "clocks" in line and hosts.addresses[1] in line]
-        until = time.monotonic() + 10
-        while left := hosts.left():
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
+        until(lambda: not hosts.left(), 10)
     assert os.path.exists(tmp_path / "worker0" / "outputs" / "links.json")

@@ -67,9 +67,11 @@ def test_a_run_that_did_not_finish_is_gone_on_with(tmp_path, status, saved, goes
 
 
 def test_the_last_one_of_the_same_config_counts(tmp_path):
-    made(tmp_path, "old", None, age=9)
+    run = made(tmp_path, "old", None, age=9)
     made(tmp_path, "other", None, planned=wanted(train__seed=3))
     assert found(tmp_path) == "old"
+    # By its folder, or its id in MLflow.
+    assert found(tmp_path, str(run)) == found(tmp_path, "idol") == "old"
     made(tmp_path, "new", "FINISHED", age=5)
     assert found(tmp_path) is None
 
@@ -167,16 +169,6 @@ def test_checkpoints_are_looked_for_where_the_last_one_was_written(tmp_path):
     for folder, before in (("new", f"{tmp_path}/old"), ("old", f"{tmp_path}/old")):
         plan = with_(wanted(), "checkpoint", folder=f"{tmp_path}/{folder}")
         assert start._with_folder(plan, request, Run.from_log(run)).checkpoint.before == before
-
-
-def test_a_run_is_named_by_its_folder_its_name_or_its_id(tmp_path):
-    run = made(tmp_path, "one", "KILLED")
-    made(tmp_path, "two", "KILLED")
-    assert found(tmp_path, str(run)) == found(tmp_path, "one") == found(tmp_path, "idone") == "one"
-    with pytest.raises(UserError, match="received id, which is that of 2 runs"):
-        found(tmp_path, "id")
-    with pytest.raises(UserError, match="received three, which is that of no runs"):
-        found(tmp_path, "three")
 
 
 def test_what_differs_is_named_and_may_be_forced(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import under_way
 from conftest import ROOT, left_behind, with_, working_in
 from plans import config, machine
 
@@ -85,12 +86,8 @@ def _serve(agent, endpoint, here):
 
 
 def until(true, *jobs):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        for job in jobs:
-            job.events(0.05)
-        time.sleep(0.01)
+    """Waits for what comes while jobs are heard."""
+    under_way.until(lambda: true() or any(job.events(0.05) and False for job in jobs), 20)
 
 
 def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_its_own(tmp_path, monkeypatch):

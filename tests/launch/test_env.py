@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Ran, left_behind
+from conftest import QUICK, Ran, left_behind
 from plans import config
 from ports import reserved_ports
 from under_way import UnderWay, losses, until
@@ -18,8 +18,7 @@ from pipeline.launch.env import tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
 
-SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true",
-         "train.check=off")  # fmt: skip
+SMALL = (*QUICK, "model=mlp", "data=digits", "train.deterministic=true")
 # Long enough to be harmed in the middle.
 LONG = ("strategy=multi_worker", "train.steps=1500", "checkpoint.every_steps=50", "train.steps_per_call=10", *SMALL)
 CHIEF = ("chief", 0)
@@ -98,7 +97,7 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
 @pytest.mark.slow
 def test_the_chief_conducts_a_sweep_and_leaves_tasks_out_where_a_point_needs_fewer(begun):
     tasks = begun(chief=1, worker=2, ps=1)
-    tasks.type("-m", "strategy=parameter_server,one_device,multi_worker", "workers=2", "train.steps=40", *SMALL[:4])
+    tasks.type("-m", "strategy=parameter_server,one_device,multi_worker", "workers=2", "train.steps=40", *SMALL[:-1])
     ran, *others = tasks.ended()
     assert [(each["strategy"], each["workers"]) for each in ran.results] == [
         ("parameter_server", 2), ("one_device", 1), ("multi_worker", 2),

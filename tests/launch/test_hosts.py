@@ -9,14 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 import run_events
-from conftest import Ran, listening, once_in_mlflow
+from conftest import QUICK, Ran, listening, once_in_mlflow
 from namespaces import Hosts, made
 from under_way import UnderWay, losses, until
 
-SMALL = (
-    "strategy=multi_worker", "model=mlp", "data=digits", "measure.steps=0", "train.deterministic=true",
-    "train.steps_per_call=10", "train.check=off",
-)  # fmt: skip
+# To MLflow too.
+SMALL = (*QUICK[1:], "strategy=multi_worker", "model=mlp", "data=digits", "train.deterministic=true")
 # So many calls' events go with a checkpoint.
 RECENT = 64
 LONG = (*SMALL, "train.steps_per_call=5", "workers=2", "train.steps=2500", "checkpoint.every_steps=50")
@@ -116,7 +114,10 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     pipeline, two, tmp_path
 ):
     two.limit(2, "50mbit", latency="1s")
-    wide = (*SMALL, "workers=4", "strategy.devices_per_process=1", "model.build.hidden=[256,256]", "train.steps=600")
+    wide = (
+        *SMALL, "workers=4", "strategy.devices_per_process=1", "model.build.hidden=[256,256]", "train.steps=600",
+        "train.steps_per_call=10",
+    )  # fmt: skip
     # Added in the same order: inside hosts first.
     alone = unharmed(pipeline, *wide, "hardware=2x2cpu")
     # Of 340 kB, which take most of a step to send.

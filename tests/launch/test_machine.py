@@ -8,16 +8,6 @@ import sys
 import pytest
 
 from pipeline.launch import this_machine
-from pipeline.launch.this_machine import (
-    cpu_name,
-    detect,
-    installed_gpus,
-    installed_tpus,
-    last_level_cache,
-    usable_cores,
-    usable_memory_gib,
-    visible,
-)
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -30,7 +20,7 @@ ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 def test_cores_are_those_that_this_process_may_run_on_and_a_container_s_quota_counts(tmp_path, quota, cores):
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
-    assert usable_cores(tmp_path / "cpu.max") == cores
+    assert this_machine.usable_cores(tmp_path / "cpu.max") == cores
 
 
 def test_affinity_counts():
@@ -50,7 +40,7 @@ def test_affinity_counts():
 def test_the_processor_has_a_name(tmp_path, text, name):
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
-    assert cpu_name(tmp_path / "cpuinfo") == name
+    assert this_machine.cpu_name(tmp_path / "cpuinfo") == name
 
 
 def caches(folder, *rows):
@@ -67,16 +57,16 @@ def test_last_caches_count_once_for_all_cores_that_share_them(tmp_path):
     own = [(core, 0, 1, "32K", core) for core in range(4)]
     last = [(core, 3, 3, "32768K", "0-1" if core < 2 else "2-3") for core in range(4)]
     found = caches(tmp_path, *own, *last)
-    assert last_level_cache((0, 1), found) == 32 * 2**20
-    assert last_level_cache((0, 1, 2, 3), found) == 64 * 2**20
-    assert last_level_cache((0, 5), found) is None
-    assert last_level_cache((0,), tmp_path / "none") is None
+    assert this_machine.last_level_cache((0, 1), found) == 32 * 2**20
+    assert this_machine.last_level_cache((0, 1, 2, 3), found) == 64 * 2**20
+    assert this_machine.last_level_cache((0, 5), found) is None
+    assert this_machine.last_level_cache((0,), tmp_path / "none") is None
 
 
 def test_threads_of_one_core_do_not_only_share_the_last_cache(tmp_path):
     found = [(core, index, index, f"{index}K", "0-1") for core in (0, 1) for index in (1, 2)]
-    assert last_level_cache((0, 1), caches(tmp_path, *found)) is None
-    assert last_level_cache((0,), tmp_path) == 2048
+    assert this_machine.last_level_cache((0, 1), caches(tmp_path, *found)) is None
+    assert this_machine.last_level_cache((0,), tmp_path) == 2048
 
 
 def nvidia_smi(folder, script, monkeypatch):
@@ -91,7 +81,7 @@ def test_a_driver_that_lists_nothing_or_is_none_leaves_no_gpus(tmp_path, monkeyp
     nvidia_smi(tmp_path, script or "", monkeypatch)
     if script is None:
         (tmp_path / "nvidia-smi").unlink()
-    assert installed_gpus() == ()
+    assert this_machine.installed_gpus() == ()
 
 
 @pytest.mark.parametrize(("setting", "left"), [
@@ -101,7 +91,7 @@ def test_a_driver_that_lists_nothing_or_is_none_leaves_no_gpus(tmp_path, monkeyp
     ("GPU-8932f937", "A"), ("GPU-8932f937,GPU-1", "AB"), ("MIG-GPU-8932f937/1/0", "A"),
 ])  # fmt: skip
 def test_cuda_visible_devices_leaves_what_cuda_would(setting, left):
-    assert visible(("A", "B", "C"), setting) == tuple(left)
+    assert this_machine.visible(("A", "B", "C"), setting) == tuple(left)
 
 
 def files(folder, *names):
@@ -120,24 +110,24 @@ def bus(folder, vendor="0x1ae0", device="0x0063"):
 def test_tpu_chips_are_files_that_their_driver_makes(tmp_path):
     none = tmp_path / "none"
     old = files(tmp_path / "old", "accel0", "accel1", "accel/accel0")
-    assert installed_tpus({}, old, none) == (f"{old}/accel0", f"{old}/accel1")
+    assert this_machine.installed_tpus({}, old, none) == (f"{old}/accel0", f"{old}/accel1")
     new = files(tmp_path / "new", "vfio/vfio", "vfio/0", "vfio/1")
     chips = (f"{new}/vfio/0", f"{new}/vfio/1")
-    assert installed_tpus({}, new, bus(tmp_path / "pci")) == chips
-    assert installed_tpus({"TPU_WORKER_ID": "0"}, new, none) == chips
-    assert installed_tpus({"TPU_NAME": "local"}, none, none) == ()
+    assert this_machine.installed_tpus({}, new, bus(tmp_path / "pci")) == chips
+    assert this_machine.installed_tpus({"TPU_WORKER_ID": "0"}, new, none) == chips
+    assert this_machine.installed_tpus({"TPU_NAME": "local"}, none, none) == ()
     # What else is passed on to a virtual machine is none.
     for identity in (("0x8086", "0x0063"), ("0x1ae0", "0x0042")):
-        assert installed_tpus({}, new, bus(tmp_path / "pci", *identity)) == ()
+        assert this_machine.installed_tpus({}, new, bus(tmp_path / "pci", *identity)) == ()
 
 
 def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, monkeypatch):
     nvidia_smi(tmp_path, "echo 'NVIDIA H100'; echo 'NVIDIA H100'", monkeypatch)
-    found = detect({"CUDA_VISIBLE_DEVICES": "1"})
+    found = this_machine.detect({"CUDA_VISIBLE_DEVICES": "1"})
     assert found.gpus == ("NVIDIA H100",)
     assert found.hostname == os.uname().nodename
     assert 0 < found.memory_gib < 1e5
-    assert detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
+    assert this_machine.detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
     assert not hasattr(this_machine, "tensorflow")
 
 
@@ -152,9 +142,9 @@ def test_a_command_looks_at_the_machine_once_however_many_points_it_has(asked, t
 
 
 def test_memory_is_no_more_than_a_control_group_may_have(tmp_path):
-    all_of_it = usable_memory_gib(tmp_path / "missing")
+    all_of_it = this_machine.usable_memory_gib(tmp_path / "missing")
     assert all_of_it > 0.5
     limit = tmp_path / "memory.max"
     for written, expected in (("max\n", all_of_it), (f"{2**29}\n", 0.5), (f"{2**60}\n", all_of_it)):
         limit.write_text(written)
-        assert usable_memory_gib(limit) == expected
+        assert this_machine.usable_memory_gib(limit) == expected

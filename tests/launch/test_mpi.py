@@ -10,7 +10,7 @@ from conftest import Ran, launched, left_behind
 from under_way import UnderWay, losses
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.mpi import OPEN_MPI, Meeting, MpiCluster, Place, part, place_of
+from pipeline.launch.mpi import Meeting, MpiCluster
 from pipeline.record.log import read_json
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
@@ -53,11 +53,6 @@ def test_without_a_launcher_it_is_refused_in_words_and_planned_all_the_same(aske
     assert "mpirun --bind-to none -n " in planned.out
 
 
-def test_places_share_what_a_host_has():
-    assert [part(range(8), rank, 4) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert [part(range(2), rank, 4) for rank in range(4)] == [[0], [1], [0], [1]]
-
-
 def test_where_they_meet_is_for_nobody_else(tmp_path):
     options = {"folder": f"{tmp_path}/mpi"}
     place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
@@ -69,10 +64,3 @@ def test_where_they_meet_is_for_nobody_else(tmp_path):
     made.end()
     assert not os.listdir(path.parent)
     made.close(0)
-
-
-def test_open_mpi_says_which_place_this_is():
-    said = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    said |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "7"}
-    assert place_of(OPEN_MPI, said) == Place("7", 1, 4, 1, 2)
-    assert place_of(OPEN_MPI, {}) is None

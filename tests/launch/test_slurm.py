@@ -13,7 +13,7 @@ from typing import Any
 
 import pretend_slurm
 import pytest
-from conftest import Ran, environment, left_behind, once_in_mlflow
+from conftest import QUICK, Ran, environment, left_behind, once_in_mlflow
 from pretend_slurm import Slurm
 from under_way import UnderWay, losses, until
 
@@ -24,8 +24,7 @@ from pipeline.launch.slurm import queue, within
 from pipeline.launch.slurm.queue import Allocation, allocation_of, counts_of, hosts_of
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
-SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",
-         "train.check=off")  # fmt: skip
+SMALL = (*QUICK, "model=mlp", "data=digits", "train.learning_rate=0.01")
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
 # Slow enough to be harmed on the way: each step waits a while.
 SLOW = "train.callbacks=[{_target_: own.Pausing, seconds: 0.2}]"
@@ -97,7 +96,8 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
     typed.until(lambda: len(typed.told("run")) == 3)
     assert (len(jobs), set(typed.slurm.jobs("%i")) <= jobs) == (2, True)
     typed.kill()
-    kept = {result["strategy"] + str(result["workers"]) for result in _finished(typed)}
+    left = [json.loads(path.read_text()) for path in typed.folder.glob("outputs/sweeps/three/*/result.json")]
+    kept = {result["strategy"] + str(result["workers"]) for result in left if result["status"] == "FINISHED"}
     typed.type("cluster=slurm", *every)
     ran = typed.ended()
     assert (ran.code, ran.err) == (0, ""), ran.out + ran.err
@@ -118,11 +118,6 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
     told = [line for line in ran.out.splitlines() if line.startswith("-- ")]
     assert sum("FINISHED" in line for line in told) == 3 - len(kept)
-
-
-def _finished(typed: Typed) -> list[dict[str, Any]]:
-    results = [json.loads(path.read_text()) for path in typed.folder.glob("outputs/sweeps/three/*/result.json")]
-    return [result for result in results if result["status"] == "FINISHED"]
 
 
 @pytest.mark.slow
@@ -291,7 +286,8 @@ def test_an_environment_says_what_an_allocation_has_and_where_a_process_is():
     assert place_of(OPEN_MPI, job | step) is None
     with pytest.raises(LaunchError, match="Expected SLURM_PROCID below SLURM_STEP_NUM_TASKS, received 4 and 4"):
         place_of(SLURM, job | step | {"SLURM_PROCID": "4"})
-    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    place |= {"OMPI_COMM_WORLD_LOCAL_RANK": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "7"}
+    place |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert place_of(OPEN_MPI, place) == Place("7", 1, 4, 1, 2)
     with pytest.raises(LaunchError, match="Expected OMPI_COMM_WORLD_LOCAL_RANK below OMPI_COMM_WORLD_LOCAL_SIZE, rec"):
-        place_of(OPEN_MPI, place)
+        place_of(OPEN_MPI, place | {"OMPI_COMM_WORLD_LOCAL_RANK": "7"})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from under_way import until
 
 from pipeline.errors import UserError
 from pipeline.launch import standby
@@ -85,10 +86,7 @@ def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_
 
 def test_it_ends_by_itself_once_no_command_has_used_it_so_long_and_leaves_no_socket(commands):
     commands.run("1s")
-    until = time.monotonic() + 60
-    while [*standby.servers()] and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not [*standby.servers()]
+    until(lambda: not [*standby.servers()], 60)
     assert not [*commands.folder.rglob("*.s")]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from conftest import sampled
@@ -46,34 +45,20 @@ def test_a_run_that_0_1_0_left_in_mid_epoch_is_finished(pipeline, tmp_path):
         )
 
 
-@pytest.fixture
-def old_sweep(tmp_path: Path) -> Path:
-    folder = tmp_path / "sweeps" / "both"
-    shutil.copytree(OLD / "sweeps" / "both", folder)
-    for path in folder.glob("*/result.json"):
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps(values | {"folder": str(path.parent)}))
-    return folder
-
-
-def test_its_runs_are_compared(old_sweep):
-    runs = [history.load(run_folders.find(name, old_sweep.parents[1])) for name in ("1_mirrored", "3_multi_worker")]
-    assert comparable.unlike(*runs) == []
-    assert all(len(run.repeats) == 2 for run in runs)
-    assert ("strategy", ("mirrored", "multi_worker")) in settings_of(runs)
-
-
-def test_its_sweep_is_read_and_reported(old_sweep):
-    entries = read_sweep(old_sweep)
-    assert [(entry.place, entry.status) for entry in entries] == [(place, "FINISHED") for place in range(4)]
-    written = report.write(old_sweep)
-    page = (old_sweep / "report.html").read_text()
+def test_its_sweep_is_read_reported_compared_and_predicted_from(tmp_path):
+    sweep = tmp_path / "sweeps" / "both"
+    shutil.copytree(OLD / "sweeps" / "both", sweep)
+    for path in sweep.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"folder": str(path.parent)}))
+    assert [(entry.place, entry.status) for entry in read_sweep(sweep)] == [(place, "FINISHED") for place in range(4)]
+    pair = [history.load(run_folders.find(name, tmp_path)) for name in ("1_mirrored", "3_multi_worker")]
+    assert comparable.unlike(*pair) == []
+    assert all(len(run.repeats) == 2 for run in pair)
+    assert ("strategy", ("mirrored", "multi_worker")) in settings_of(pair)
+    assert len(report.write(sweep).results) == 4
+    page = (sweep / "report.html").read_text()
     assert all(name in page for name in ("mirrored", "multi_worker"))
-    assert len(written.results) == 4
-
-
-def test_predictions_are_made_from_its_runs(old_sweep):
-    runs = history.finished(old_sweep.parents[1], "both")
+    runs = history.finished(tmp_path, "both")
     assert len(runs) == 4
     cases = [step_model.case_of(timed_run.plan, timed_run.parameters) for timed_run in runs]
     assert {(case.workers, case.parameters) for case in cases} == {(1, 9610), (2, 9610)}

@@ -3,13 +3,12 @@
 import json
 import signal
 import time
-from typing import Any
 
 import own
 import psutil
 import pytest
 from conftest import command_line, left_behind, listening, once_in_mlflow, working_in
-from run_events import events
+from run_events import events, logged, losses, weights
 from under_way import UnderWay
 
 # Twelve steps an epoch, two a call.
@@ -22,24 +21,6 @@ COMMAND = (
 # Time for what happens meanwhile; nothing is computed otherwise.
 SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)
 STEPS, EPOCHS = 480, 40
-
-
-def trained(events: list[dict[str, Any]]) -> tuple[dict[int, float], list[dict], list[str]]:
-    """The loss of each step, each once; what epochs came to; the weights."""
-    steps = [
-        (event["step"] - len(event["losses"]) + place + 1, loss)
-        for event in events
-        if event["event"] == "steps" and event["group"] == "point"
-        for place, loss in enumerate(event["losses"])
-    ]
-    assert len(steps) == len(dict(steps))
-    epochs = [
-        {key: event[key] for key in ("epoch", "loss", "metrics", "val_loss", "val_metrics")}
-        for event in events
-        if event["event"] == "epoch"
-    ]
-    (weights,) = {weight for event in events if event["event"] == "finished" for weight in event["weights"]}
-    return dict(steps), epochs, [weights]
 
 
 @pytest.mark.slow
@@ -80,9 +61,14 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(tmp_
             for process in working_in(folder):
                 process.kill()
             pytest.fail(f"left behind: {there}")
-    sane = tmp_path / "sane"
-    assert trained(events(folder)) == trained(events(sane))
-    assert sorted(trained(events(folder))[0]) == list(range(1, STEPS + 1))
+    (alone,) = unharmed.runs
+    # Each step once.
+    told = [event["step"] for event in events(folder, "steps") if event["group"] == "point"]
+    assert (len(told), [*losses(run)]) == (len(set(told)), [*range(1, STEPS + 1)])
+    assert (losses(run), weights(run), len(weights(run))) == (losses(alone), weights(alone), 1)
+    keys = ("epoch", "loss", "metrics", "val_loss", "val_metrics")
+    epochs, others = ([[event[key] for key in keys] for event in logged(each, "epoch")] for each in (run, alone))
+    assert epochs == others
     same = (
         "status", "error", "workers", "loss", "val_loss", "metrics", "val_metrics", "epochs", "parameters", "resumed",
         "restarts", "rollbacks", "steps_repeated", "repeats", "steps_per_call", "saved", "checkpoint_step",

@@ -19,9 +19,7 @@ from under_way import UnderWay
 from pipeline import record
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
-from pipeline.config.schema import Baseline
 from pipeline.driver.timing import _one_of_each_host
-from pipeline.errors import UserError
 from pipeline.plan.planning import make
 from pipeline.record import to_plain
 from pipeline.record.findings import Explanation
@@ -132,17 +130,6 @@ def test_a_single_replica_has_nothing_to_communicate():
 def test_those_that_are_timed_alone_at_once_are_on_different_hosts():
     assert _one_of_each_host(PLAN) == [[0], [1]]
     assert _one_of_each_host(cluster(hardware="2x4gpu", gpus=4)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-
-@pytest.mark.parametrize(("strategy", "keys", "words"), [
-    ("parameter_server", {}, r"Expected measure.explain=false under strategy=parameter_server"),
-    ("mirrored", {"measure__steps": 0}, r"received measure.steps=0. Try measure.steps=null"),
-    ("mirrored", {"measure__baseline": Baseline.none}, r"received none. Try measure.baseline=null, or"),
-    ("tpu", {"hardware": "tpu_v5e_8"}, r"received none on a TPU.* Try measure.explain=false"),
-])  # fmt: skip
-def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
-    with pytest.raises(UserError, match=words):
-        make(config(strategy, measure__explain=True, **keys), machine(), present=False)
 
 
 def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():

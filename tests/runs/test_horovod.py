@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,22 @@ from own import CONF
 from run_events import LONG
 from under_way import UnderWay
 
-from pipeline.worker.tensorflow import horovod
-
 PYTHON = ROOT / ".venv-horovod" / "bin" / "python"
 TWO = ("strategy=multi_worker", "strategy.collective=horovod", "workers=2", "hardware=2cpu")
 SMALL = ("model=mlp", "data=digits", "train.steps=20", "measure.steps=0", "tracking=none")
-built = pytest.mark.skipif(not (PYTHON.parent.parent / ".ready").exists(), reason="Horovod is not built: make horovod")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 WRAPPED = ("model.build._target_=wrapped.model", "data=digits", "train.steps=4", "measure.steps=0", "tracking=none")
 REFUSED = (
     "Expected an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3, received Adam "
     "in it. Try the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod."
 )
+
+
+def of_horovod(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test as one of Horovod itself, which is skipped where that is not built."""
+    ready = (PYTHON.parents[1] / ".ready").exists()
+    built = pytest.mark.skipif(not ready, reason="Horovod is not built: make horovod")
+    return built(pytest.mark.horovod(pytest.mark.slow(test)))
 
 
 def typed(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), timeout: float = 300.0) -> Ran:
@@ -71,55 +76,13 @@ def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
     assert "received BroadcastGlobalVariablesCallback. Try leaving it out." in ran.err
 
 
-# A script as Horovod's guide has it, but for data of its own on each rank, without which equal ranks would stay equal.
-SCRIPT = """
-import os, sys
-rank, address, port = sys.argv[1:]
-os.environ |= {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2",
-    "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "HOROVOD_HOSTNAME": "here", "HOROVOD_GLOO_IFACE": "lo",
-    "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
-import keras
-import numpy as np
-import horovod.tensorflow.keras as hvd
-hvd.init()
-keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-x = np.random.default_rng(int(rank)).normal(size=(64, 4)).astype("float32")
-losses = model.fit(x, x.sum(1), batch_size=16, epochs=3, verbose=0).history["loss"]
-print("fell" if losses[-1] < losses[0] else "rose", model.get_weights()[0].tobytes().hex(), flush=True)
-os._exit(0)
-"""
-
-
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
-def test_its_wrapper_trains_each_rank_by_itself_in_silence():
-    with horovod.served("127.0.0.1") as (port, token):
-        given = [f"127.0.0.1:{port}/{token}", f"{port}"]
-        ranks = [
-            subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", *given], stdout=subprocess.PIPE, text=True)
-            for rank in range(2)
-        ]
-        said = [rank.communicate(timeout=240)[0].split() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert [words[0] for words in said] == ["fell", "fell"]
-    assert said[0][1] != said[1][1]
-
-
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 def test_its_real_wrapper_is_refused_too(tmp_path):
     ran = typed(tmp_path, *TWO, *WRAPPED, "+model.build.standing_in=false").failed()
     assert REFUSED in ran.err
 
 
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 @pytest.mark.parametrize(
     ("workers", "model"), [(2, ("model=cnn", "model.build.dropout=0", "train.optimizer=sgd")), (4, ("model=mlp",))]
 )
@@ -135,9 +98,7 @@ def test_two_and_four_workers_train_to_the_losses_of_one_device_with_equal_weigh
     assert "multi_worker/horovod on 4cpu" in ran.out
 
 
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 def test_rows_of_embeddings_and_statistics_of_batches_are_added_as_tensorflow_adds_them(tmp_path):
     for name, arguments in {
         "rows": ("model=recommender", "data=clicks", "data.build.train_examples=2000"),
@@ -155,9 +116,7 @@ def test_rows_of_embeddings_and_statistics_of_batches_are_added_as_tensorflow_ad
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_and_ends_the_run_within_a_minute(tmp_path, rank):
     long = (*TWO, *LONG, "measure.steps=0", "tracking=none", "launch.max_restarts=0")
@@ -169,9 +128,7 @@ def test_a_rank_that_is_killed_is_named_and_ends_the_run_within_a_minute(tmp_pat
     assert not left_behind(tmp_path)
 
 
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 def test_a_run_that_is_killed_goes_on_from_its_checkpoint_to_the_weights_of_one_that_was_not(tmp_path):
     often = ("checkpoint.every_steps=5", "train.steps_per_call=5", "train.deterministic=true")
     dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
@@ -185,9 +142,7 @@ def test_a_run_that_is_killed_goes_on_from_its_checkpoint_to_the_weights_of_one_
     assert killed.result["val_loss"] == whole.result["val_loss"]
 
 
-@built
-@pytest.mark.horovod
-@pytest.mark.slow
+@of_horovod
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
 def test_places_of_an_mpi_job_are_joined_in_the_same_way(tmp_path):
     same = ("train.deterministic=true", "train.global_batch=64")

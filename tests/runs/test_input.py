@@ -9,7 +9,7 @@ import tensorflow as tf
 from conftest import Ran, sampled
 
 from pipeline.analyze import measure
-from pipeline.analyze.measure import BUSY, Repeat
+from pipeline.analyze.measure import BUSY
 from pipeline.record.events import CoreTime, Measured, TimedCall
 
 TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4",
@@ -17,12 +17,6 @@ TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure
 # Others in each run of CI.
 STRATEGIES = sampled(("one_device", "mirrored", "multi_worker", "parameter_server"), 2)
 SLEEPY = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "model.build._target_=own.tiny")
-
-
-def test_the_longest_wait_of_each_repeat_counts_and_their_median_is_told():
-    repeats = [Repeat(1.0, 1.0, (1.0,), shares) for shares in ((0.1, 0.3), (0.2, 0.1), (0.6, 0.4))]
-    assert measure.input_wait(repeats) == (0.3, [0.2, 0.3])
-    assert measure.input_wait([]) == measure.input_wait([Repeat(1.0, 1.0, (1.0,))]) == (None, [])
 
 
 def test_a_process_is_not_said_to_wait_for_longer_than_it_was_timed():

@@ -1,10 +1,12 @@
-"""A cluster, a collective and views of a package outside the checkout, found by the names it offers them under."""
+"""What a package outside the checkout offers, found by name: a cluster, a collective, engines, views, and choices."""
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, SUPPORT
+from conftest import ROOT, SUPPORT, sampled
 from run_events import logged, losses
 
 SMALL = ("model=mlp", "data=digits", "train.steps=6", "measure.steps=0", "tracking=none")
@@ -32,20 +34,25 @@ falls = theirs:Falls
 """
 
 
+def installed(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    """Writes files; returns the environment in which what is in `site` is found beside ours."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
+
+
 @pytest.fixture
 def offered(tmp_path):
     """A package's offers and its configs, beside what a person types."""
-    site = tmp_path / "site"
-    about = site / "theirs-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(OFFERS)
-    (site / "theirs.py").write_text((SUPPORT / "theirs.py").read_text())
-    conf = tmp_path / "conf" / "cluster"
-    conf.mkdir(parents=True)
+    files = {
+        "site/theirs-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n",
+        "site/theirs-1.0.dist-info/entry_points.txt": OFFERS,
+        "site/theirs.py": (SUPPORT / "theirs.py").read_text(),
+    }
     for name in ("theirs", "broken", "partial", "lost", "nowhere"):
-        (conf / f"{name}.yaml").write_text(f"name: {name}\noptions: {{folders: {tmp_path}/elsewhere}}\n")
-    return (f"--config-dir={tmp_path / 'conf'}", *SMALL), {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+        files[f"conf/cluster/{name}.yaml"] = f"name: {name}\noptions: {{folders: {tmp_path}/elsewhere}}\n"
+    return (f"--config-dir={tmp_path / 'conf'}", *SMALL), installed(tmp_path, files)
 
 
 THERE = ", to be there, received ModuleNotFoundError"
@@ -129,12 +136,6 @@ def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipe
     assert "Expected the same weights on all replicas after step 2, received others on rank 1 than on rank 0" in ran.err
 
 
-def test_a_collective_is_refused_for_workers_that_add_nothing_up(asked, offered):
-    arguments, environ = offered
-    typed = ("strategy=parameter_server", "workers=2", "hardware=2cpu", "strategy.collective=sums")
-    assert "add nothing up, received sums." in asked(*arguments, *typed, **environ).failed(2).err
-
-
 def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours_whatever_else_of_it_fails(
     pipeline, offered
 ):
@@ -154,3 +155,87 @@ def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours
         weight += 0.1 * (sum(batch) / 32 - weight)
     assert mean["loss"] == pytest.approx(loss)
     assert json.loads((ran.run_folders[0] / "plan.json").read_text())["backend"] == "mean"
+
+
+GROUPS = ("strategy", "model", "data")
+FUNCTIONS = {"strategy": "hierarchical", "model": "line", "data": "corners"}
+ARGUMENTS = {"strategy": "packs: 1", "model": "units: 8", "data": "examples: 256"}
+WRONG = {"strategy": "pack: 1", "model": "unit: 8", "data": "example: 256"}
+# What a package has its configs found by: Hydra's own seam.
+SEARCHED = """
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class Theirs(SearchPathPlugin):
+    def manipulate_search_path(self, search_path):
+        search_path.append("theirs", "pkg://their_conf")
+"""
+FACTS = {"strategy": "spans_devices: true\n", "model": "name: theirs\n", "data": "num_classes: 4\n"}
+FEW = ("hardware=2cpu", "workers=2", "train.steps=4", "measure.steps=0", "tracking=none")
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """Where a package is installed whose choices are named theirs, or by what is wrong with them."""
+    files = {
+        "site/hydra_plugins/theirs.py": SEARCHED,
+        "site/their_choices.py": (SUPPORT / "their_choices.py").read_text(),
+        "site/their_ruin.py": "import nothing_there\n\n\ndef anything():\n    pass\n",
+        "site/their_conf/__init__.py": "",
+    }
+    for group in GROUPS:
+        for name, function, arguments in (
+            ("theirs", f"their_choices.{FUNCTIONS[group]}", ARGUMENTS[group]),
+            ("gone", f"their_choices.{FUNCTIONS[group]}s", ARGUMENTS[group]),
+            ("signature", f"their_choices.{FUNCTIONS[group]}", WRONG[group]),
+            ("ruin", "their_ruin.anything", ""),
+            ("fails", f"their_choices.fails_{group}", ""),
+        ):
+            build = f"build:\n  _target_: {function}\n  {arguments}\n"
+            files[f"site/their_conf/{group}/{name}.yaml"] = build + FACTS[group]
+        files[f"site/their_conf/{group}/empty.yaml"] = FACTS[group]
+    return installed(tmp_path, files)
+
+
+def test_a_strategy_a_model_and_a_data_set_of_another_package_train_together(pipeline, environ):
+    ran = pipeline("strategy=theirs", "model=theirs", "data=theirs", *FEW, **environ).ok()
+    result = ran.result
+    assert (result["strategy"], result["model"], result["data"]) == ("theirs", "theirs", "theirs")
+    assert (result["workers"], result["processes"], result["status"]) == (2, 1, "FINISHED")
+    assert result["val_loss"] > 0
+    (folder,) = ran.run_folders
+    assert (folder / "model.keras").exists()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anything_starts(asked, environ, group):
+    names = "empty", "gone", "signature"
+    ran = asked("-m", f"{group}={','.join(names)}", "mode=plan", *FEW, **environ).failed(2)
+    function, wrong = FUNCTIONS[group], WRONG[group].partition(":")[0]
+    assert f"Expected {group}.build._target_ to name a function, received none." in ran.err
+    assert f"to name a function that exists, received their_choices.{function}s: no {function}s in" in ran.err
+    assert f"Expected an argument of their_choices.{function} (" in ran.err
+    assert f"received {group}.build.{wrong}. Try {group}.build.{wrong}s." in ran.err
+    assert not list(ran.folder.glob("outputs/**/events.jsonl"))
+    # A name that no package has is refused with those that are there.
+    ran = asked(f"{group}=nowhere", "mode=plan", **environ).failed(2)
+    assert re.search(r"[( ]theirs[,)].* received nowhere", ran.err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", sampled(GROUPS, 1))
+def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipeline, environ, group):
+    others = [f"{other}=theirs" for other in GROUPS if other != group]
+    ran = pipeline("-m", f"{group}=ruin,fails", *others, *FEW, "measure.baseline=none", **environ).failed()
+    assert "pipeline: ModuleNotFoundError: No module named 'nothing_there'" in ran.err
+    assert "pipeline: ValueError: the moon is full" in ran.err
+    assert f"in fails_{group}" in ran.out
+    assert "Traceback" not in ran.err + ran.out
+
+
+@pytest.mark.parametrize(("strategies", "wrong"), [("default,one_device", "devices"), ("mirrored", "processes")])
+def test_a_strategy_that_spans_less_than_its_file_says_is_refused(pipeline, strategies, wrong):
+    said = (f"strategy={strategies}", f"strategy.spans_{wrong}=true", "model=mlp", "data=digits", "train.check=off")
+    ran = pipeline("-m", *said, *FEW, "measure.baseline=none").failed()
+    refused = "Expected strategy.build to make a strategy of 2 replicas, received one of 1. Try strategy.spans_devices"
+    assert ran.err.count(refused) == len(strategies.split(","))
