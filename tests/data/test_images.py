@@ -11,7 +11,7 @@ import tensorflow as tf
 from own_files import Array, broken, encoded, made, picture, write
 from PIL import Image
 
-from pipeline.data import DataError, images, pictures
+from pipeline.data import DataError, folders, images, pictures
 from pipeline.data.examples import Broken
 
 
@@ -334,3 +334,14 @@ def test_a_bmp_whose_colours_would_be_wrong_is_refused(pets: Path) -> None:
         words = r"or grey ones of 8, received .*few\.bmp, which is a BMP with a palette .* Try conv"
         with pytest.raises(DataError, match=words):
             images(str(pets))
+
+
+def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data, elsewhere):
+        folder.mkdir()
+        (folder / "a.txt").write_text("a")
+    (data / "linked").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(data)
+    (elsewhere / "itself").symlink_to(elsewhere)
+    assert list(folders.files_below(data)) == [data / "a.txt", data / "linked" / "a.txt"]

@@ -1,6 +1,7 @@
 """Tables, as CSV and Parquet: however they are written, and what cannot be trained on."""
 
 import io
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,31 @@ def test_tables_that_are_not_there_or_differ_are_named(tmp_path: Path) -> None:
     write(tmp_path / "two/2.csv", b"b,y\n1,0\n")
     with pytest.raises(DataError, match=r"two/1\.csv and .*two/2\.csv, of which only one has a, b\. Try a data\.path"):
         csv(str(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(("labels", "expected", "classes"), [
+    (["0.25", "1.25"], {0.25, 1.25}, None),
+    (["0", "2"], {0, 2}, 3),
+    (["0", "1" * 25], {0, np.float32("1" * 25)}, None),
+])  # fmt: skip
+def test_decimals_of_parquet_are_numbers(
+    tmp_path: Path, labels: list[str], expected: set[float], classes: int | None
+) -> None:
+    frame = pd.DataFrame({"a": [Decimal("1.5"), None] * 20, "b": 1.0, "label": [*map(Decimal, labels)] * 20})
+    frame.to_parquet(tmp_path / "t.parquet")
+    train, _ = csv(str(tmp_path / "t.parquet"), standardize=False)
+    x, y = train.raw
+    assert set(y.tolist()) == expected
+    assert train.num_classes == classes
+    assert set(x[~np.isnan(x[:, 0]), 0].tolist()) == {1.5}
+
+
+def test_the_index_of_a_parquet_table_is_no_feature_unless_it_is_named(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"key": np.arange(20) * 7, "a": np.arange(20) / 3, "label": [0, 1] * 10}).set_index("key")
+    frame.to_parquet(tmp_path / "t.parquet")
+    train, _ = csv(str(tmp_path / "t.parquet"))
+    assert train.raw[0].shape[1] == 1
+    assert [note.partition(" of ")[0] for note in train.notes] == ["Column key"]
+    train, _ = csv(str(tmp_path / "t.parquet"), features=["key", "a"])
+    assert train.raw[0].shape[1] == 2
+    assert not train.notes

@@ -25,8 +25,9 @@ from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import filling, work
+from pipeline.prepare import filling, sources, values, work
 from pipeline.prepare.folder import Folder, FolderState
+from pipeline.worker.data import array_parts, conversion
 
 OWN_SOURCE = "data.build._target_=sources."
 
@@ -553,3 +554,34 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
     assert "digits" in said
     for key in command.PrepareConfig.__dataclass_fields__:
         assert key == "data" or f"\n{key}: " in said
+
+
+def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
+    part = np.zeros((4, 2)), np.zeros(4)
+    with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
+        array_parts.both({"train": part, "test": part})
+
+
+def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
+    encoder = values.Encoder("train", None)
+    encoder.make(([[1.0, 2.0], [3.0, 4.0]], 1), "first")
+    assert [(one.name, one.shape, one.dtype) for one in encoder.features] == [
+        ("x", (2, 2), "float32"),
+        ("y", (), "int64"),
+    ]
+    encoder = values.Encoder("train", None)
+    encoder.make(((np.float32(1), np.float32(2)), 1), "first")
+    assert [one.name for one in encoder.features] == ["x/0", "x/1", "y"]
+    rows = sources.Arrays(([[1, 2]] * 50, [0, 1] * 25), "train", None)
+    assert [(one.name, one.shape) for one in rows.features] == [("x", (2,)), ("y", ())]
+    with pytest.raises(DataError, match="rows of one length"):
+        sources.Arrays(([[1, 2], [1]], [0, 1]), "train", None)
+
+
+def test_masked_numbers_are_refused_wherever_arrays_are_taken() -> None:
+    masked, y = np.ma.masked_array(np.ones((4, 2)), [[True, False]] * 4), np.zeros(4)
+    with pytest.raises(DataError, match="4 are masked"):
+        conversion.part((masked, y), "training")
+    with pytest.raises(DataError, match="4 are masked"):
+        sources.Arrays((masked, y), "train", None)
+    conversion.part((np.ma.masked_array(np.ones((4, 2))), y), "training")
