@@ -13,17 +13,17 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from pipeline.data.errors import DataError, refuse
 from pipeline.errors import first_of
 
-Made = TypeVar("Made")
 Record = list[str]
 
 # What stands in place of a number that is not there, as pandas has it.
@@ -87,7 +87,7 @@ def find(
     encoding = encoding or _encoding(path)
     chosen = SEPARATORS.get(separator or "", separator) or _separator(path, encoding)
     decimal = DECIMALS.get(decimal or "", decimal)
-    skipped, records = 0, read(path, encoding, chosen, _first)
+    skipped, records = 0, _first(path, encoding, chosen)
     while records and not records[0]:
         skipped, records = skipped + 1, records[1:]
     records = [record for record in records if any(field.strip() for field in record)]
@@ -129,43 +129,44 @@ def is_ambiguous(text: str) -> bool:
 
 def lines(path: str, dialect: Dialect) -> list[int]:
     """Returns the line that each record below the names begins in, from 1: quotes may hold several lines."""
-
-    def starts(records: Any) -> list[int]:
-        return [1, *(records.line_num + 1 for _ in records)]
-
-    return read(path, dialect.encoding, dialect.separator, starts)[dialect.skipped + dialect.named : -1]
+    with _records(path, dialect.encoding, dialect.separator) as records:
+        starts = [1, *(records.line_num + 1 for _ in records)]
+    return starts[dialect.skipped + dialect.named : -1]
 
 
 def too_long(path: str, dialect: Dialect) -> str | None:
     """Returns what is wrong with the first record that is no row of the table, and its line; None where none is."""
     width, line = len(dialect.names), 1
-
-    def first(records: Any) -> str | None:
-        nonlocal line
-        for record in records:
-            if len(record) > width:
-                return f"{len(record)} fields in line {line}, {width} in the first"
-            line = records.line_num + 1
-        return None
-
     try:
-        return read(path, dialect.encoding, dialect.separator, first, strict=True)
+        with _records(path, dialect.encoding, dialect.separator, strict=True) as records:
+            for record in records:
+                if len(record) > width:
+                    return f"{len(record)} fields in line {line}, {width} in the first"
+                line = records.line_num + 1
     except csv.Error:
         return f"a quote that nothing ends in line {line}"
+    return None
 
 
-def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], strict: bool = False) -> Made:
-    """Returns what `use` makes of a file's records. With `strict`, `csv.Error` says that quotes do not end."""
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """A file, open for reading bytes."""
+    try:
+        with gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb") as file:
+            yield cast("BinaryIO", file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error
 
-    def records(file: BinaryIO) -> Made:
-        with io.TextIOWrapper(file, encoding, newline="") as text:
-            is_space = separator == SEPARATORS["space"]
+
+@contextmanager
+def _records(path: str, encoding: str, separator: str, strict: bool = False) -> Iterator[Any]:
+    """A file's records, as `csv.reader` gives them. With `strict`, `csv.Error` says that quotes do not end."""
+    is_space = separator == SEPARATORS["space"]
+    try:
+        with opened(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
             source = ("\t".join(line.split()) if is_space else line for line in text)
             delimiter = "\t" if is_space else separator
-            return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
-
-    try:
-        return opened(path, records)
+            yield csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict)
     except UnicodeError as error:
         expected = f"{path} to be text in {encoding.removesuffix('-sig')}"
         offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
@@ -177,17 +178,9 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
         raise DataError(f"{path} to be a table", error, "another data.path") from error
 
 
-def opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
-    """Returns what `use` makes of a file's bytes."""
-    try:
-        with gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb") as file:
-            return use(cast("BinaryIO", file))
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error
-
-
-def _first(records: Iterator[Record]) -> list[Record]:
-    return list(islice(records, _FIRST))
+def _first(path: str, encoding: str, separator: str) -> list[Record]:
+    with _records(path, encoding, separator) as records:
+        return list(islice(records, _FIRST))
 
 
 def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
@@ -208,7 +201,8 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
 
 def _encoding(path: str) -> str:
     """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
-    head = opened(path, lambda file: file.read(4))
+    with opened(path) as file:
+        head = file.read(4)
     for name, others in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
         if others == b"\0\0":
             return name
@@ -220,14 +214,14 @@ def _separator(path: str, encoding: str) -> str:
     scores = {}
     for name in ("comma", "semicolon", "tab", "bar"):
         separator = SEPARATORS[name]
-        records = [record for record in read(path, encoding, separator, _first) if record]
+        records = [record for record in _first(path, encoding, separator) if record]
         width = len(records[0]) if records else 0
         if width > 1:
             alike = sum(len(record) == width for record in records) / len(records)
             numbers = sum(_is_number(field) for record in records for field in record) / (width * len(records))
             scores[name] = alike, numbers
     if not scores:
-        rows = [record for record in read(path, encoding, SEPARATORS["space"], _first) if record]
+        rows = [record for record in _first(path, encoding, SEPARATORS["space"]) if record]
         if rows and all(len(record) == len(rows[0]) > 1 for record in rows):
             received = "lines without any, but with spaces"
             raise DataError(f"columns separated by commas in {path}", received, "data.build.separator=space")

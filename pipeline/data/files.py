@@ -6,7 +6,7 @@ TensorFlow is imported for the latter alone. Whatever goes wrong is an `OSError`
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, BinaryIO
 
 
@@ -21,60 +21,41 @@ def is_remote(path: str) -> bool:
 
 def opened(path: str) -> BinaryIO:
     """The file, open for reading bytes. Raises `OSError`."""
-    if not is_remote(path):
-        return Path(path).open("rb")
-    size_of(path)
-    with _gfile() as gfile:
-        file: BinaryIO = gfile.GFile(path, "rb")
+    with _system(path) as system:
+        # Elsewhere, a file that is not there would be opened as well.
+        system.stat(path)
+        file: BinaryIO = system.GFile(path, "rb")
         return file
 
 
 def size_of(path: str) -> int:
     """The file's bytes. Raises `OSError`."""
-    if not is_remote(path):
-        return Path(path).stat().st_size
-    with _gfile() as gfile:
-        return int(gfile.stat(path).length)
-
-
-def text_of(path: str) -> str:
-    """The file's text. Raises `OSError`."""
-    with opened(path) as file:
-        return file.read().decode()
+    with _system(path) as system:
+        return int(system.stat(path).length)
 
 
 def make_folder(path: str) -> None:
     """Makes a folder, and those above it, where it is not there."""
-    if not is_remote(path):
-        os.makedirs(path, exist_ok=True)
-        return
-    with _gfile() as gfile:
-        gfile.makedirs(path)
+    with _system(path) as system:
+        system.makedirs(path)
 
 
 def remove(path: str) -> None:
     """Removes a file."""
-    if not is_remote(path):
-        os.remove(path)
-        return
-    with _gfile() as gfile:
-        gfile.remove(path)
+    with _system(path) as system:
+        system.remove(path)
 
 
 def names(folder: str) -> list[str]:
     """The names of what is in a folder."""
-    if not is_remote(folder):
-        return os.listdir(folder)
-    with _gfile() as gfile:
-        files: list[str] = gfile.listdir(folder)
+    with _system(folder) as system:
+        files: list[str] = system.listdir(folder)
         return files
 
 
 def read(path: str) -> bytes:
     """A file's bytes."""
-    if not is_remote(path):
-        return Path(path).read_bytes()
-    with _gfile() as gfile, gfile.GFile(path, "rb") as file:
+    with _system(path) as system, system.GFile(path, "rb") as file:
         data: bytes = file.read()
         return data
 
@@ -82,7 +63,7 @@ def read(path: str) -> bytes:
 def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
     """Writes a file whole or not at all: on a disk under another name first, elsewhere as one object."""
     if is_remote(path):
-        with _gfile() as gfile, gfile.GFile(path, "wb") as file:
+        with _system(path) as system, system.GFile(path, "wb") as file:
             fill(file)
         return
     partial = f"{path}.partial"
@@ -103,9 +84,22 @@ def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
         os.close(folder)
 
 
+# This machine's files, by the functions that TensorFlow has for those of others.
+_HERE = SimpleNamespace(
+    GFile=open,
+    stat=lambda path: SimpleNamespace(length=os.stat(path).st_size),
+    makedirs=lambda path: os.makedirs(path, exist_ok=True),
+    remove=os.remove,
+    listdir=os.listdir,
+)
+
+
 @contextlib.contextmanager
-def _gfile() -> Iterator[Any]:
-    """TensorFlow's file systems; inside, its errors are those of an operating system."""
+def _system(path: str) -> Iterator[Any]:
+    """The file system that a path is on; inside, TensorFlow's errors are those of an operating system."""
+    if not is_remote(path):
+        yield _HERE
+        return
     try:
         import tensorflow as tf
     except ImportError as error:

@@ -15,6 +15,8 @@ from pathlib import Path
 from pipeline.data.errors import DataError, refuse
 from pipeline.errors import first_of
 
+# How the names of files end that are pictures.
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 # Words in the name of a part.
 _ROLES = {
@@ -58,31 +60,29 @@ def role(name: str) -> str | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> Parts:
-    """Returns the parts of a data set in a folder, of files that end in `suffixes`; `classes` may name its classes.
+def parts(root: Path, classes: Sequence[str]) -> Parts:
+    """Returns the parts of a data set in a folder of images; `classes` may name its classes.
 
     Raises `DataError` where folders can be taken for parts as well as for classes.
     """
-    kinds = _kinds(root, suffixes)
+    kinds = _kinds(root)
     filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
     holders = [name for name in filled if kinds[name] == _FOLDERS]
     trains = [name for name in holders if role(name) == TRAIN]
     if classes and set(classes) <= set(kinds):
         return Parts(root)
     if len(trains) == 1 and all(role(name) in (VALIDATION, TEST) for name in filled if name != trains[0]):
-        return _split(root, trains[0], filled, holders, suffixes)
+        return _split(root, trains[0], filled, holders)
     if holders and len(filled) == 1:
-        inner = parts(root / filled[0], suffixes, classes)
+        inner = parts(root / filled[0], classes)
         return replace(inner, notes=(*_left_out(root, kinds), *inner.notes))
     flat_parts = len(filled) > 1 and not holders and all(map(role, filled))
-    if flat_parts or _may_be_parts(root, holders, suffixes):
+    if flat_parts or _may_be_parts(root, holders):
         raise _question(root, filled, holders)
     return Parts(root)
 
 
-def arranged(
-    root: Path, suffixes: Sequence[str], chosen: Sequence[str] = (), validation_path: str | None = None
-) -> tuple[Parts, dict[str, int]]:
+def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> tuple[Parts, dict[str, int]]:
     """Returns where the classes of each part are, and the classes by name, numbered from 0.
 
     It reads names alone, and takes a moment. Raises `DataError` for folders that say neither parts nor classes.
@@ -91,12 +91,12 @@ def arranged(
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
             raise DataError(f"{folder} to be a folder of images by class", received, LAYOUT)
-    division = parts(root, suffixes, chosen)
+    division = parts(root, chosen)
     if validation_path is not None:
-        held_out = innermost(Path(validation_path).absolute(), suffixes)
+        held_out = innermost(Path(validation_path).absolute())
         division = replace(division, validation=held_out, notes=())
     folder = division.train
-    names, notes = class_folders(folder, suffixes, chosen)
+    names, notes = class_folders(folder, chosen)
     missing = ", ".join(sorted(set(chosen) - set(names)))
     refuse(
         (missing, f"data.build.classes to be folders in {folder}", missing, "data.build.classes=null, which takes all"),
@@ -125,18 +125,16 @@ def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequ
     return train, validation, (f"Of the files in {path}, those of {TRAIN} train and of {held} validate{unread}.",)
 
 
-def class_folders(
-    folder: Path, suffixes: Sequence[str], chosen: Sequence[str] = ()
-) -> tuple[list[str], tuple[str, ...]]:
+def class_folders(folder: Path, chosen: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...]]:
     """Returns the names of the folders that are classes, sorted, and notes on what beside them is not read.
 
     An empty folder is a class without examples; one of files of other kinds is no class.
     """
-    kinds = _kinds(folder, suffixes)
+    kinds = _kinds(folder)
     if chosen:
         return [name for name in sorted(chosen) if name in kinds], ()
     notes = _left_out(folder, kinds)
-    loose = sum(entry.name.lower().endswith(tuple(suffixes)) for entry in visible(folder) if entry.is_file())
+    loose = sum(entry.name.lower().endswith(PICTURES) for entry in visible(folder) if entry.is_file())
     if loose:
         notes += (f"Not read in {folder}, since in no folder of a class: {loose} file{'s' * (loose > 1)}.",)
     if not {_EXAMPLES, _FOLDERS} & set(kinds.values()):
@@ -144,12 +142,12 @@ def class_folders(
     return sorted(name for name, kind in kinds.items() if not _is_no_class(name, kind)), notes
 
 
-def innermost(folder: Path, suffixes: Sequence[str]) -> Path:
+def innermost(folder: Path) -> Path:
     """Returns the folder of several folders that a folder leads to, through any that hold a single one."""
-    kinds = _kinds(folder, suffixes)
+    kinds = _kinds(folder)
     filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
     one = len(filled) == 1 and kinds[filled[0]] == _FOLDERS
-    return innermost(folder / filled[0], suffixes) if one else folder
+    return innermost(folder / filled[0]) if one else folder
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -181,15 +179,15 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"to be able to read the folder {folder}", error.strerror, instead) from error
 
 
-def _kinds(folder: Path, suffixes: Sequence[str]) -> dict[str, str]:
-    return {entry.name: _kind(Path(entry.path), suffixes) for entry in visible(folder) if entry.is_dir()}
+def _kinds(folder: Path) -> dict[str, str]:
+    return {entry.name: _kind(Path(entry.path)) for entry in visible(folder) if entry.is_dir()}
 
 
-def _kind(folder: Path, suffixes: Sequence[str]) -> str:
+def _kind(folder: Path) -> str:
     inside = visible(folder)
-    if any(entry.name.lower().endswith(tuple(suffixes)) and entry.is_file() for entry in inside):
+    if any(entry.name.lower().endswith(PICTURES) and entry.is_file() for entry in inside):
         return _EXAMPLES
-    below = (file for entry in inside if entry.is_dir() for file in files_below(Path(entry.path), suffixes))
+    below = (file for entry in inside if entry.is_dir() for file in files_below(Path(entry.path), PICTURES))
     if next(below, None) is not None:
         return _FOLDERS
     # Images of kinds that are not read make a class that lacks examples, which is told as such.
@@ -201,9 +199,9 @@ def _is_no_class(name: str, kind: str) -> bool:
     return kind == _OTHER or (kind == _EMPTY and role(name) is not None)
 
 
-def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str], suffixes: Sequence[str]) -> Parts:
+def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]) -> Parts:
     """The parts of a folder of parts: what validates is the validation part, else the test part, else none."""
-    notes = [*_left_out(root, _kinds(root, suffixes))]
+    notes = [*_left_out(root, _kinds(root))]
     chosen = None
     for part in (VALIDATION, TEST):
         named = [name for name in holders if role(name) == part]
@@ -216,15 +214,15 @@ def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]
     if others or (chosen is not None and role(chosen) == TEST):
         unread = f"; {' and '.join(others)} {'is' if len(others) == 1 else 'are'} not read" if others else ""
         notes.append(f"Of {root}, {train} trains and {validated} validates{unread}.")
-    validation = None if chosen is None else innermost(root / chosen, suffixes)
-    return Parts(innermost(root / train, suffixes), validation, tuple(notes))
+    validation = None if chosen is None else innermost(root / chosen)
+    return Parts(innermost(root / train), validation, tuple(notes))
 
 
-def _may_be_parts(root: Path, holders: Sequence[str], suffixes: Sequence[str]) -> bool:
+def _may_be_parts(root: Path, holders: Sequence[str]) -> bool:
     """True if folders of folders may be parts: one is named so, or the same folders are in several of them."""
     if any(map(role, holders)):
         return True
-    inner = [name for holder in holders for name, kind in _kinds(root / holder, suffixes).items() if kind != _OTHER]
+    inner = [name for holder in holders for name, kind in _kinds(root / holder).items() if kind != _OTHER]
     return len(set(inner)) < len(inner)
 
 

@@ -17,7 +17,8 @@ from pipeline.data import folders, pictures
 from pipeline.data.arrays import split
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, share_of
-from pipeline.data.needed import PICTURES, check_image, class_names
+from pipeline.data.folders import PICTURES
+from pipeline.data.needed import check_image, class_names
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,7 +59,7 @@ def images(
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path)).absolute()
     chosen = class_names(classes)
-    parts, numbers = folders.arranged(root, PICTURES, chosen, validation_path)
+    parts, numbers = folders.arranged(root, chosen, validation_path)
     (files, labels), unread = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
     if parts.validation is None:
@@ -111,7 +112,7 @@ def _maker(
 
 def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
-    names, _ = folders.class_folders(folder, PICTURES)
+    names, _ = folders.class_folders(folder)
     others = [name for name in names if name not in classes]
     unknown = [name for name in others if any(folders.files_below(folder / name, PICTURES))]
     numbers = {name: classes[name] for name in names if name in classes}

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -76,18 +77,6 @@ class Manifest:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
 
-def from_json(text: str, where: str) -> Manifest:
-    """The manifest that `Manifest.to_json` wrote; `where` it was read, for the error. Raises `DataError`."""
-    try:
-        values = json.loads(text)
-        if values.pop("format") != FORMAT:
-            raise ValueError(f"no format {FORMAT}")
-        return msgspec.convert(values, Manifest)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        expected, received = f"{where} to be a manifest of prepared data", f"a file that is none ({error})"
-        raise DataError(expected, received, "`python -m pipeline prepare data=SOURCE out=FOLDER` anew") from error
-
-
 def flat(example: Nested[T], name: str = "") -> dict[str, T]:
     """The leaves of an example `(x, y)` or `(x, y, weight)` by the names that features have.
 
@@ -126,12 +115,17 @@ def nested(leaves: Mapping[str, T]) -> Nested[T]:
     return tuple(below(part) for part in ("x", "y", "weight") if part in parts)
 
 
-def load(folder: str, read: Callable[[str], str]) -> Manifest:
-    """The manifest of a folder, or of a file system's address; `read` gives a file's text. Raises `DataError`."""
+def load(folder: str, read: Callable[[str], bytes] = lambda path: Path(path).read_bytes()) -> Manifest:
+    """The manifest that `Manifest.to_json` wrote in a folder of what `read` reads. Raises `DataError`."""
     path = f"{folder.rstrip('/')}/{FILE}"
     try:
-        text = read(path)
+        values = json.loads(read(path))
+        if values.pop("format") != FORMAT:
+            raise ValueError(f"no format {FORMAT}")
+        return msgspec.convert(values, Manifest)
     except OSError as error:
         first = f"`python -m pipeline prepare data=SOURCE out={folder}` first"
         raise DataError(path, f"no such file ({error.strerror or error})", first) from error
-    return from_json(text, path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        expected, received = f"{path} to be a manifest of prepared data", f"a file that is none ({error})"
+        raise DataError(expected, received, "`python -m pipeline prepare data=SOURCE out=FOLDER` anew") from error

@@ -9,16 +9,16 @@ import glob
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.data import dialect, folders, manifest, saved_arrays
 from pipeline.data.arrays import check_split
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
+from pipeline.data.folders import PICTURES
 
-# How the names of files end that are pictures, or tables; the file of a version that TensorFlow Datasets prepared.
-PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
+# How the names of files end that are tables; the file of a version that TensorFlow Datasets prepared.
 TABLES = (".csv", ".csv.gz", ".parquet")
 PREPARED = "features.json"
 CHANNELS = (1, 3)
@@ -55,7 +55,7 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
     if "://" in location:
         return
     if reader == "tfrecord":
-        manifest.load(location, lambda file: Path(file).read_text())
+        manifest.load(location)
         return
     _expect_files(reader, location)
     if reader == "images":
@@ -76,7 +76,7 @@ def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
     if not isinstance(path, str) or "://" in path:
         return None
     if target == "pipeline.data.tfrecord":
-        return manifest.load(path, lambda file: Path(file).read_text()).examples(manifest.TRAIN)
+        return manifest.load(path).examples(manifest.TRAIN)
     if target == "pipeline.data.numpy":
         split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
         return saved_arrays.training_examples(path, **split)
@@ -109,7 +109,8 @@ def _rows(path: str, enough: int) -> int:
                 # Its reader says what is wrong.
                 return 0
         else:
-            count += dialect.opened(file, lambda lines: sum(1 for _ in itertools.islice(lines, enough)))
+            with dialect.opened(file) as lines:
+                count += sum(1 for _ in itertools.islice(lines, enough))
         if count >= enough:
             break
     return count
@@ -117,7 +118,7 @@ def _rows(path: str, enough: int) -> int:
 
 def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:
     chosen = class_names(arguments.get("classes"))
-    return folders.arranged(Path(path).absolute(), PICTURES, chosen, arguments.get("validation_path"))[0]
+    return folders.arranged(Path(path).absolute(), chosen, arguments.get("validation_path"))[0]
 
 
 def class_names(classes: Sequence[str] | str | None) -> list[str]:
@@ -145,12 +146,12 @@ def _expect_files(reader: str, path: str) -> None:
     if reader == "tfds":
         return
     endings = ENDINGS.get(reader, "") if where.is_dir() or reader == "csv" else ""
-    names = [where.name] if where.is_file() else [*itertools.islice(_files(where), MOST)]
-    if len(names) == MOST or any(name.lower().endswith(endings) for name in names):
+    files = [where] if where.is_file() else [*itertools.islice(folders.files_below(where), MOST)]
+    if len(files) == MOST or any(file.name.lower().endswith(endings) for file in files):
         return
-    received = f"{len(names):,} other{'s' * (len(names) > 1)}" if names else "none"
-    files = f"files ({', '.join(endings)})" if endings else "files"
-    raise DataError(f"{files} in data.path={path}", received, f"data.path={example}")
+    received = f"{len(files):,} other{'s' * (len(files) > 1)}" if files else "none"
+    what = f"files ({', '.join(endings)})" if endings else "files"
+    raise DataError(f"{what} in data.path={path}", received, f"data.path={example}")
 
 
 def table_files(path: str) -> list[str]:
@@ -165,12 +166,6 @@ def table_files(path: str) -> list[str]:
         expected = f"{path} to be or to have files that end in {', '.join(TABLES)}"
         raise DataError(expected, candidates[0] if candidates else "no such file", "data.path=FILE.csv")
     return chosen
-
-
-def _files(folder: Path) -> Iterator[str]:
-    for _, inner, names in os.walk(folder, followlinks=True):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        yield from (name for name in names if not name.startswith("."))
 
 
 def _absent(where: Path, reader: str, example: str) -> tuple[str, object]:

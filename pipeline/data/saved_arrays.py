@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,8 +15,6 @@ from pipeline.data.arrays import Array, Rows, split
 from pipeline.data.errors import DataError
 
 Part: TypeAlias = tuple[Array, Array]
-
-Made = TypeVar("Made")
 
 # The names of a part's two arrays: after these.
 TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
@@ -38,20 +37,15 @@ def training_examples(path: str, validation_fraction: float = 0.2, split_seed: i
     if ending is None:
         return None
     names = [f"{name}{of}" for of in (ending, held_out) if of is not None for name in ("x", "y")]
-
-    def read(arrays: Mapping[str, Array]) -> None:
-        assert isinstance(arrays, np.lib.npyio.NpzFile), "an .npz file is one"
-        assert arrays.zip is not None, "it is open"
-        for name in names:
-            with arrays.zip.open(name if name in arrays.zip.namelist() else f"{name}.npy") as file:
-                while file.read(1 << 20):
-                    pass
-
     if where.is_dir():
         for name in names:
             _mapped(where / f"{name}.npy")
     elif where.stat().st_size <= WHOLE_BYTES:
-        _opened(where, read)
+        with _opened(where) as arrays:
+            for name in names:
+                with arrays.zip.open(name if name in arrays.zip.namelist() else f"{name}.npy") as file:
+                    while file.read(1 << 20):
+                        pass
     y = _read(where, f"y{ending}")
     if not y.size:
         return None
@@ -101,12 +95,15 @@ def _names(where: Path) -> list[str]:
         return sorted(path.stem for path in where.glob("*.npy"))
     if not where.is_file():
         raise DataError(f"{where} to be an .npz file, or a folder of .npy files", "no such file", "another data.path")
-    return _opened(where, lambda arrays: sorted(arrays))
+    with _opened(where) as arrays:
+        return sorted(arrays)
 
 
 def _read(where: Path, name: str) -> Array:
     if not where.is_dir():
-        return _opened(where, lambda arrays: arrays[name])
+        with _opened(where) as arrays:
+            array: Array = arrays[name]
+            return array
     # Mapped first: a file that is shorter than it says is found before memory is taken for it.
     return np.array(_mapped(where / f"{name}.npy"))
 
@@ -119,13 +116,15 @@ def _mapped(path: Path) -> Array:
         raise _broken(path, error) from error
 
 
-def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The arrays of an .npz file by their names."""
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise ValueError("no .npz, or cut off")
             file.seek(0)
-            return use(np.load(file, allow_pickle=False))
+            yield np.load(file, allow_pickle=False)
     except _UNREADABLE as error:
         raise _broken(path, error) from error
 

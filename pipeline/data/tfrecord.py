@@ -39,7 +39,7 @@ def tfrecord(
     `pipeline.data.pictures.augmenter`. Raises `DataError`.
     """
     path = expect_path("tfrecord", path)
-    contents = manifest.load(path, files.text_of)
+    contents = manifest.load(path, files.read)
     if not contents.examples(manifest.TRAIN):
         anew = f"`python -m pipeline prepare data=SOURCE out={path}` anew"
         raise DataError(f"training examples in {path}", "a manifest without any", anew)

@@ -186,7 +186,7 @@ def _described(config: Config) -> tuple[Config, list[int]]:
     from pipeline.data.errors import DataError
 
     try:
-        contents = manifest.load(data.path, lambda path: Path(path).read_text())
+        contents = manifest.load(data.path)
     except DataError as error:
         raise UserError(str(error)) from error
     shapes = {feature.name: feature.shape for feature in contents.features}

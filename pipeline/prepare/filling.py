@@ -50,13 +50,12 @@ def prepare(
     search: Sequence[str],
     start: Callable[[], AbstractContextManager[Workers]],
     shows: Shows,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Prepared:
     """Fills the folder, or goes on with what an earlier command has left there. `start` starts workers.
 
     Raises `DataError` or `LaunchError` once it has begun, and another `UserError` for what is refused.
     """
-    began = clock()
+    began = time.monotonic()
     folder = Folder(Path(config.out or ""))
     try:
         manifest, state = folder.manifest(), folder.state
@@ -71,7 +70,7 @@ def prepare(
             shards = {split: len(shards) for split, shards in manifest.splits.items()}
             if len(whole) == sum(shards.values()):
                 folder.finish(manifest)
-                return Prepared(manifest, len(whole), clock() - began, 0.0)
+                return Prepared(manifest, len(whole), time.monotonic() - began, 0.0)
             state = state or FolderState(settings, manifest.source.get("digest"), shards)
         state = state or FolderState(settings)
         folder.begin(state)
@@ -79,9 +78,9 @@ def prepare(
         with start() as workers:
             filling = _Filling(config, folder, state, whole, workers, shows)
             shards = filling.plan(manifest)
-            shards_began = clock()
+            shards_began = time.monotonic()
             manifest = filling.make(shards, manifest)
-        now = clock()
+        now = time.monotonic()
         return Prepared(manifest, len(whole), now - began, now - shards_began)
     finally:
         folder.close()
@@ -144,7 +143,7 @@ class _Filling:
             # Where all workers find them, but for those that an earlier command has gathered.
             job = self._job
             pieces = [(job, number, kind, which) for number, (kind, which) in enumerate(source.pieces)]
-            missing = [piece for piece in pieces if not folders.piece_facts(job.folder, piece[1]).is_file()]
+            missing = [piece for piece in pieces if not folders.piece_path(job.folder, piece[1]).is_file()]
             self._shows.begin("reading", len(pieces), len(pieces) - len(missing))
             for _ in self._workers.results(work.gather, missing):
                 self._shows.done(0)
@@ -198,7 +197,7 @@ class _Filling:
         for of_shard in self._workers.results(work.shard, tasks):
             facts[of_shard.shard.file] = of_shard
             self._shows.done(of_shard.shard.examples)
-        if missing := folders.missing(str(self._folder.path), facts.values()):
+        if missing := [name for name, of_shard in facts.items() if not self._folder.has(of_shard.shard)]:
             expected = f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it"
             raise DataError(expected, f"no {missing[0]} there", "a folder that all machines share")
         return facts

@@ -5,18 +5,17 @@ Whatever ends a command, the same one goes on from here. A lock keeps a second o
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import hashlib
 import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -26,9 +25,8 @@ from pipeline.data import manifest
 from pipeline.data.arrays import split as split_rows
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.errors import UserError, refuse
-from pipeline.record.log import write_whole
+from pipeline.record.log import read_json, write_json, write_whole
 
-T = TypeVar("T")
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
 MIB = 2**20
@@ -45,7 +43,7 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """Records of one file; `index` has the start of each, its length with its frame, and its label, int64 [records, 3].
+    """Records of one file; `rows` has the start of each, its length with its frame, and its label, int64 [records, 3].
 
     Unless it is `labelled`, the last column says nothing. `broken` has the records that are, and why; `lost` says the
     same of examples of the source that are not among the records.
@@ -57,8 +55,12 @@ class ShardPiece:
     digest: str
     broken: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
-    # An array, in a file of its own beside the rest.
-    index: Any = None
+    index: bytes = b""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The index as an array."""
+        return np.frombuffer(self.index, np.int64).reshape(-1, 3)
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,17 @@ class Folder:
     @property
     def state(self) -> FolderState | None:
         """The state that was written last; None if there is none."""
-        return _read(FolderState, self.path / HIDDEN / "state.json")
+        return read_json(FolderState, self.path / HIDDEN / "state.json")
 
     def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
-        write_whole(self.path / HIDDEN / "state.json", msgspec.json.encode(state))
+        write_json(self.path / HIDDEN / "state.json", state)
 
     def manifest(self) -> Manifest | None:
         """The manifest; None if the folder is not finished."""
         if not (self.path / manifest.FILE).is_file():
             return None
-        return manifest.load(str(self.path), lambda path: Path(path).read_text())
+        return manifest.load(str(self.path))
 
     def clear_partial(self) -> None:
         """Removes what a command that was killed left of files and Dask workers."""
@@ -127,9 +129,13 @@ class Folder:
         shards = [] if finished is None else [shard for split in finished.splits.values() for shard in split]
         by_file = {shard.file: SourceFacts(shard) for shard in shards}
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
-            if (facts := _read(SourceFacts, path)) is not None:
+            if (facts := read_json(SourceFacts, path)) is not None:
                 by_file[facts.shard.file] = facts
-        return {name: facts for name, facts in by_file.items() if file_bytes(self.path / name) == facts.shard.bytes}
+        return {name: facts for name, facts in by_file.items() if self.has(facts.shard)}
+
+    def has(self, shard: Shard) -> bool:
+        """True if a shard is here whole, as seen from this machine."""
+        return file_bytes(self.path / shard.file) == shard.bytes
 
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""
@@ -188,58 +194,32 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
             os.fsync(file.fileno())
         if facts is not None:
             facts.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(facts, msgspec.json.encode(writing.facts(path.name)))
+            write_json(facts, writing.facts(path.name))
         hidden.replace(path)
         _sync_folder(path.parent)
     finally:
         hidden.unlink(missing_ok=True)
 
 
-def piece_facts(folder: str, number: int) -> Path:
-    """The file that says that a piece is there, and all of it but its index."""
-    return Path(folder, HIDDEN, "pieces", f"{number:05d}.json")
+def piece_path(folder: str, number: int) -> Path:
+    """The file that has the facts of a piece, and says that it is there."""
+    return Path(folder, HIDDEN, "pieces", f"{number:05d}.msgpack")
 
 
 def write_piece(folder: str, number: int, pieces: Mapping[str, ShardPiece]) -> None:
-    """Notes a piece that is whole: its index first, and what says that it is there last."""
-    path = piece_facts(folder, number)
-    for split, piece in pieces.items():
-        with partial(_index_path(path, split)) as (file, _):
-            np.save(file, piece.index, allow_pickle=False)
-    values = {split: dataclasses.replace(piece, index=None) for split, piece in pieces.items()}
-    with partial(path) as (file, _):
-        file.write(msgspec.json.encode(values))
+    """Notes the parts of a piece that is whole, by split."""
+    with partial(piece_path(folder, number)) as (file, _):
+        file.write(msgspec.msgpack.encode(pieces))
 
 
 def read_piece(folder: str, number: int) -> dict[str, ShardPiece]:
-    """The parts of a piece by split, from its facts and its indexes."""
-    path = piece_facts(folder, number)
-    pieces = msgspec.json.decode(path.read_bytes(), type=dict[str, ShardPiece])
-    return {
-        split: dataclasses.replace(piece, index=np.load(_index_path(path, split), allow_pickle=False))
-        for split, piece in pieces.items()
-    }
-
-
-def _index_path(facts: Path, split: str) -> Path:
-    return facts.with_name(f"{facts.stem}-{split}.npy")
+    """The parts of a piece by split."""
+    return msgspec.msgpack.decode(piece_path(folder, number).read_bytes(), type=dict[str, ShardPiece])
 
 
 def log(folder: str) -> Path:
     """The file into which Dask workers of this machine print."""
     return Path(folder, HIDDEN, "workers.log")
-
-
-def missing(folder: str, facts: Iterable[SourceFacts]) -> list[str]:
-    """The shards that are not where they were made, as seen from here."""
-    return [fact.shard.file for fact in facts if file_bytes(Path(folder, fact.shard.file)) != fact.shard.bytes]
-
-
-def _read(kind: type[T], path: Path) -> T | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError):
-        return None
 
 
 def file_bytes(path: str | Path) -> int | None:

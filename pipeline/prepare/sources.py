@@ -161,9 +161,9 @@ class Records(Rows):
     """Records that are in files already, one piece after the other, and are copied."""
 
     def __init__(self, pieces: Sequence[ShardPiece]) -> None:
-        self._pieces = [piece for piece in pieces if len(piece.index)]
-        self._starts = np.cumsum([0, *(len(piece.index) for piece in self._pieces)])
-        self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.index for piece in self._pieces)])
+        self._pieces = [piece for piece in pieces if piece.index]
+        self._starts = np.cumsum([0, *(len(piece.rows) for piece in self._pieces)])
+        self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.rows for piece in self._pieces)])
         self.count = len(self._index)
         self.nbytes = int(self._index[:, 1].sum())
         self.features = self._pieces[0].features if self._pieces else ()
@@ -229,7 +229,7 @@ def is_prepared(path: str) -> bool:
         files.size_of(f"{folder}/{manifest.FILE}")
     except OSError:
         return False
-    description = manifest.load(folder, files.text_of)
+    description = manifest.load(folder, files.read)
     return any(shard.file == name for shards in description.splits.values() for shard in shards)
 
 
@@ -299,7 +299,7 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
 def piece_of_file(part: Examples, segment: Segment) -> ShardPiece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
-    description = manifest.load(folder, files.text_of)
+    description = manifest.load(folder, files.read)
     classed = [feature for feature in description.features if feature.name == "y" and values.is_label(feature)]
     whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
@@ -318,5 +318,5 @@ def piece_of_file(part: Examples, segment: Segment) -> ShardPiece:
         shards.get(file_name, ""),
         {row: why for row, why in whys.items() if row < len(index)},
         tuple(why for row, why in whys.items() if row >= len(index)),
-        np.array(index, np.int64).reshape(-1, 3),
+        np.array(index, np.int64).tobytes(),
     )

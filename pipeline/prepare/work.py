@@ -322,7 +322,7 @@ def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: 
             facts.write(file, example.record, None)
     labelled = encoder.labelled if rows is None else rows.labels is not None
     features = encoder.features if rows is None else rows.features
-    table = np.array(index, np.int64).reshape(-1, 3)
+    table = np.array(index, np.int64).tobytes()
     return ShardPiece(str(path), features, labelled, facts.sha256, lost=tuple(lost), index=table)
 
 
