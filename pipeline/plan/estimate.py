@@ -111,8 +111,11 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         exchanged = _central(plan, sums)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
-        worker = HostMemory("each worker", sums.read, sums.sent, 0, sums.activations)
-        memory = (worker, *(server.memory for server in servers))
+        memory = (
+            HostMemory("each worker", sums.read, sums.sent, 0, sums.activations),
+            *(HostMemory(f"server {rank}", held["parameters"], held["gradients"], held["slots"], 0)
+              for rank, held in servers.items()),
+        )  # fmt: skip
         exchanged = _served(plan, sums, servers)
     placed = _placed(plan, size)
     if placed:
@@ -283,19 +286,12 @@ def _central(plan: Plan, sums: _Sums) -> Exchanged:
     return Exchanged("variables read from the host, gradients added and given back", traffic, small=sums.small)
 
 
-@dataclass(frozen=True)
-class _ServerMemory:
-    rank: int
-    host: int
-    memory: HostMemory
-    read: int
-    sent: int
+def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> dict[int, Counter[str]]:
+    """Bytes of each parameter server by its rank, each variable or shard on that which held the fewest until then.
 
-
-def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> list[_ServerMemory]:
-    """The parameter servers, each variable or shard on that which held the fewest bytes when it was made."""
-    ranks = plan.ranks("parameter server")
-    held = [Counter[str]() for _ in ranks]
+    They are those that it keeps, and those that are read of it and sent to it for a step of one worker.
+    """
+    servers = {rank: Counter[str]() for rank in plan.ranks("parameter server")}
     for variable in size.variables:
         total = variable.shape[0] if variable.path in shards else 1
         amounts = {"parameters": variable.bytes, "slots": variable.slot_bytes, "read": _read(plan, variable)}
@@ -303,23 +299,18 @@ def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> list
             sent = _row_gradient(plan, variable) if variable.is_table else variable.bytes
             amounts |= {"gradients": variable.bytes, "sent": sent}
         for rows in shards.get(variable.path, (1,)):
-            emptiest = min(held, key=lambda of_server: of_server["parameters"])
+            emptiest = min(servers.values(), key=lambda held: held["parameters"])
             emptiest.update({name: amount * rows // total for name, amount in amounts.items()})
-    held[0]["slots"] += size.optimizer_bytes
-    servers = []
-    for rank, of_server in zip(ranks, held, strict=True):
-        parameters, gradients, slots = (of_server[name] for name in ("parameters", "gradients", "slots"))
-        memory, host = HostMemory(f"server {rank}", parameters, gradients, slots, 0), plan.processes[rank].host
-        servers.append(_ServerMemory(rank, host, memory, of_server["read"], of_server["sent"]))
+    next(iter(servers.values()))["slots"] += size.optimizer_bytes
     return servers
 
 
-def _served(plan: Plan, sums: _Sums, servers: list[_ServerMemory]) -> Exchanged:
+def _served(plan: Plan, sums: _Sums, servers: dict[int, Counter[str]]) -> Exchanged:
     workers = Counter(process.host for process in plan.processes if process.replicas)
     read, sent = Counter[int](), Counter[int]()
-    for server in servers:
-        read[server.host] += server.read
-        sent[server.host] += server.sent
+    for rank, held in servers.items():
+        read[plan.processes[rank].host] += held["read"]
+        sent[plan.processes[rank].host] += held["sent"]
     all_workers, all_read, all_sent = plan.workers, sum(read.values()), sum(sent.values())
     # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
     hosts = [(read[host], sent[host], workers[host]) for host in range(plan.hardware.hosts)]
@@ -327,7 +318,10 @@ def _served(plan: Plan, sums: _Sums, servers: list[_ServerMemory]) -> Exchanged:
     comes = [sends * (all_workers - count) + count * (all_read - reads) for reads, sends, count in hosts]
     traffic = (
         Traffic("each worker", all_sent, all_read, all_workers),
-        *(Traffic(f"server {server.rank}", all_workers * server.read, all_workers * server.sent) for server in servers),
+        *(
+            Traffic(f"server {rank}", all_workers * held["read"], all_workers * held["sent"])
+            for rank, held in servers.items()
+        ),
     )
     how = "variables read from the servers, gradients sent to them"
     return Exchanged(how, traffic, sum(leaves) // all_workers, max(*leaves, *comes), steps=all_workers)
