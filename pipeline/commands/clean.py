@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,12 +119,15 @@ def _about(folder: Stored, now: float) -> str:
 
 def _servers(dry: bool, now: float) -> Iterator[str]:
     """Ends the fork servers of launch.keep that no command uses; yields a line about each."""
-    for server in standby.servers():
-        until = f"ends by itself in {duration(max(0.0, server.ends - now))}"
-        does = "is in use" if server.is_used else f"{until}; dry=false ends it now" if dry else "was ended"
-        if not (dry or server.is_used):
-            server.end()
-        yield f"The fork server {server.pid} of launch.keep {does}."
+    for pid, ends in standby.servers():
+        used = standby.children(pid)
+        until = f"ends by itself in {duration(max(0.0, ends - now))}"
+        does = "is in use" if used else f"{until}; dry=false ends it now" if dry else "was ended"
+        if not (dry or used):
+            # It ignores what a scheduler sends.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        yield f"The fork server {pid} of launch.keep {does}."
 
 
 def _sum_up(going: Sequence[Stored], stays: Counter[str], dry: bool, failed: int) -> list[str]:

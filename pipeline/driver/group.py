@@ -12,7 +12,7 @@ from pipeline.driver.watch import RunFailed, Watch
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
-from pipeline.launch.this_machine import EnergyMeter
+from pipeline.launch.this_machine import joules
 from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
 from pipeline.record.commands import Command, Response
@@ -127,11 +127,11 @@ class Group:
         return self._responses(command.response_type(), self.plan.leaders)
 
     def _responses(self, response: type[Response], ranks: Sequence[int]) -> dict[int, Response]:
-        began, meter = self.clock(), EnergyMeter()
+        began, counted = self.clock(), joules()
         responses: dict[int, Response] = {}
         while not responses.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
-            meter.joules()
+            next(counted)
             for event in self._events():
                 if isinstance(event, response):
                     responses[event.rank] = event
@@ -149,7 +149,7 @@ class Group:
                 self.stop()
                 failure.log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
                 raise failure
-        used = meter.joules()
+        used = next(counted)
         self.joules = None if self.joules is None or used is None else self.joules + used
         self.seconds += self.clock() - began
         return responses

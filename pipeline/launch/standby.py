@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from pathlib import Path
 from socket import AF_UNIX, socket
@@ -125,32 +124,14 @@ class Standby:
         os.utime(lock, (ends, ends))
 
 
-@dataclass(frozen=True)
-class Server:
-    """A server that lives: its process, and when it ends if no command uses it until then."""
-
-    pid: int
-    ends: float
-
-    @property
-    def is_used(self) -> bool:
-        """True while it has processes."""
-        return bool(_children(self.pid))
-
-    def end(self) -> None:
-        """Kills it: it ignores what a scheduler sends."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-
-def servers() -> Iterator[Server]:
-    """This user's servers that live."""
+def servers() -> Iterator[tuple[int, float]]:
+    """This user's servers that live: the process of each, and when it ends if no command uses it until then."""
     with contextlib.suppress(LaunchError):
         for path in sorted(folder().glob("*.lock")):
             lock = _opened(path)
             try:
                 if not _claimed(lock) and (pid := _pid(lock)):
-                    yield Server(pid, os.fstat(lock).st_mtime)
+                    yield pid, os.fstat(lock).st_mtime
             finally:
                 os.close(lock)
 
@@ -165,7 +146,7 @@ def serve(listener: int, lock: int, address: str, preload: list[str]) -> None:
 
     def expire(number: int, frame: object) -> None:
         left = os.fstat(lock).st_mtime - time.time()
-        if left <= 0 and not _children(os.getpid()):
+        if left <= 0 and not children(os.getpid()):
             with contextlib.suppress(OSError):
                 os.unlink(address)
             os._exit(0)
@@ -244,7 +225,8 @@ def state_of(pid: int | None) -> str:
     return ""
 
 
-def _children(pid: int) -> list[object]:
+def children(pid: int) -> list[object]:
+    """The processes that a server has, while commands use it."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

@@ -202,31 +202,24 @@ def energy_counters(powercap: Path = Path("/sys/class/powercap")) -> dict[str, C
     return readers | _gpu_counters()
 
 
-class EnergyMeter:
-    """Adds up what all counters have counted since it was made. Read it more often than a counter begins anew."""
+def joules(readers: Mapping[str, Callable[[], tuple[int, int]]] | None = None) -> Iterator[float | None]:
+    """Yields what all counters have counted since the first of these; None from when one of them cannot be read.
 
-    def __init__(self, read: dict[str, Callable[[], tuple[int, int]]] | None = None) -> None:
-        self._read = energy_counters() if read is None else read
-        self._last: dict[str, int] = {}
-        self._sum = 0
-        try:
-            self._last = {name: read()[0] for name, read in self._read.items()}
-        except OSError:
-            self._read = {}
-
-    def joules(self) -> float | None:
-        """Since it was made; None where nothing can be read."""
-        for name, read in list(self._read.items()):
-            try:
+    Ask for the next more often than a counter begins anew.
+    """
+    readers = energy_counters() if readers is None else readers
+    counts: dict[str, int] = {}
+    total = 0
+    with suppress(OSError):
+        while readers:
+            for name, read in readers.items():
                 count, limit = read()
-            except OSError:
-                # What cannot be read any more makes all of it unknown.
-                self._read = {}
-                break
-            gained = count - self._last[name]
-            self._sum += gained if gained >= 0 else gained + limit
-            self._last[name] = count
-        return self._sum / 1e6 if self._read else None
+                gained = count - counts.get(name, count)
+                total += gained if gained >= 0 else gained + limit
+                counts[name] = count
+            yield total / 1e6
+    while True:
+        yield None
 
 
 def _zone(zone: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from pipeline.analyze import calibration, comparable, history, outlook, predict,
 from pipeline.analyze.step_model import Observed
 from pipeline.errors import UserError
 from pipeline.launch import this_machine
-from pipeline.launch.this_machine import EnergyMeter, energy_counters
+from pipeline.launch.this_machine import energy_counters, joules
 from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.record import results
@@ -450,15 +450,16 @@ def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path
         (zone / "name").write_text(f"{named}\n")
         (zone / "energy_uj").write_text("900000\n")
         (zone / "max_energy_range_uj").write_text("1000000\n")
-    meter = EnergyMeter(energy_counters(tmp_path))
+    counted = joules(energy_counters(tmp_path))
+    next(counted)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
     (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
-    assert meter.joules() == pytest.approx(0.5 + 0.1)
+    assert next(counted) == pytest.approx(0.5 + 0.1)
     # A counter that cannot be read any more, or never could, ends nothing.
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
-    assert meter.joules() is None
-    assert EnergyMeter({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)}).joules() is None
-    assert EnergyMeter(energy_counters(tmp_path / "none")).joules() is None
+    assert next(counted) is None
+    assert next(joules({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)})) is None
+    assert next(joules(energy_counters(tmp_path / "none"))) is None
 
 
 def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path, monkeypatch):
@@ -479,11 +480,12 @@ def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path,
     found = energy_counters(tmp_path)
     this_machine._gpu_counters.cache_clear()
     assert list(found) == ["gpu:1"]
-    meter = EnergyMeter(found)
+    counted = joules(found)
+    next(counted)
     millijoules["volta"] = 7_500
-    assert meter.joules() == pytest.approx(2.5)
+    assert next(counted) == pytest.approx(2.5)
     millijoules["volta"] = None
-    assert meter.joules() is None
+    assert next(counted) is None
 
 
 @pytest.mark.slow

@@ -62,21 +62,21 @@ def commands(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     yield Commands(folder)
-    for server in standby.servers():
-        server.end()
+    for pid, _ in standby.servers():
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_was_killed_or_is_stopped(commands):
     first = commands.run()
     assert commands.run() == first
-    (server,) = standby.servers()
-    assert (server.pid, server.is_used) == (first, False)
-    assert time.time() < server.ends < time.time() + 61
+    ((pid, ends),) = standby.servers()
+    assert (pid, standby.children(pid)) == (first, [])
+    assert time.time() < ends < time.time() + 61
     # Another environment has one of its own.
     other = commands.run(OWN="another")
     assert other != first
     assert commands.run(SHLVL="7") == first
-    assert {server.pid for server in standby.servers()} == {first, other}
+    assert {pid for pid, _ in standby.servers()} == {first, other}
     os.kill(first, signal.SIGKILL)
     second = commands.run()
     assert second != first
