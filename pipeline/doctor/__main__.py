@@ -99,7 +99,7 @@ def _serve(listening: socket.socket, token: bytes) -> None:
                 return
 
 
-def measure(host: str, port: int, token: bytes, clock: Callable[[], float] = time.perf_counter) -> LinkFacts:
+def measure(host: str, port: int, token: bytes) -> LinkFacts:
     """The round trip to the side that listens at HOST:PORT, and the exchanges with it; or why there are none."""
     try:
         connected = socket.create_connection((host, port), CONNECT_SECONDS)
@@ -107,7 +107,7 @@ def measure(host: str, port: int, token: bytes, clock: Callable[[], float] = tim
         with contextlib.closing(_Side(connected)) as side:
             connected.sendall(token)
             side.receive(len(token))
-            round_trips = [_seconds(clock, lambda: side.request(PING)) for _ in range(ROUND_TRIPS)]
+            round_trips = [_seconds(lambda: side.request(PING)) for _ in range(ROUND_TRIPS)]
             exchanges: list[tuple[int, float]] = []
             for size in SIZES:
                 # As long as the last one lets expect.
@@ -118,7 +118,7 @@ def measure(host: str, port: int, token: bytes, clock: Callable[[], float] = tim
                 seconds: list[float] = []
                 while len(seconds) < REPEATS and sum(seconds) < SECONDS:
                     side.request(size)
-                    seconds.append(_seconds(clock, side.add_up))
+                    seconds.append(_seconds(side.add_up))
                 exchanges.append((size, min(seconds)))
     except OSError as error:
         return LinkFacts(error=error.strerror or str(error))
@@ -173,10 +173,10 @@ class _Side:
             raise ConnectionError("the other host hung up")
 
 
-def _seconds(clock: Callable[[], float], act: Callable[[], None]) -> float:
-    began = clock()
+def _seconds(act: Callable[[], None]) -> float:
+    began = time.perf_counter()
     act()
-    return clock() - began
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

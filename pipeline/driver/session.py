@@ -57,7 +57,8 @@ class Preemption:
 
     def __init__(self, command: "Preemption | None" = None) -> None:
         self._signal: str | None = None
-        self._by_person = False
+        # The number of that signal, also once it is forgotten.
+        self.number: int | None = None
         self._ending: int | None = None
         self._command = command
         self._of_command = False
@@ -75,13 +76,12 @@ class Preemption:
     @property
     def by_person(self) -> bool:
         """True if it was a person's Ctrl-C."""
-        return self._by_person or (self._command is not None and self._command.by_person)
+        return self.number == signal.SIGINT or (self._command is not None and self._command.by_person)
 
     def ask(self, number: int, whom: str, of_command: bool = False) -> None:
         """Notes the first signal."""
         if self._signal is None:
-            self._signal = f"{signal.Signals(number).name} to {whom}"
-            self._by_person = number == signal.SIGINT
+            self._signal, self.number = f"{signal.Signals(number).name} to {whom}", number
         self._of_command |= of_command
 
     def patience(self, limit: float) -> float:
@@ -235,7 +235,7 @@ class Session:
         """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
         self.busy = True
         try:
-            return self.cluster(config).serve(lambda text: self.screen.say(text), lambda: self.preemption.asked)
+            return self.cluster(config).serve(lambda text: self.screen.say(text), lambda: self.preemption.number)
         finally:
             self.busy = False
 

@@ -60,15 +60,15 @@ class Job(Protocol):
         """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left."""
 
 
-class Line(Protocol):
-    """One host's process that answers a doctor."""
+@dataclass(frozen=True)
+class Line:
+    """One host's process that answers a doctor: what answers a line in so many seconds, and what ends the process.
 
-    def answer(self, question: str, timeout: float) -> str:
-        """Returns the line that answers a line. Raises `LaunchError`; after one that is late, nothing is answered."""
+    It raises `LaunchError`; after an answer that is late, nothing is answered.
+    """
 
-    def close(self) -> None:
-        """Ends the process, unless it serves others too."""
-        return
+    answer: Callable[[str, float], str]
+    close: Callable[[], None] = lambda: None
 
     def ask(self, question: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> Any:
         """The answer to a question. Raises `LaunchError`."""
@@ -99,11 +99,11 @@ class Helpers:
 class Cluster(Protocol):
     """Hosts that run processes. Methods with a default suit hosts that are there already and stay the same."""
 
-    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Serves another command as its agent to the end, if the same command was started several times.
 
-        Returns that one's exit code; None, at once, if this one drives. `signalled` returns a scheduler's signal in
-        words once there was one; `say` shows the user what is going on. Raises `LaunchError`.
+        Returns that one's exit code; None, at once, if this one drives. `signalled` returns a scheduler's signal once
+        there was one; `say` shows the user what is going on. Raises `LaunchError`.
         """
         return None
 
@@ -141,7 +141,7 @@ class Cluster(Protocol):
         """Begins what starting processes will wait for, beside what the driver does next."""
 
     def addresses(self, plan: Plan) -> Sequence[str]:
-        """HOST:PORT for each process of a plan to listen at, by rank. Raises `LaunchError` where one is taken."""
+        """HOST:PORT for each of several processes of a plan to listen at, by rank. Raises `LaunchError`."""
 
     def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts the processes of `plan`; `group` names them in events and logs, which go to `folder`."""

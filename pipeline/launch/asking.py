@@ -16,9 +16,7 @@ from pipeline.launch import LaunchError, Line
 MODULE = "pipeline.doctor"
 
 
-class ProcessLine(Line):
-    """A process that this one has started, through its standard input and output."""
-
+class _AnsweringProcess:
     def __init__(self, command: list[str], environ: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the line
         self._unread = b""
@@ -32,7 +30,6 @@ class ProcessLine(Line):
             raise LaunchError(f"{command[0]}: {error.strerror or error}") from error
 
     def answer(self, question: str, timeout: float) -> str:
-        """Returns the line that answers a line. Raises `LaunchError`; after one that is late, nothing is answered."""
         stdin, stdout, until = self._process.stdin, self._process.stdout, time.monotonic() + timeout
         assert stdin is not None, "it is a pipe"
         assert stdout is not None, "it is a pipe"
@@ -51,7 +48,6 @@ class ProcessLine(Line):
         return line.decode(errors="replace")
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.kill()
         self._process.communicate()
         self._said.close()
@@ -63,6 +59,12 @@ class ProcessLine(Line):
         return lines[-1] if lines else f"it ended with {code} and printed nothing"
 
 
-def here(environ: Mapping[str, str]) -> ProcessLine:
+def started(command: list[str], environ: Mapping[str, str]) -> Line:
+    """A line to a process that this one starts, through its standard input and output. Raises `LaunchError`."""
+    process = _AnsweringProcess(command, environ)
+    return Line(process.answer, process.close)
+
+
+def here(environ: Mapping[str, str]) -> Line:
     """A line to a process on this host. Raises `LaunchError`."""
-    return ProcessLine([sys.executable, "-m", MODULE], environ)
+    return started([sys.executable, "-m", MODULE], environ)

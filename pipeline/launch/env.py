@@ -16,19 +16,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Json
 from pipeline.errors import refuse
-from pipeline.launch import Cluster, Helpers, LaunchError, Seconds, asking, options_of
+from pipeline.launch import Cluster, Helpers, LaunchError, Line, Seconds, asking, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.driver import AgentLine, Agents
+from pipeline.launch.agents.driver import Agents
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.signals import number_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
@@ -112,7 +112,7 @@ class EnvCluster(Cluster):
         self._agents: Agents | None = None
         self._drives = False
 
-    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Serves the task that drives to the end of its command, and returns its exit code; None if this one drives."""
         own, driver = self._tasks.own, self._tasks.driver
         if own == driver:
@@ -128,7 +128,7 @@ class EnvCluster(Cluster):
             with self._listening(own) as endpoint:
                 channel = endpoint.channel(DRIVER)
                 while not channel.life and time.monotonic() < until:
-                    if (number := number_of(signalled())) is not None:
+                    if (number := signalled()) is not None:
                         return 128 + number
                     time.sleep(POLL_SECONDS)
                 if not channel.life:
@@ -136,7 +136,7 @@ class EnvCluster(Cluster):
                 say(f"{driver} has begun.")
                 endpoint.stop_listening()
                 agent = Agent(endpoint, channel, self._local, self._tasks.tasks.index(own), own.host, _gone)
-                code = agent.serve(lambda: number_of(signalled()))
+                code = agent.serve(signalled)
             if code is not None:
                 say(f"{driver} has ended with {code}.")
                 return code
@@ -158,7 +158,7 @@ class EnvCluster(Cluster):
         until = time.monotonic() + min(self._timeout, HELPERS_SECONDS)
         while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
             agents.listen_to((), POLL_SECONDS)
-        lines = {host: AgentLine(agents, name) for host, name in others.items() if name not in absent}
+        lines = {host: Line(partial(agents.ask, name)) for host, name in others.items() if name not in absent}
         why, hosts = "nobody answers: the same command is to be typed there", self._tasks.hosts
         silent = {host: why for host, name in others.items() if name in absent}
         own_line = asking.here(self._environ)

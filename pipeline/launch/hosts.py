@@ -25,8 +25,7 @@ from pipeline.launch import Address, Helpers, LaunchError, Line, Seconds, option
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike, modules
-from pipeline.launch.agents.remote import RemoteJob
-from pipeline.launch.asking import MODULE, ProcessLine
+from pipeline.launch.asking import MODULE, started
 from pipeline.plan.checks import HOST, stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -158,7 +157,7 @@ class HostsCluster(DiallingCluster):
                 absent[name] = why
                 continue
             try:
-                lines[name] = ProcessLine([*self._ssh(name), self._typed_there([MODULE])], self.environ)
+                lines[name] = started([*self._ssh(name), self._typed_there([MODULE])], self.environ)
             except LaunchError as error:
                 absent[name] = str(error)
         return Helpers(lines, {name: name for name in self._targets}, absent)
@@ -274,15 +273,6 @@ class DetachedCluster(HostsCluster):
         for why in self._failed.values():
             expected = "an agent that outlives this command"
             raise LaunchError(expected, f"one that has ended: {why}", "launch.detach=false")
-
-    def addresses(self, plan: Plan) -> Sequence[str]:
-        """Ports of this machine that the agent holds, for a plan of several processes."""
-        return super().addresses(plan) if len(plan.processes) > 1 else []
-
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Starts a plan's processes by the agent."""
-        self.gather()
-        return super().start(plan, group, folder)
 
     def describe(self, plan: Plan) -> str:
         """The command that starts the agent, and where it dials."""

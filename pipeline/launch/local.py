@@ -79,8 +79,7 @@ class LocalCluster(Cluster):
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Free ports, or the configured ones, for the processes of a plan of several."""
-        count = len(plan.processes)
-        return [f"{self._config.host}:{port}" for port in self.free(count if count > 1 else 0)]
+        return [f"{self._config.host}:{port}" for port in self.free(len(plan.processes))]
 
     def free(self, count: int) -> Sequence[int]:
         """Free ports, or the configured ones, reserved until the next call. Raises `LaunchError`."""

@@ -21,9 +21,7 @@ from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
-from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.signals import number_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record.log import SECRET, read_json, write_json
@@ -94,7 +92,7 @@ class MpiCluster(DiallingCluster):
     """The places of an MPI job, each of which is laid over as a host."""
 
     local: LocalCluster
-    own_name = "rank 0"
+    own_name, return_seconds = "rank 0", 0.0
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
@@ -110,7 +108,7 @@ class MpiCluster(DiallingCluster):
         """All but the driver's own place, which is no agent's."""
         return self._there_is().size - 1
 
-    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Drives in the first place; serves in the others, and returns what the driver's command ended with."""
         place = self._place
         if place is None:
@@ -125,7 +123,7 @@ class MpiCluster(DiallingCluster):
         self.local.warm_up()
         until = time.monotonic() + self._options.timeout
         while time.monotonic() < until:
-            if (number := number_of(signalled())) is not None:
+            if (number := signalled()) is not None:
                 return 128 + number
             if (meeting := read_json(Meeting, self._path)) is not None:
                 code = self._served(meeting, place, signalled) if meeting.code is None else meeting.code
@@ -178,10 +176,6 @@ class MpiCluster(DiallingCluster):
         own = [f"{host}:{port}" for port in self.local.hold(host, requests.pop(_name(0), []))]
         return super().hold(requests) | {_name(0): own}
 
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Starts a plan's processes by the agents; those of this place are started here."""
-        return self._start(plan, group, folder, self._options.timeout, 0.0)
-
     def close(self, code: int) -> None:
         """Tells the others what the command ends with, those too who were not needed."""
         if self._drives and not self._begun:
@@ -221,13 +215,13 @@ class MpiCluster(DiallingCluster):
             raise LaunchError("a process that an MPI launcher has started", received, instead)
         return self._place
 
-    def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], str | None]) -> int | None:
+    def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], int | None]) -> int | None:
         endpoint = Endpoint(_name(place.rank), meeting.token.encode())
         channel = endpoint.dial(DRIVER, meeting.address)
         host = reached_from(meeting.address.rpartition(":")[0])
         agent = Agent(endpoint, channel, self.local, place.rank, host, lambda channel, _: channel.away > GONE_SECONDS)
         try:
-            code = agent.serve(lambda: number_of(signalled()))
+            code = agent.serve(signalled)
             return 1 if code is None and channel.life else code
         finally:
             endpoint.close(1.0)

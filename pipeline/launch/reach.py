@@ -21,13 +21,13 @@ GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 VERBOSITY = "GRPC_VERBOSITY"
 
 
-def expect_tpu(address: str, key: str = "strategy.build.address") -> None:
-    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, as `key` has it. Raises `UserError`."""
+def expect_tpu(address: str) -> None:
+    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT. Raises `UserError`."""
     answer = _ask(address, GET_STATUS, "a gRPC server that is no TensorFlow worker")
     # The answer lists the worker's devices, among them TPU_SYSTEM, without which TensorFlow finds no TPU.
     if isinstance(answer, str) or b"TPU" not in answer:
         raise UserError(
-            f"a TPU at {key}={address}",
+            f"a TPU at strategy.build.address={address}",
             answer if isinstance(answer, str) else "a TensorFlow worker without a TPU",
             "the address of a TPU that is running, "
             "or hardware.rehearse=true to run the same plan on logical CPU devices",

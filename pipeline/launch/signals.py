@@ -26,15 +26,6 @@ class Interrupted(BaseException):
         self.number = number
 
 
-def number_of(words: str | None) -> int | None:
-    """Returns the number of the signal that words begin with; None without words.
-
-    >>> number_of("SIGTERM to worker 1")
-    15
-    """
-    return None if words is None else signal.Signals[words.split()[0]].value
-
-
 @contextlib.contextmanager
 def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
     """Inside, the first signal raises `Interrupted`; later ones leave the cleaning up alone.

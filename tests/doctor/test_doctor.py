@@ -26,7 +26,6 @@ from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus, LinkFact
 from pipeline.doctor.judge import judge_clock, judge_link
 from pipeline.doctor.look import installed, needed
 from pipeline.launch import Helpers, LaunchError, asking
-from pipeline.launch.asking import ProcessLine
 from pipeline.views.mlflow import stores
 from pipeline.views.mlflow.stores import open_client
 
@@ -121,7 +120,7 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
     versions = {name: installed(name) for name in packages}
     lines = {
         "a": asking.here(os.environ),
-        "b": ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
+        "b": asking.started([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
         "d": asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")),
     }
     findings, _ = examine(
@@ -272,12 +271,12 @@ def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_
 
 
 def test_a_process_that_says_nothing_in_time_is_given_up():
-    line = ProcessLine(["sleep", "60"], os.environ)
+    line = asking.started(["sleep", "60"], os.environ)
     with pytest.raises(LaunchError, match=r"no answer within 0\.2 s"):
         line.ask({"do": "clock"}, 0.2)
     line.close()
     with pytest.raises(LaunchError, match="No such file"):
-        ProcessLine(["/nowhere/at/all"], os.environ)
+        asking.started(["/nowhere/at/all"], os.environ)
 
 
 @pytest.mark.parametrize(("count", "pairs"), [(2, 1), (3, 3), (8, 28), (16, 120), (101, 101)])

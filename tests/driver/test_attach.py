@@ -199,7 +199,7 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
 
 
 def _held(commands, exited):
-    return Held(4, "point", [0], commands, exited)
+    return Held(commands, exited)
 
 
 def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.launch import LaunchError, this_machine
+from pipeline.launch import LaunchError, Line, this_machine
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
-from pipeline.launch.asking import ProcessLine, here
+from pipeline.launch.asking import here
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
@@ -82,7 +82,7 @@ class Agent:
         self._life = ""
         self._next_beats = 0.0
         # Answers a doctor, from the first request on.
-        self._helper: ProcessLine | None = None
+        self._helper: Line | None = None
         self._asking = threading.Lock()
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
@@ -134,10 +134,7 @@ class Agent:
         if self._life and not self._channel.adopts:
             self._drop_all()
         self._life = self._channel.life
-        held = [
-            messages.Held(number, job.start.group, job.start.ranks, job.commands, dict(job.exited))
-            for number, job in self._jobs.items()
-        ]
+        held = {number: messages.Held(job.commands, dict(job.exited)) for number, job in self._jobs.items()}
         host, network = self._cluster.inventory(), this_machine.network()
         self._send(messages.Hello(self._order, self._address, host, messages.alike(), held, self._life, network))
 
@@ -152,8 +149,8 @@ class Agent:
                     self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
                 except LaunchError as error:
                     self._send(messages.Response(number, error=str(error)))
-            case _ if (job := self._jobs.get(getattr(message, "job", 0))) is not None:
-                self._do_with(job, message)
+            case messages.OfJob(job=number) if number in self._jobs:
+                self._do_with(self._jobs[number], message)
 
     def _answer(self, ask: messages.Ask) -> None:
         with self._asking:
@@ -175,7 +172,7 @@ class Agent:
             return
         self._jobs[message.job] = _Job(message, plan, running, folder, lines)
 
-    def _do_with(self, job: _Job, message: messages.Message) -> None:
+    def _do_with(self, job: _Job, message: messages.OfJob) -> None:
         match message:
             case messages.Give(command=command):
                 job.commands += 1

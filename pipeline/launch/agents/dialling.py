@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import Cluster, Helpers, LaunchError, this_machine
+from pipeline.launch import Cluster, Helpers, LaunchError, Line
 from pipeline.launch.agents.channel import new_token
-from pipeline.launch.agents.driver import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch.agents.driver import POLL_SECONDS, Agents, Known
 from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.local import LocalCluster
-from pipeline.plan.machine import Host, Machine, inventory
+from pipeline.plan.machine import Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.files import Kept, forget_agents
 from pipeline.record.log import from_here
 
-# For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
-DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
+# For how long agents may take to dial.
+DIAL_SECONDS = 60.0
 # For how long agents of an earlier driver, which dial every second, may take to find this one, and to end.
 ATTACH_SECONDS = 15.0
 SAY_SECONDS = 3.0
@@ -36,9 +36,10 @@ class DiallingCluster(Cluster, ABC):
     among all, from 0; ADDRESS is where other hosts reach it, its name if it is left out.
     """
 
-    # Seconds for agents to dial, None for no limit; and after how many without a line a host is laid over no more.
+    # Seconds for agents to dial, None for no limit; for a host that counts as gone to come back, once it is needed;
+    # and after how many without a line a host is laid over no more.
     dial_seconds: float | None = DIAL_SECONDS
-    gone_seconds = 10.0
+    return_seconds, gone_seconds = 20.0, 10.0
     # What starts the processes of this command's own place, where it is one of the hosts, and what that is called.
     local: LocalCluster | None = None
     own_name: str | None = None
@@ -97,13 +98,7 @@ class DiallingCluster(Cluster, ABC):
     def found(self, folder: Path) -> None:
         """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
 
-    def assumed(self) -> Machine:
-        """The hosts, taken to have what this machine has, as nobody asks them."""
-        own = this_machine.detect(self.environ)
-        return inventory([Host(f"host {number}", own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus)
-                          for number in range(self.count)])  # fmt: skip
-
-    def serve(self, say: Callable[[str], None], signalled: Callable[[], str | None]) -> int | None:
+    def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Returns None: nobody else drives."""
         self.say = say
         return None
@@ -202,15 +197,16 @@ class DiallingCluster(Cluster, ABC):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
-        return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
-
-    def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
         if (job_before := self._take_over(group)) is None:
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
-        begin = partial(RemoteJob, self.agents, plan, group, folder, where, missing=self._missing, timeout=timeout)
-        job = begin(returns=returns, local=self.local, job_before=job_before)
+        if where:
+            self.gather()
+        job = RemoteJob(
+            self.agents, plan, group, folder, where, missing=self._missing, timeout=self.dial_seconds or DIAL_SECONDS,
+            returns=self.return_seconds, local=self.local, job_before=job_before,
+        )  # fmt: skip
         if job_before is None and self.address is not None and self.local is None:
             record = Kept.read(folder) or Kept(self.address, self.token.decode())
             # Where nothing can be written, nobody takes this driver's place.
@@ -227,7 +223,7 @@ class DiallingCluster(Cluster, ABC):
         except LaunchError as error:
             absent[f"{self.config.name}"] = str(error)
         addresses = {agent.channel.name: agent.hello.address for agent in self.agents.ordered()}
-        return Helpers({name: AgentLine(self.agents, name) for name in addresses}, addresses, absent)
+        return Helpers({name: Line(partial(self.agents.ask, name)) for name in addresses}, addresses, absent)
 
     def close(self, code: int) -> None:
         """Tells the agents to end, and ends what was begun."""
@@ -241,8 +237,8 @@ class DiallingCluster(Cluster, ABC):
         if not self._taken.get(group):
             return None
         number = self._taken[group].pop(0)
-        jobs = [(agent, held) for agent in self.agents.ordered() for held in agent.hello.jobs if held.job == number]
-        return Taken(number, {agent.channel.name: held for agent, held in jobs})
+        jobs = {agent.channel.name: agent.hello.jobs for agent in self.agents.ordered()}
+        return Taken(number, {name: held[number] for name, held in jobs.items() if number in held})
 
     def _listen(self, address: str, agents: Agents | None = None) -> str:
         try:

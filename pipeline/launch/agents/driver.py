@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 
 import msgspec
 
-from pipeline.launch import LaunchError, Line
+from pipeline.launch import LaunchError
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel, Received
 from pipeline.launch.agents.endpoint import Endpoint
@@ -192,8 +192,8 @@ class Agents:
                 if lines := unheard(lines.splitlines()):
                     self._inbox[OVER].append((channel.name, messages.Emitted(OVER, lines), received))
                     return
-            case _ if (job := getattr(message, "job", None)) in self._open:
-                self._inbox[job].append((channel.name, message, received))
+            case messages.OfJob(job=number) if number in self._open:
+                self._inbox[number].append((channel.name, message, received))
                 return
         channel.done(received)
 
@@ -203,14 +203,3 @@ class Agents:
         if self._refused <= MOST_REFUSED and text not in self.warnings:
             more = " More of them are not reported." if self._refused == MOST_REFUSED else ""
             self.warnings.append(f"{text}{more}")
-
-
-class AgentLine(Line):
-    """A host that is asked by its agent, with which what answers ends."""
-
-    def __init__(self, agents: Agents, name: str) -> None:
-        self._agents, self._name = agents, name
-
-    def answer(self, question: str, timeout: float) -> str:
-        """Returns the line that answers a line. Raises `LaunchError`."""
-        return self._agents.ask(self._name, question, timeout)

@@ -31,43 +31,43 @@ class Message(msgspec.Struct, frozen=True, tag=True):
         return msgspec.msgpack.encode(self)
 
 
-class Start(Message, frozen=True):
+class OfJob(Message, frozen=True):
+    """One about a job: processes that were started together."""
+
+    job: int
+
+
+class Start(OfJob, frozen=True):
     """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already.
 
     The plan is its JSON, compressed: a driver keeps one of all processes for each host until the host has it.
     """
 
-    job: int
     group: str
     plan: bytes
     ranks: list[int]
     logged: dict[str, int] = {}
 
 
-class Give(Message, frozen=True):
+class Give(OfJob, frozen=True):
     """Give all processes of a job a command, as `Command.to_json` wrote it."""
 
-    job: int
     command: str
 
 
-class Restart(Message, frozen=True):
+class Restart(OfJob, frozen=True):
     """End a process, and start it anew."""
 
-    job: int
     rank: int
 
 
-class DumpStacks(Message, frozen=True):
+class DumpStacks(OfJob, frozen=True):
     """Make all processes of a job write their stacks."""
 
-    job: int
 
-
-class Stop(Message, frozen=True):
+class Stop(OfJob, frozen=True):
     """End all processes of a job, killing those that have not ended after `grace` seconds."""
 
-    job: int
     grace: float
 
 
@@ -95,9 +95,6 @@ class Close(Message, frozen=True):
 class Held(msgspec.Struct, frozen=True):
     """A job that an agent has: how many commands it was given, and which of its ranks have ended, with which code."""
 
-    job: int
-    group: str
-    ranks: list[int]
     commands: int
     exited: dict[int, int | None] = {}
 
@@ -113,7 +110,7 @@ class Hello(Message, frozen=True):
     address: str
     machine: Machine
     alike: Mapping[str, str]
-    jobs: list[Held] = []
+    jobs: dict[int, Held] = {}
     driver: str = ""
     network: str = ""
 
@@ -122,36 +119,31 @@ class Leaving(Message, frozen=True):
     """The agent's host is taken away: it takes no more processes, and ends once those that it has are told to."""
 
 
-class Emitted(Message, frozen=True):
+class Emitted(OfJob, frozen=True):
     """Events of a job's processes, a line each."""
 
-    job: int
     lines: bytes
 
 
-class Piece(Message, frozen=True):
+class Piece(OfJob, frozen=True):
     """Bytes of a file of the run's folder from byte `at` on.
 
     A log grows by them (`last` is None); another file gets its name with its last piece.
     """
 
-    job: int
     name: str
     at: int
     data: bytes
     last: bool | None = None
 
 
-class Stopped(Message, frozen=True):
+class Stopped(OfJob, frozen=True):
     """All processes of a job have ended."""
 
-    job: int
 
-
-class Lost(Message, frozen=True):
+class Lost(OfJob, frozen=True):
     """Processes of a job could not be started, or restarted."""
 
-    job: int
     error: str
 
 
@@ -164,14 +156,13 @@ class Response(Message, frozen=True):
     line: str = ""
 
 
-class Beats(Message, frozen=True):
+class Beats(OfJob, frozen=True):
     """The last heartbeats of a job's processes."""
 
-    job: int
     beats: list[Beat]
 
 
-ANY: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007
+ANY: Any = Union[(*Message.__subclasses__(), *OfJob.__subclasses__())]
 # The message that `Message.to_bytes` wrote. Raises `msgspec.MsgspecError`.
 from_bytes: Callable[[bytes], Message] = msgspec.msgpack.Decoder(ANY).decode
 

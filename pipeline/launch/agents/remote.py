@@ -66,11 +66,9 @@ class RemoteJob:
         self._gone = set[str]()
         # Commands that were sent, and of those how many an agent was given by an earlier driver.
         self._sent, self._given_before = 0, dict[str, int]()
-        # Agents that should have a part of the job, and have not.
-        self._absent = set[str]()
         if job_before is not None:
             self._pending.clear()
-            self._begun, self._absent = set(job_before.held), set(where.values()) - set(job_before.held)
+            self._begun = set(job_before.held)
             self._given_before = {name: held.commands for name, held in job_before.held.items()}
             exited = {rank: code for held in job_before.held.values() for rank, code in held.exited.items()}
             self._running = set(where) - exited.keys()
@@ -212,9 +210,11 @@ class RemoteJob:
             path.rename(self._folder / name)
 
     def _find_unreachable(self) -> None:
-        limit = self._plan.launch.heartbeat_timeout
+        limit, awaited = self._plan.launch.heartbeat_timeout, {self._where[rank] for rank in self._pending}
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
-            agent, absent, begun = self._agents.known.get(name), name in self._absent, name in self._begun
+            agent, begun = self._agents.known.get(name), name in self._begun
+            # It should have a part of a job that was taken over, and has not.
+            absent = not begun and name not in awaited
             if agent is None and not absent:
                 # It was never there: as long as it may come, see `_start_pending`.
                 continue

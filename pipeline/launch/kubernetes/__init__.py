@@ -42,6 +42,7 @@ class KubernetesCluster(DiallingCluster):
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
         self._options = options_of(config, jobset.KubernetesOptions)
+        self.dial_seconds = self._options.timeout
         self._name = self._options.name or f"pipeline-{secrets.token_hex(4)}"
         # Those that were made, or are about to be.
         self._pods: jobset.Pods | None = None
@@ -106,8 +107,8 @@ class KubernetesCluster(DiallingCluster):
             write_json(folder / FILE, self._pods if enough and self._pods else needed)
             if not enough:
                 self._make(needed, plan.launch)
-        returns = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
-        return self._start(self._in_pods(plan, folder), group, folder, self._options.timeout, returns)
+        self.return_seconds = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
+        return super().start(self._in_pods(plan, folder), group, folder)
 
     def returns(self, ends: bool) -> str | None:
         """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
