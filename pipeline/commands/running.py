@@ -38,6 +38,7 @@ from pipeline.views.terminal import console_on, say, say_error
 if TYPE_CHECKING:
     from pipeline.driver.supervisor import Supervisor
     from pipeline.views.report import WrittenReport
+    from pipeline.views.terminal.live import Terminal
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -92,12 +93,14 @@ def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> i
 
 
 def _session(options: tuple[str, ...] = ()) -> Session:
-    def screen() -> Screen:
-        from pipeline.views.terminal.live import Terminal
+    return Session((os.getcwd(), *sys.path), dict(os.environ), _terminal, Tracker, options)
 
-        return Terminal(console_on(sys.stdout), time.time)
 
-    return Session((os.getcwd(), *sys.path), dict(os.environ), screen, Tracker, options)
+def _terminal() -> "Terminal":
+    # What draws takes a moment to import.
+    from pipeline.views.terminal.live import Terminal
+
+    return Terminal(console_on(sys.stdout), time.time)
 
 
 @verb(
@@ -191,7 +194,7 @@ def _run(points: Requests, session: Session) -> None:
         return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
-        session.screen.shares([*points.shown(session.results).values()])
+        _terminal().shares([*points.shown(session.results).values()])
     if points.sweep is not None and points.to_run:
         # While processes import TensorFlow, and nothing is timed.
         module("results").reports.warm_up()
@@ -202,7 +205,7 @@ def _run(points: Requests, session: Session) -> None:
             left = statistics.fmean(took) * (count - done) if took else None
             shown = points.shown(session.results)
             session.ahead = Ahead(shown[key].number, tuple(shown.values()), left)
-            session.screen.begins(session.ahead)
+            _terminal().begins(session.ahead)
         if before not in (None, key[1]):
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
@@ -225,7 +228,7 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
 
     def begun(key: RunKey, request: RunRequest) -> None:
         rows[key] = replace(request.unended("RUNNING"), number=rows[key].number)
-        session.screen.begins(Ahead(rows[key].number, tuple(rows.values()), None))
+        _terminal().begins(Ahead(rows[key].number, tuple(rows.values()), None))
 
     def ended(key: RunKey, point: RunResult, seconds: float) -> None:
         rows[key] = replace(point, number=rows[key].number)
@@ -243,7 +246,7 @@ def _end(points: Requests, session: Session, key: RunKey, ended: RunResult, seco
     shown = points.shown(session.results)[key]
     tell(shown, points.many)
     if points.many and status not in ("PLANNED", "PREDICTED"):
-        session.screen.ended(shown, seconds)
+        _terminal().ended(shown, seconds)
 
 
 @contextmanager

@@ -81,15 +81,6 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Shows a line."""
 
-    def shares(self, points: Sequence[RunResult]) -> None:
-        """Shows what was typed for all runs of a sweep."""
-
-    def begins(self, ahead: Ahead) -> None:
-        """Shows which run of a sweep begins."""
-
-    def ended(self, point: RunResult, seconds: float | None) -> None:
-        """Shows the result of a run of a sweep, after so many seconds."""
-
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run is resumed, and from which step."""
 
