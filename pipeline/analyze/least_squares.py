@@ -1,13 +1,13 @@
 """Fits a step's terms to measured runs, with intervals."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
-from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, on_wire, terms, without_wire
+from pipeline.analyze.step_model import BEYOND_SHARED, Floats, Observed, Shape, on_wire, terms, without_wire
 
 # Of a prediction's interval. A person sees those of an hour together: even where these have nothing in common,
 # fewer than 17 of 20 hold in one hour of eight with intervals of 90%, in one of sixty with those of 95%.
@@ -29,6 +29,8 @@ HOLD = 1e3
 SURPRISE = 0.1
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
+# How closely the ends of an interval are found, as a logarithm.
+EDGE = 5e-5
 
 
 @dataclass(frozen=True)
@@ -168,26 +170,22 @@ def interval(model: Fit, query: Floats, centre: float, off: float) -> tuple[floa
     that coefficients of 0 or more allow for which the weighted squares are not much larger than at their least (the
     profile likelihood; Venzon & Moolgavkar, 1988). It is wide where the runs do not say.
     """
-    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    held = HOLD * model.target.max()
+    from scipy.optimize import brentq
 
-    def inside(seconds: float) -> bool:
-        """True if the runs allow coefficients that add up to so many seconds."""
-        rows = np.vstack([model.rows, held * query / seconds])
-        return _non_negative(rows, np.append(model.target, held))[1] - model.chi_square <= quantile**2 * model.scale
+    quantile, held = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), HOLD * model.target.max()
+
+    def excess(ratio: float) -> float:
+        """How much larger the squares are than the runs allow, for coefficients that add up to exp(ratio) * centre."""
+        rows = np.vstack([model.rows, held * query / (centre * math.exp(ratio))])
+        return _non_negative(rows, np.append(model.target, held))[1] - model.chi_square - quantile**2 * model.scale
+
+    def edge(end: float) -> float:
+        """The last ratio that the runs allow on the way from 0 to an end."""
+        if excess(end) <= 0:
+            return end
+        return float(brentq(excess, 0.0, end, xtol=EDGE)) if excess(0.0) < 0 else 0.0
 
     # What a step that was timed differs by, and what the model is off there, in the logarithm as all of it.
     own = quantile * math.sqrt(model.scale * model.factor_spread**2 + off**2)
-    low, high = (math.log(_edge(inside, centre, limit) / centre) for limit in (1 / UNKNOWN, UNKNOWN))
+    low, high = edge(-math.log(UNKNOWN)), edge(math.log(UNKNOWN))
     return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
-
-
-def _edge(inside: Callable[[float], bool], centre: float, limit: float) -> float:
-    """The last value that is `inside` on the way from `centre` to so many times of it."""
-    near, far = 0.0, math.log(limit)
-    if inside(centre * limit):
-        return centre * limit
-    for _ in range(HALVINGS):
-        middle = (near + far) / 2
-        near, far = (middle, far) if inside(centre * math.exp(middle)) else (near, middle)
-    return centre * math.exp(near)

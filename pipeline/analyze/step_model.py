@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 # further away as a random walk is.
 DRIFT_OF_DOUBLING = 0.03
 BEYOND_SHARED = "contention parameters beyond a shared cache"
-HALVINGS = 17
 SECONDS_OF_GBIT = 8e-9
 
 
