@@ -1,10 +1,10 @@
 """Takes runs from their plans to their results. Here: the protocols of a run's views, and the results that they get."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.analyze.history import LoggedRun
@@ -60,16 +60,8 @@ class Ahead:
         return sum(point.result.ending.status not in UNENDED for point in self.points)
 
 
-class View(Protocol):
+class View(AbstractContextManager["View"], Protocol):
     """Takes a run's events in order, each once, inside its `with` block; `now` is in seconds on one clock."""
-
-    def __enter__(self) -> "View":
-        """Begins to show."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends to show, however the block ends."""
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind."""
