@@ -9,8 +9,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ def prepare(arguments: Sequence[str]) -> int:
         cluster.workers, config.processes or len(this_machine.usable_cores()), config.scheduler, Path(config.out or "")
     )
     try:
-        with signals.interrupt(), PrepareProgress(console) as progress:
+        with signals.interrupt(), closing(PrepareProgress(console)) as progress:
             prepared = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
@@ -130,19 +130,13 @@ def help_text() -> str:
 
 
 class PrepareProgress:
-    """Shards that are done, examples a second, and the time that is left; shown inside its `with` block."""
+    """Shards that are done, examples a second, and the time that is left; shown until it is closed."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._bars: Progress | None = None
         self._label, self._total, self._before, self._done, self._examples = "", 0, 0, 0, 0
-        self._began = self._told = clock()
-
-    def __enter__(self) -> PrepareProgress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop()
+        self._began = self._told = time.monotonic()
 
     def say(self, line: str) -> None:
         """One line that stays."""
@@ -151,9 +145,9 @@ class PrepareProgress:
 
     def begin(self, label: str, total: int, before: int) -> None:
         """A step begins, of so many shards or pieces; those that were there before take no time."""
-        self._stop()
+        self.close()
         self._label, self._total, self._before, self._done, self._examples = label, total, before, before, 0
-        self._began = self._told = self._clock()
+        self._began = self._told = time.monotonic()
         if not self._console.is_interactive:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -168,7 +162,7 @@ class PrepareProgress:
         """One more is done, with so many examples."""
         self._done += 1
         self._examples += examples
-        now = self._clock()
+        now = time.monotonic()
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=self._done, told=self._figures(now))
         elif now - self._told >= LINE_SECONDS:
@@ -183,7 +177,8 @@ class PrepareProgress:
         left = f"{duration((self._total - self._done) * seconds / shards)} left" if self._done < self._total else ""
         return listed(speed, left)
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Takes the bars away."""
         if self._bars is not None:
             with suppress(OSError):
                 self._bars.stop()
