@@ -1,13 +1,11 @@
 """How replicas add up in a step."""
 
 import mmap
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
-from conftest import ROOT
+from scripts import came
 from tensorflow.python.ops import op_selector
 
 from pipeline.worker.loop import WeightComparison
@@ -89,102 +87,9 @@ def test_what_leaves_first_does_not_wait_for_what_backpropagation_makes_later():
     assert first_of(1) == (2, {"made_1"})
 
 
-# What a person does in a notebook: strategies made one after the other in a process, whatever became of the one before.
-CELLS = """
-import warnings
-
-import keras
-import numpy as np
-import tensorflow as tf
-from tensorflow.python.eager import context
-
-import pipeline
-from pipeline import strategies
-from pipeline.worker.fit.passes import UserError
-
-(cpu,) = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-random = np.random.default_rng(0)
-words, numbers = random.integers(0, 5000, (200, 5)), random.random((200, 5), "float32")
-kinds = random.integers(0, 3, 200)
-# Sequences as long as the longest of their batch, so that the rows of a step are as many as its words.
-lengths = random.integers(1, 9, 200)
-sentences = tf.data.Dataset.from_generator(
-    lambda: (([7 + length] * length, kind) for length, kind in zip(lengths, kinds)),
-    output_signature=(tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)),
-).padded_batch(48, ([None], []))
-sentences = sentences.apply(tf.data.experimental.assert_cardinality(5))
-
-
-# What one device trains, by model and data.
-alone = {}
-
-
-def embeddings():
-    inputs = keras.Input((None,), dtype="int32")
-    # The first table is sent in pieces of several sizes.
-    tables = [keras.layers.Embedding(5000, width) for width in (300, 4, 4)]
-    x = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling1D()(table(inputs)) for table in tables])
-    return keras.Model(inputs, keras.layers.Dense(3)(x))
-
-
-def normalised():
-    inputs = keras.Input((5,))
-    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.BatchNormalization()(inputs)))
-
-
-def fitted(strategy, make, x, y=None):
-    with strategy.scope():
-        keras.utils.set_random_seed(3)
-        model = make()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1), loss)
-    size = None if y is None else 48
-    history = pipeline.fit(model, x, y, batch_size=size, epochs=2, shuffle=False, verbose=0)
-    return [np.array(history.history["loss"]), *model.get_weights()]
-
-
-def compared(name, make, *data):
-    several = fitted(made(name), make, *data)
-    key = make, *map(id, data)
-    if key not in alone:
-        alone[key] = fitted(tf.distribute.get_strategy(), make, *data)
-    for ours, one in zip(several, alone[key], strict=True):
-        np.testing.assert_allclose(ours, one, rtol=0, atol=1e-5)
-
-
-def made(name):
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    return strategies.multi_worker(("CPU:0", "CPU:1"))
-
-
-def failing(name):
-    labels = tf.data.Dataset.from_tensor_slices((numbers, kinds + 7)).batch(48)
-    try:
-        fitted(made(name), normalised, labels)
-    except UserError as error:
-        return str(error)
-
-
-for name in ("mirrored", "multi_worker"):
-    compared(name, embeddings, words, kinds)
-    compared(name, normalised, numbers, kinds)
-    compared(name, embeddings, sentences)
-    print(failing(name))
-# What a peer that is lost, or an operation that fails while others wait for it, does to this process.
-context.context().abort_collective_ops(13, "something failed")
-compared("mirrored", normalised, numbers[:90], kinds[:90])
-print(failing("multi_worker"))
-"""
-
-
 @pytest.mark.slow
 def test_strategies_of_one_process_train_one_after_another_also_after_an_error():
-    said = subprocess.run(
-        [sys.executable, "-c", CELLS], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240
-    )
-    first, second, spoilt = said.stdout.splitlines()
+    first, second, spoilt = came("cells", timeout=240)
     assert first == second
     assert first.startswith("Expected labels from 0 to 2")
     assert spoilt.endswith("something failed. Try starting the process anew; in a notebook, restarting the kernel.")
