@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import QUICK, Ran
-from run_events import logged
 
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf
@@ -82,21 +81,3 @@ def test_a_wrong_value_is_refused_in_words(asked, given):
     ran: Ran = asked(*QUICK, "mode=plan", f"train.class_weight={given}").failed(2)
     assert "Expected train.class_weight to give numbers of classes weights" in ran.err
     assert "Try train.class_weight='{0: 1.0, 1: 5.0}', or null." in ran.err
-
-
-@pytest.mark.slow
-def test_every_strategy_trains_the_same_with_them(pipeline):
-    ran: Ran = pipeline(
-        "-m", *QUICK, "strategy=one_device,mirrored,multi_worker,parameter_server", "workers=null", "hardware=2cpu",
-        "data.build._target_=own.numbered", "model.build._target_=own.normalised", "+model.build.bias=true",
-        "train.epochs=2", "train.global_batch=30", "train.class_weight={0: 3.0, 4: 0.5}",
-    ).ok()  # fmt: skip
-    losses = {
-        folder.name.split("_", 1)[1]: [event["loss"] for event in logged(folder, "epoch")] for folder in ran.run_folders
-    }
-    one = losses["one_device"]
-    assert one[0] != one[1]
-    assert losses["mirrored"] == pytest.approx(one, rel=1e-5)
-    assert losses["multi_worker"][: len(one)] == pytest.approx(one, rel=1e-5)
-    # Two workers that race end near it.
-    assert losses["parameter_server"] == pytest.approx(one, rel=0.3)
