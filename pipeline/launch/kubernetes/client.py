@@ -287,9 +287,9 @@ class Follower:
 
     def __init__(self, client: Client, pods: Pods, warn: Callable[[str], None] = lambda text: None) -> None:
         self._client, self._pods, self._warn = client, pods, warn
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._states: dict[str, PodState] = {}
-        self._failure: str | None = None
+        self._over = threading.Event()
+        # The states of the last pods by their hosts, and the failure of what owns them, as they were seen together.
+        self._seen: tuple[dict[str, PodState], str | None] = {}, None
         self._reported = set[str]()
         self._soon_until = time.monotonic() + WAITED_SECONDS
         self._thread = threading.Thread(target=self._look, name="pods", daemon=True)
@@ -297,14 +297,12 @@ class Follower:
 
     def pod(self, host: str) -> PodState | None:
         """The state of the last pod of a host; None if there is none yet."""
-        with self._lock:
-            return self._states.get(host)
+        return self._seen[0].get(host)
 
     def check(self, absent: Sequence[str], never: Sequence[str]) -> None:
         """Raises `LaunchError` if absent hosts will not come; an end is one for those that were `never` there."""
         self._soon_until = time.monotonic() + WAITED_SECONDS
-        with self._lock:
-            states, failure = dict(self._states), self._failure
+        states, failure = self._seen
         for state in (states[host] for host in absent if host in states):
             if state.remedy is not None and not state.ended:
                 raise LaunchError(f"{state.host} to run", state.words, state.remedy)
@@ -347,8 +345,7 @@ class Follower:
                 # The server may be there again later, and agents need it only where it is their way here.
                 self._over.wait(SOON_SECONDS)
                 continue
-            with self._lock:
-                self._states, self._failure = {state.host: state for state in states}, failure
+            self._seen = {state.host: state for state in states}, failure
             for state in states:
                 if state.ended and state.words and state.uid not in self._reported:
                     self._reported.add(state.uid)
