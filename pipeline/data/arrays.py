@@ -19,8 +19,9 @@ Nested: TypeAlias = T | Sequence["Nested[T]"] | Mapping[str, "Nested[T]"]
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = NDArray[np.intp]
 
-# In more rows than these, a value that is another in each row is no class.
-_FEW = 20
+# In more rows than these, a value that is another in each row is no class. Whole numbers that would be more classes
+# than these, and than there are rows, are none.
+FEW_ROWS, FEW_CLASSES = 20, 1_000
 # Up to here float32 holds every whole number.
 EXACT = 2**24
 
@@ -61,7 +62,7 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
         # The nearest to its fraction that leaves some on either side.
         count = min(max(round(len(members) * validation_fraction), 1), len(members) - 1)
         held[rng.permutation(members)[:count]] = True
-    if len(groups) > _FEW and not held.any():
+    if len(groups) > FEW_ROWS and not held.any():
         # Each row is a group of its own: these are quantities.
         return split(np.zeros(len(groups)), validation_fraction, split_seed)
     return rng.permutation(np.flatnonzero(~held)), rng.permutation(np.flatnonzero(held))

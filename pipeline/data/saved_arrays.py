@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pipeline.data.arrays import Array, Rows, split
+from pipeline.data.arrays import FEW_CLASSES, Array, Rows, split
 from pipeline.data.errors import DataError
 
 Part: TypeAlias = tuple[Array, Array]
@@ -20,8 +20,6 @@ Part: TypeAlias = tuple[Array, Array]
 TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
 # An .npz of so many bytes is read whole to find out that it is broken before anything starts: 0.1 s.
 WHOLE_BYTES = 64 << 20
-# Whole numbers that would be more classes than this, and than there are examples, are none.
-_FEW_CLASSES = 1_000
 # What NumPy and zipfile raise for files that are broken or none of theirs; NotImplementedError is zipfile's, for a way
 # of compressing that it does not know.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
@@ -81,7 +79,7 @@ def _are_classes(y: Array) -> bool:
     """True if labels are text, true or false, or whole numbers that are no more than classes could be."""
     if y.ndim != 1 or y.dtype.kind not in "iubUS":
         return False
-    return y.dtype.kind not in "iu" or bool(y.min() >= 0 and y.max() < max(len(y), _FEW_CLASSES))
+    return y.dtype.kind not in "iu" or bool(y.min() >= 0 and y.max() < max(len(y), FEW_CLASSES))
 
 
 def name_of(where: Path, endings: tuple[str, ...]) -> str | None:

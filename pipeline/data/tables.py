@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.data import dialect, folders
-from pipeline.data.arrays import EXACT, split
+from pipeline.data.arrays import EXACT, FEW_CLASSES, FEW_ROWS, Array, split
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, share_of
@@ -20,12 +19,6 @@ from pipeline.data.needed import table_files
 if TYPE_CHECKING:
     import pandas
 
-Array: TypeAlias = NDArray[Any]
-
-# Whole numbers that would be more classes than this, and than there are rows, are none.
-_FEW_CLASSES = 1_000
-# In more rows than these, a column that has another text in each is none of classes.
-_FEW_ROWS = 20
 # Columns that number the rows: whatever their whole numbers are, and where these count from 0 or 1.
 _INDEX = ("index", "level_0")
 _COUNTS = ("id", "row", "row_id", "rowid", "row_number", "rownames", "#")
@@ -229,12 +222,12 @@ class _Table:
             raise DataError(f"a class in column {name} of every row", f"none in {place}", "removing that row")
         if not types.is_integer_dtype(values):
             classes, numbers = np.unique(values.astype(str).to_numpy(object), return_inverse=True)
-            if len(values) > _FEW_ROWS and len(classes) == len(values):
+            if len(values) > FEW_ROWS and len(classes) == len(values):
                 expected, received = f"classes in column {name}, fewer than rows", "another text in each row"
                 raise DataError(expected, received, "data.build.label=COLUMN")
             return numbers.astype(np.int32), tuple(map(str, classes))
         least, greatest = int(values.min()), int(values.max())
-        if least < 0 or greatest >= max(len(values), _FEW_CLASSES):
+        if least < 0 or greatest >= max(len(values), FEW_CLASSES):
             wrong, instead = least if least < 0 else greatest, "data.build.quantity=true, or data.build.label=COLUMN"
             raise DataError(f"classes from 0 in column {name}, fewer than rows", wrong, instead)
         return values.to_numpy(np.int32), None

@@ -24,7 +24,7 @@ from pipeline.errors import refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, Line, Seconds, asking, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.driver import Agents
+from pipeline.launch.agents.driver import POLL_SECONDS, Agents
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.agents.remote import RemoteJob
@@ -42,7 +42,6 @@ ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 TOKEN = "PIPELINE_TOKEN"
 # For which agents that were not needed are waited for at the end, to hear of it.
 CLOSE_SECONDS = 5.0
-POLL_SECONDS = 0.2
 # For tasks to be asked how their hosts are.
 HELPERS_SECONDS = 60.0
 # Without a line to the driver, and one that nobody refuses, its processes are ended.

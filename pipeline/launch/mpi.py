@@ -19,6 +19,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Address, LaunchError, Seconds, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
+from pipeline.launch.agents.driver import POLL_SECONDS
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import DRIVER
 from pipeline.launch.local import LocalCluster
@@ -26,7 +27,6 @@ from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record.log import SECRET, read_json, write_json
 
-POLL_SECONDS = 0.2
 # Without its driver, which mpirun ends all others with, an agent goes on for so long.
 GONE_SECONDS = 15.0
 LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."

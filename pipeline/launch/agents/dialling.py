@@ -13,7 +13,7 @@ from pipeline.launch import Cluster, Helpers, LaunchError, Line
 from pipeline.launch.agents.channel import new_token
 from pipeline.launch.agents.driver import POLL_SECONDS, Agents, Known
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import RemoteJob, Taken
+from pipeline.launch.agents.remote import SAY_SECONDS, RemoteJob, Taken
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
@@ -24,7 +24,6 @@ from pipeline.record.log import from_here
 DIAL_SECONDS = 60.0
 # For how long agents of an earlier driver, which dial every second, may take to find this one, and to end.
 ATTACH_SECONDS = 15.0
-SAY_SECONDS = 3.0
 
 
 class DiallingCluster(Cluster, ABC):
