@@ -76,7 +76,7 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
         for part, examples in zip(parts, (case.examples, case.validation_examples), strict=True)
     )
     loop = Loop(
-        model, strategy, train, validation if case.validation_examples else None, chief=rank == 0,
+        model, strategy, train, [validation] if case.validation_examples else [], chief=rank == 0,
         alone=local == replicas,
     )  # fmt: skip
     told: list[Event] = []
