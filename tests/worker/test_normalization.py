@@ -1,4 +1,4 @@
-"""Normalization over the global batch is that of one device, and replicas without examples change nothing."""
+"""Normalization over the global batch is that of one device."""
 
 import json
 
@@ -6,21 +6,59 @@ import keras
 import numpy as np
 import own
 import pytest
+import tensorflow as tf
+import two_devices  # noqa: F401 # which are this process's
 from conftest import QUICK
 from run_events import weights
-from scripts import came
+
+from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.loss_scaling import normalization
 
 
-@pytest.mark.slow
-def test_mean_variance_and_gradients_keep_their_digits_where_the_mean_is_far_from_zero():
-    for case, differences in came("normalized", "all_moments").items():
-        assert max(differences) < 1e-6, case
+@pytest.mark.parametrize(("mean", "masked", "axis", "dtype"), [
+    (1e3, False, -1, "float32"), (1e3, True, -1, "float32"), (1e3, False, 1, "float32"), (0.0, True, -1, "float32"),
+    (1e3, False, -1, "mixed_bfloat16"), (1e3, False, -1, "mixed_float16"), (-1e4, False, 2, "float32"),
+])  # fmt: skip
+def test_mean_variance_and_gradients_keep_their_digits_where_the_mean_is_far_from_zero(
+    mirrored, mean, masked, axis, dtype
+):
+    random = np.random.default_rng(5)
+    # In order, so that replicas' means are apart.
+    values = np.sort(random.normal(mean, 1.0, (37, 6, 5)), axis=0).astype("float32")
+    mask = tf.constant(random.random((37, 6)) < 0.6) if masked else None
+    with mirrored.scope():
+        layer = keras.layers.BatchNormalization(axis=axis, dtype=dtype)
+        layer.build(values.shape)
+        normalization.synchronize(keras.Sequential([keras.Input(values.shape[1:]), layer]), over(mirrored))
+    values = tf.cast(tf.cast(values, layer.compute_dtype), tf.float32)
+    weights = [tf.constant(random.normal(size=values.shape[axis]), tf.float32) for _ in range(2)]
 
+    def made(moments, values, mask, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            mean_and_variance = moments(values, mask)
+            pairs = zip(mean_and_variance, weights, strict=True)
+            total = tf.add_n([tf.reduce_sum(moment * weight) for moment, weight in pairs])
+        return *mean_and_variance, tape.gradient(total, values)
 
-@pytest.mark.slow
-def test_replicas_without_examples_change_nothing_whatever_the_layers():
-    for model, differences in came("normalized", "all_layers").items():
-        assert max(differences) < 1e-5, model
+    @tf.function(autograph=False)
+    def step():
+        def replica():
+            number = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+            part = slice(*[(0, 11), (11, 37)][number])
+            # Each replica's loss is a part of the whole.
+            share = [weight * [0.3, 0.7][number] for weight in weights]
+            return made(layer._moments, values[part], None if mask is None else mask[part], share)
+
+        return mirrored.run(replica)
+
+    of_mean, of_variance, gradient = (mirrored.experimental_local_results(value) for value in step())
+    exact = [tf.cast(array, tf.float64) for array in (values, *weights)]
+    reference = keras.layers.BatchNormalization(axis=axis, dtype="float64")
+    reference.build(values.shape)
+    expected = made(reference._moments, exact[0], mask, exact[1:])
+    for ours, theirs in zip((of_mean[0], of_variance[1], tf.concat(gradient, 0)), expected, strict=True):
+        assert np.max(np.abs(ours - theirs.numpy())) < 1e-6 * np.max(np.abs(theirs))
 
 
 @pytest.mark.slow
