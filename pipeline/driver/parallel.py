@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.driver import RunResult, Screen, start
@@ -32,46 +32,41 @@ Ended = Callable[[Key, RunResult, float], None]
 Clusters = dict[str, Cluster]
 
 
-@dataclass(frozen=True)
-class CoreShare:
-    """A part of this machine: numbers of cores, and of GPUs as the machine's devices are numbered."""
-
-    cores: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-
-    def without(self, other: "CoreShare") -> "CoreShare":
-        """Returns what is left of it."""
-        cores = tuple(core for core in self.cores if core not in other.cores)
-        return CoreShare(cores, tuple(gpu for gpu in self.gpus if gpu not in other.gpus))
-
-    def joined(self, other: "CoreShare") -> "CoreShare":
-        """Both of them."""
-        return CoreShare(tuple(sorted((*self.cores, *other.cores))), tuple(sorted((*self.gpus, *other.gpus))))
+# A part of this machine: the numbers of cores, and of GPUs as the machine's devices are numbered, each with its kind.
+Part = frozenset[tuple[str, int]]
+CORE, GPU = "core", "GPU"
 
 
-def whole(machine: Machine) -> CoreShare:
+def whole(machine: Machine) -> Part:
     """All of a machine."""
-    return CoreShare(machine.cores, tuple(range(len(machine.gpus))))
+    gpus = range(len(machine.gpus))
+    return frozenset([*((CORE, core) for core in machine.cores), *((GPU, gpu) for gpu in gpus)])
 
 
-def part_for(plan: Plan, free: CoreShare, everything: CoreShare) -> CoreShare | None:
+def numbers(part: Part, kind: str) -> list[int]:
+    """The numbers of a part's cores or GPUs."""
+    return sorted(number for name, number in part if name == kind)
+
+
+def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
     """A part of what is free that a plan can have for itself; None where it needs more.
 
     A plan whose processes take any core leaves nothing beside it, unless it computes on GPUs.
     """
-    gpus = [device for process in plan.processes for device in process.devices if device.startswith("GPU:")]
-    if gpus:
-        return CoreShare((), free.gpus[: len(gpus)]) if len(gpus) <= len(free.gpus) else None
-    cores = sum(len(process.cores) for process in plan.processes)
-    if plan.hardware.kind != "cpu" or not all(process.cores for process in plan.processes):
+    devices = [device for process in plan.processes for device in process.devices]
+    if not (gpus := sum(device.startswith("GPU:") for device in devices)) and (
+        plan.hardware.kind != "cpu" or not all(process.cores for process in plan.processes)
+    ):
         return everything if free == everything else None
-    return CoreShare(free.cores[:cores]) if cores <= len(free.cores) else None
+    kind, count = (GPU, gpus) if gpus else (CORE, sum(len(process.cores) for process in plan.processes))
+    part = frozenset((kind, number) for number in numbers(free, kind)[:count])
+    return part if len(part) == count else None
 
 
 class Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
-    def __init__(self, cluster: Cluster, part: CoreShare) -> None:
+    def __init__(self, cluster: Cluster, part: Part) -> None:
         self._cluster, self._part = cluster, part
 
     def inventory(self) -> Machine:
@@ -94,17 +89,13 @@ class Share(Cluster):
         """Nothing: the others go on with the machine."""
 
 
-def moved(plan: Plan, everything: CoreShare, part: CoreShare) -> Plan:
-    """The plan on the first, second and so on of a part's cores and GPUs in place of those of the whole machine.
-
-    >>> CoreShare((4, 5, 6)).without(CoreShare((5,)))
-    CoreShare(cores=(4, 6), gpus=())
-    """
-    cores = dict(zip(everything.cores, part.cores, strict=False)) or {core: core for core in everything.cores}
-    gpus = {f"GPU:{at}": f"GPU:{gpu}" for at, gpu in zip(everything.gpus, part.gpus, strict=False)}
+def moved(plan: Plan, everything: Part, part: Part) -> Plan:
+    """The plan on the first, second and so on of a part's cores and GPUs in place of those of the whole machine."""
+    both = [zip(numbers(everything, kind), numbers(part, kind), strict=False) for kind in (CORE, GPU)]
+    cores, gpus = dict(both[0]), {f"GPU:{at}": f"GPU:{gpu}" for at, gpu in both[1]}
 
     def there(process: Process) -> Process:
-        on = tuple(cores[core] for core in process.cores)
+        on = tuple(cores.get(core, core) for core in process.cores)
         return replace(process, cores=on, devices=tuple(gpus.get(device, device) for device in process.devices))
 
     return replace(plan, processes=tuple(map(there, plan.processes)))
@@ -123,11 +114,10 @@ class Parallel:
         self._session, self._at_once, self._opened, self._begun, self._ended = session, at_once, opened, begun, ended
         self._waiting = dict(requests.to_run)
         # The part and the clusters of each run under way, jobs whose run has finished, and those that are being ended.
-        self._in_use: dict[Key, tuple[CoreShare, Clusters]] = {}
+        self._in_use: dict[Key, tuple[Part, Clusters]] = {}
         self._idle: list[tuple[str, Cluster]] = []
         self._ending: list[threading.Thread] = []
-        self._free: CoreShare | None = None
-        self._everything = CoreShare()
+        self._free = self._everything = Part()
         # Runs that have ended: their results, or what they raised, and their seconds.
         self._results: queue.SimpleQueue[tuple[Key, RunResult | BaseException, float]] = queue.SimpleQueue()
         self._over = False
@@ -164,7 +154,7 @@ class Parallel:
                 continue
             request = self._waiting.pop(key)
             self._begun(key, request)
-            self._free = self._free and self._free.without(part)
+            self._free -= part
             _, clusters = self._in_use[key] = part, Clusters()
             if job := next((job for job in self._idle if job[0] == cluster_key(request.config)), None):
                 self._idle.remove(job)
@@ -174,25 +164,25 @@ class Parallel:
     def _give_back(self, key: Key) -> None:
         """Lets others have the room and the jobs of a run that has ended; jobs that none of them needs end."""
         part, clusters = self._in_use.pop(key)
-        self._free = self._free and self._free.joined(part)
+        self._free |= part
         needed = {cluster_key(request.config) for request in self._waiting.values()}
         jobs = [*self._idle, *clusters.items()]
         self._idle = [job for job in jobs if job[0] in needed]
         self._close([(dict([job]), 0) for job in jobs if job[0] not in needed])
 
-    def _room(self, key: Key) -> CoreShare | None:
+    def _room(self, key: Key) -> Part | None:
         """The part of this machine for a run, an empty one if it needs none; None if there is no room for it."""
         request = self._waiting[key]
         if request.planned is None and _kind(request) != JOBS:
             validated = start.validate(request, self._session)
             request = self._waiting[key] = request if isinstance(validated, RunResult) else validated
         if request.planned is None or _kind(request) == JOBS:
-            return CoreShare()
-        if self._free is None:
+            return Part()
+        if not self._everything:
             self._free = self._everything = whole(request.planned.cluster.inventory())
         return part_for(request.planned.plan, self._free, self._everything)
 
-    def _work(self, key: Key, request: RunRequest, part: CoreShare, clusters: Clusters) -> None:
+    def _work(self, key: Key, request: RunRequest, part: Part, clusters: Clusters) -> None:
         began = time.monotonic()
         try:
             result: RunResult | BaseException = self._train(request, part, clusters)
@@ -203,7 +193,7 @@ class Parallel:
             _close(clusters, 1, self._session.screen)
         self._results.put((key, result, time.monotonic() - began))
 
-    def _train(self, request: RunRequest, part: CoreShare, clusters: Clusters) -> RunResult:
+    def _train(self, request: RunRequest, part: Part, clusters: Clusters) -> RunResult:
         session, result = self._session, None
         if _kind(request) == DEVICES:
             request, preemption = self._on_devices(request, part, clusters), session.preemption
@@ -223,7 +213,7 @@ class Parallel:
                 job.serve(lambda text: None, lambda: None)
         return result
 
-    def _on_devices(self, request: RunRequest, part: CoreShare, clusters: Clusters) -> RunRequest:
+    def _on_devices(self, request: RunRequest, part: Part, clusters: Clusters) -> RunRequest:
         share = clusters[cluster_key(request.config)] = Share(self._session.cluster(request.config), part)
         planned = request.planned
         if planned is None:

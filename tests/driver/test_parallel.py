@@ -18,7 +18,7 @@ from run_events import logged
 from under_way import UnderWay, until
 
 from pipeline.driver import RunResult, parallel
-from pipeline.driver.parallel import CoreShare, moved, part_for, whole
+from pipeline.driver.parallel import moved, numbers, part_for, whole
 from pipeline.driver.requests import Requests
 from pipeline.driver.session import RunRequest, Session
 from pipeline.launch.signals import Interrupted
@@ -42,12 +42,12 @@ def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
     everything = whole(eight)
     two, three = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3))
     first = part_for(two, everything, everything)
-    assert first == CoreShare((0, 1))
-    second = part_for(three, everything.without(first), everything)
-    assert second == CoreShare((2, 3, 4))
-    left = everything.without(first).without(second)
+    assert numbers(first, "core") == [0, 1]
+    second = part_for(three, everything - first, everything)
+    assert numbers(second, "core") == [2, 3, 4]
+    left = everything - first - second
     assert part_for(make(config("mirrored", "8cpu", 4), eight), left, everything) is None
-    assert left.joined(second).joined(first) == everything
+    assert left | second | first == everything
     assert [process.cores for process in moved(three, everything, second).processes] == [(2, 3, 4)]
     processes = make(config("multi_worker", "8cpu", 3), eight)
     assert [process.cores for process in moved(processes, everything, second).processes] == [(2,), (3,), (4,)]
@@ -58,15 +58,15 @@ def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
     everything = whole(four)
     two = make(config("mirrored", "4gpu", 2), four)
     first = part_for(two, everything, everything)
-    assert first == CoreShare((), (0, 1))
-    second = part_for(two, everything.without(first), everything)
-    assert second == CoreShare((), (2, 3))
+    assert numbers(first, "GPU") == [0, 1]
+    second = part_for(two, everything - first, everything)
+    assert numbers(second, "GPU") == [2, 3]
     assert moved(two, everything, second).processes[0].devices == ("GPU:2", "GPU:3")
-    assert part_for(two, CoreShare(four.cores), everything) is None
+    assert part_for(two, whole(machine(8)), everything) is None
     # Eight devices of one core each on two cores are pinned to none.
     crowded, small = make(config("mirrored", "8cpu", 8), machine(2)), whole(machine(2))
     assert part_for(crowded, small, small) == small
-    assert part_for(crowded, CoreShare((1,)), small) is None
+    assert part_for(crowded, frozenset([("core", 1)]), small) is None
 
 
 def test_a_table_on_a_terminal_fills_as_points_end():
