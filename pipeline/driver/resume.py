@@ -41,33 +41,24 @@ FILE = "attempt.json"
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt, from the first process to the last: its plan as JSON, when it began, what was measured before.
+class Handover:
+    """A run under way, for its next driver: its config as YAML, where it was typed, and its present attempt.
 
+    That has a `plan`, as JSON, and `began` when the log had the size `offset`; what was `measured` is from before it.
     `resume`: the checkpoint that it resumes from. `restarts`: how many of the `launch.max_restarts` are used up;
-    `failed`: the log of the process that failed last.
+    `failed`: the log of the process that failed last. `baseline` is the plan of one device, as JSON, and `known` what
+    an earlier run measured of it; `ask_size`: the model's size was not known.
     """
 
+    config: str
+    directory: str
     plan: str
     began: float
+    offset: int
     measured: Measurements
     resume: Resume | None = None
     restarts: int = 0
     failed: str | None = None
-
-
-@dataclass(frozen=True)
-class Handover:
-    """A run under way: its config as YAML, what was typed and where, its attempt, and the log's size when that began.
-
-    `baseline` is the plan of one device, as JSON, and `known` what an earlier run measured of it; `ask_size`: the
-    model's size was not known.
-    """
-
-    config: str
-    attempt: Attempt
-    offset: int
-    directory: str
     overrides: list[str] = field(default_factory=list)
     baseline: str | None = None
     known: Baseline | None = None
@@ -266,4 +257,4 @@ def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Super
     baseline = None if left.baseline is None else from_json(left.baseline)
     planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
     request = RunRequest(config, folder, left.overrides, None, planned=planned)
-    return Supervisor(request, run, session, left.known, left, Replay(logged, left.attempt.began, live))
+    return Supervisor(request, run, session, left.known, left, Replay(logged, left.began, live))

@@ -69,7 +69,7 @@ class Supervisor:
         # When the command turned to it, and the seconds since in which it had processes.
         self._began, self._seconds_processes = began, 0.0
         # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
-        self._now, self._failed = self.plan, None if left is None else left.attempt.failed
+        self._now, self._failed = self.plan, None if left is None else left.failed
         self._resume: commands.Resume | None = None if run.is_new else "last"
         self._restarts = 0
         # The group that trains, with its seconds and joules when it began.
@@ -77,8 +77,8 @@ class Supervisor:
         self._size_file = size_file(self.plan, request.output, session.search)
         self._ask_size = known_size(self.plan, self._size_file) is None
         if left is not None:
-            self._measured, self._ask_size, attempt = left.attempt.measured, left.ask_size, left.attempt
-            self._now, self._resume, self._restarts = from_json(attempt.plan), attempt.resume, attempt.restarts
+            self._measured, self._ask_size = left.measured, left.ask_size
+            self._now, self._resume, self._restarts = from_json(left.plan), left.resume, left.restarts
             run.open()
         else:
             if not run.is_new:
@@ -201,14 +201,16 @@ class Supervisor:
             return
         folder = self.run.folder
         resume.forget(folder)
-        now, one = self._now.to_json(), self._one_device
-        attempt = resume.Attempt(now, time.time(), self._measured, self._resume, self._restarts, self._failed)
+        config, one = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._one_device
+        baseline, began = None if one is None else one.to_json(), time.time()
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
-            config, offset = OmegaConf.to_yaml(OmegaConf.structured(self._config)), (folder / EVENTS).stat().st_size
-            baseline, overrides = None if one is None else one.to_json(), self.request.overrides
-            left = (config, attempt, offset, os.getcwd(), overrides, baseline, self._reused, self._ask_size)
-            write_json(folder / resume.FILE, resume.Handover(*left))
+            left = resume.Handover(
+                config, os.getcwd(), self._now.to_json(), began, (folder / EVENTS).stat().st_size, self._measured,
+                self._resume, self._restarts, self._failed, self.request.overrides, baseline, self._reused,
+                self._ask_size,
+            )  # fmt: skip
+            write_json(folder / resume.FILE, left)
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""

@@ -20,7 +20,7 @@ from pipeline.commands import running
 from pipeline.config import config as configs
 from pipeline.driver import RunResult, resume
 from pipeline.driver.group import Group, Replay
-from pipeline.driver.resume import FILE, Attempt, Handover
+from pipeline.driver.resume import FILE, Handover
 from pipeline.driver.run_folders import Lock
 from pipeline.driver.session import Preemption, Session
 from pipeline.driver.timing import Measurements
@@ -56,10 +56,10 @@ def left(directory: str = "/nowhere") -> Handover:
         steps_per_call=7,
         notes=["It was lost."],
     )
-    attempt = Attempt(PLAN.to_json(), 5.0, measured, "last", 2, "point-1.log")
     written = OmegaConf.to_yaml(OmegaConf.structured(config("multi_worker", workers=2)))
     known = Baseline((1.0, 2.0), "there")
-    return Handover(written, attempt, 0, directory, ["workers=2"], known=known, ask_size=True)
+    attempt = PLAN.to_json(), 5.0, 0, measured, "last", 2, "point-1.log"
+    return Handover(written, directory, *attempt, ["workers=2"], known=known, ask_size=True)
 
 
 def run(folder: Path, *more) -> Path:
@@ -79,7 +79,7 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     handed = left()
     write_json(tmp_path / FILE, handed)
     assert read_json(Handover, tmp_path / FILE) == handed
-    assert from_json(handed.attempt.plan) == PLAN
+    assert from_json(handed.plan) == PLAN
     assert configs.typed(OmegaConf.create(handed.config)) == config("multi_worker", workers=2)
     resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
