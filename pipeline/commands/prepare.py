@@ -106,7 +106,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
     targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)
     if config.scheduler is None:
         try:
-            expect_data(str(config.data.build[targets.KEY]), config.data.build)
+            expect_data(config.data.build)
         except DataError as error:
             raise UserError(error.expected, error.received, error.try_this) from error
 

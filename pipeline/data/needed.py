@@ -34,12 +34,12 @@ MOST = 10_000
 FIRST_FILES = 20
 
 
-def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
+def expect_data(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments with which a reader of ours would find no data; any other function is passed over.
 
-    Raises `DataError`.
+    They are those of `data.build`, whose function is one of them. Raises `DataError`.
     """
-    package, _, reader = target.rpartition(".")
+    package, _, reader = str(arguments["_target_"]).rpartition(".")
     if package != "pipeline.data" or reader not in WHAT:
         return
     if "augment" in arguments:
@@ -67,7 +67,7 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
             dialect.find(file, *written)
 
 
-def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
+def training_examples(arguments: Mapping[str, Any]) -> int | None:
     """Returns how many examples a reader of ours trains on, where its files say so at once; None of others.
 
     Raises `DataError` for files that are found broken on the way.
@@ -75,17 +75,17 @@ def training_examples(target: str, arguments: Mapping[str, Any]) -> int | None:
     path = arguments.get("path")
     if not isinstance(path, str) or "://" in path:
         return None
-    if target == "pipeline.data.tfrecord":
+    if arguments["_target_"] == "pipeline.data.tfrecord":
         return manifest.load(path).examples(manifest.TRAIN)
-    if target == "pipeline.data.numpy":
+    if arguments["_target_"] == "pipeline.data.numpy":
         split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
         return saved_arrays.training_examples(path, **split)
     return None
 
 
-def may_be_few(target: str, arguments: Mapping[str, Any], least: int) -> bool:
+def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:
     """True if there are so few images or rows of tables that fewer than `least` may train; False of other data."""
-    path = str(arguments["path"])
+    path, target = str(arguments["path"]), str(arguments["_target_"])
     if target not in ("pipeline.data.images", "pipeline.data.csv") or "://" in path:
         return False
     # Of each class that has two, at least half of this share trains: see `split`.

@@ -86,8 +86,8 @@ def _expect_needed(config: Config, session: Session) -> None:
         from pipeline.data.needed import expect_data, training_examples
 
         try:
-            expect_data(str(config.data.build[targets.KEY]), config.data.build)
-            session.examples[data] = training_examples(str(config.data.build[targets.KEY]), config.data.build)
+            expect_data(config.data.build)
+            session.examples[data] = training_examples(config.data.build)
         except DataError as error:
             raise UserError(str(error)) from error
     if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
@@ -108,7 +108,7 @@ def _training_examples(config: Config, session: Session, plan: Plan) -> int | No
     if few not in session.examples:
         from pipeline.data.needed import may_be_few
 
-        is_few = may_be_few(str(build[targets.KEY]), build, least)
+        is_few = may_be_few(build, least)
         session.examples[few] = targets.call(build, "data.build")[0].count if is_few else None
     return session.examples[few]
 

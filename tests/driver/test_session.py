@@ -178,8 +178,8 @@ def test_a_run_that_another_command_has_resumed_meanwhile_is_left_alone(folders)
 
 def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[str]()
-    monkeypatch.setattr(needed, "expect_data", lambda target, arguments: looked.append(arguments["path"]))
-    monkeypatch.setattr(needed, "may_be_few", lambda target, arguments, least: False)
+    monkeypatch.setattr(needed, "expect_data", lambda arguments: looked.append(arguments["path"]))
+    monkeypatch.setattr(needed, "may_be_few", lambda arguments, least: False)
     session = session_of()
     for path in ("here", "here", "there"):
         build = {"_target_": "pipeline.data.csv", "path": path}
