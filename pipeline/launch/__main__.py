@@ -54,7 +54,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
 
     cluster.warm_up()
     address = arguments.address or reached_as(arguments.name, arguments.conductor)
-    agent = Agent(endpoint, channel, cluster, arguments.order, address, gone, leaves=arguments.pod)
+    agent = Agent(channel, cluster, arguments.order, address, gone, leaves=arguments.pod)
     code = agent.serve(lambda: signals[0] if signals else None)
     if signals and arguments.pod:
         # Otherwise a Job counts its work as done.

@@ -134,7 +134,7 @@ class EnvCluster(Cluster):
                     break
                 say(f"{driver} has begun.")
                 endpoint.stop_listening()
-                agent = Agent(endpoint, channel, self._local, self._tasks.tasks.index(own), own.host, _gone)
+                agent = Agent(channel, self._local, self._tasks.tasks.index(own), own.host, _gone)
                 code = agent.serve(signalled)
             if code is not None:
                 say(f"{driver} has ended with {code}.")

@@ -219,7 +219,7 @@ class MpiCluster(DiallingCluster):
         endpoint = Endpoint(_name(place.rank), meeting.token.encode())
         channel = endpoint.dial(DRIVER, meeting.address)
         host = reached_from(meeting.address.rpartition(":")[0])
-        agent = Agent(endpoint, channel, self.local, place.rank, host, lambda channel, _: channel.away > GONE_SECONDS)
+        agent = Agent(channel, self.local, place.rank, host, lambda channel, _: channel.away > GONE_SECONDS)
         try:
             code = agent.serve(signalled)
             return 1 if code is None and channel.life else code

@@ -74,9 +74,7 @@ class OneHost(DiallingCluster):
         self.here = Here()
         endpoint = Endpoint("a", self.token)
         channel = endpoint.dial(DRIVER, address)
-        agent = Agent(
-            endpoint, channel, self.here, 0, "127.0.0.1", lambda end, patience: end.away > patience, self.leaves
-        )
+        agent = Agent(channel, self.here, 0, "127.0.0.1", lambda end, patience: end.away > patience, self.leaves)
         threading.Thread(target=_serve, args=(agent, endpoint, self.here), daemon=True).start()
 
 
@@ -266,7 +264,7 @@ class OneByTwoNames(HostsCluster):
     def begin(self, address):
         for order, name in enumerate(self._targets):
             here, endpoint = Here(), Endpoint(name, self.token)
-            agent = Agent(endpoint, endpoint.dial(DRIVER, address), here, order, name, lambda *_: False)
+            agent = Agent(endpoint.dial(DRIVER, address), here, order, name, lambda *_: False)
             threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
 
 

@@ -21,7 +21,6 @@ import msgspec
 from pipeline.launch import LaunchError, Line, this_machine
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
 from pipeline.launch.asking import here
 from pipeline.launch.local import LocalCluster, LocalJob
@@ -65,7 +64,6 @@ class Agent:
 
     def __init__(
         self,
-        endpoint: Endpoint,
         channel: Channel,
         cluster: LocalCluster,
         order: int,
@@ -73,7 +71,7 @@ class Agent:
         gone: Callable[[Channel, float], bool],
         leaves: bool = False,
     ) -> None:
-        self._endpoint, self._channel, self._cluster = endpoint, channel, cluster
+        self._channel, self._cluster = channel, cluster
         self._order, self._address, self._gone, self._leaves = order, address, gone, leaves
         self._jobs: dict[int, _Job] = {}
         # Of these jobs, and of those before that the driver was not done with.
@@ -96,8 +94,8 @@ class Agent:
             try:
                 while True:
                     sources = [source for job in self._jobs.values() for source in job.running.sources()]
-                    wait([self._endpoint.news, *sources], POLL_SECONDS)
-                    self._endpoint.hear()
+                    wait([self._channel.endpoint.news, *sources], POLL_SECONDS)
+                    self._channel.endpoint.hear()
                     self._meet()
                     for received in self._channel.take():
                         # Before it is done: what this process does not live to do, nobody does.
@@ -239,7 +237,7 @@ class Agent:
 
     def _forget_heard(self) -> None:
         """Forgets what processes have emitted and the driver has, once it is done with all messages."""
-        with self._endpoint.lock:
+        with self._channel.endpoint.lock:
             done = not self._channel.kept and self._channel.life == self._life
         for lines in self._lines if done else ():
             lines.heard()

@@ -63,7 +63,7 @@ class Channel:
     """One end of a channel, to the end of a name. Any thread may use it."""
 
     def __init__(self, endpoint: "Endpoint", name: str) -> None:
-        self.name, self._endpoint, self._lock = name, endpoint, endpoint.lock
+        self.name, self.endpoint, self._lock = name, endpoint, endpoint.lock
         self.connection: Connection | None = None
         # The id of the other end's log, whether it goes on with another driver's processes, and the logs before it.
         self.life, self.adopts, self.past = "", False, set[str]()
@@ -99,7 +99,7 @@ class Channel:
             self.sent += 1
             self.kept[self.sent] = data
             self.kept_bytes += len(data)
-        self._endpoint.wake(self)
+        self.endpoint.wake(self)
 
     def take(self) -> list[Received]:
         """Returns what has come, in order, each message once."""
@@ -108,7 +108,7 @@ class Channel:
             self.taken |= {received.number: False for received in messages}
             was_full, self.inbox_bytes = self.inbox_bytes >= WINDOW_BYTES, 0
         if was_full:
-            self._endpoint.wake(self)
+            self.endpoint.wake(self)
         return messages
 
     def done(self, received: Received) -> None:
@@ -132,7 +132,7 @@ class Channel:
             self.past.add(self.life)
             self.life, self.adopts, self.came, self.done_with = greeting.life, greeting.adopts, 0, 0
             self.inbox, self.inbox_bytes, self.taken = [], 0, {}
-        if greeting.peer == self._endpoint.life:
+        if greeting.peer == self.endpoint.life:
             self.drop(greeting.done)
         connection.next = min(self.kept, default=self.sent + 1)
         connection.said_done = self.done_with

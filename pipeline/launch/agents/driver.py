@@ -143,13 +143,13 @@ class Agents:
             raise LaunchError(f"no answer within {timeout:g} s")
         return response.line
 
-    def close(self, code: int, seconds: float = CLOSE_SECONDS) -> None:
+    def close(self, code: int) -> None:
         """Tells all agents what the command ends with."""
         if not self.left:
             self.over(OVER)
         for agent in self.known.values():
             self.send(agent.channel.name, messages.Close(code))
-        self.endpoint.close(0.0 if self.left else seconds)
+        self.endpoint.close(0.0 if self.left else CLOSE_SECONDS)
 
     def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
         with self._listening:
