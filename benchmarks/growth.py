@@ -239,7 +239,8 @@ def tracking(sizes: Sequence[int], folder: Path) -> Iterator[float]:
             written = log.EventLog(run / "events.jsonl")
             written.append(Run(key=uuid.uuid4().hex, name=run.name, folder=str(run), time=time.time()))
             tracker.follow(run, store)
-            assert tracker.run_id(run, FOREVER)
+            sent, problem = tracker.drain(run, FOREVER)
+            assert sent, problem
             began = time.monotonic()
             for event in _steps(size):
                 written.append(event)
