@@ -53,6 +53,22 @@ def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():
         build.forget(cnn(input_shape=(28, 28, 1), num_classes=10))
 
 
+@pytest.mark.parametrize("mode", ["full", "larger_than", "list_of_layers", "activations"])
+def test_layers_that_keras_cannot_compute_again_in_a_graph_are_refused(mode):
+    def make():
+        with keras.RematScope(mode=mode, layer_names=["head"]):
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "softmax", name="head")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    part = np.zeros((16, 6), np.float32), np.zeros(16, np.int32)
+    if mode == "activations":
+        assert loop_over(make, part).call(1).steps == 1
+        return
+    with pytest.raises(ModelError, match=f"without keras.RematScope.*with mode='{mode}'.*train.remat=true"):
+        loop_over(make, part)
+
+
 @pytest.mark.slow
 def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not():
     found = {}

@@ -64,6 +64,7 @@ def model(
         _check_distribution()
         _check_unheeded(built, strategy, note)
         check_batches(built)
+        _check_recomputed(built)
         _compile(built, optimizer, learning_rate, loss, metrics)
         with compiling.in_words(built, batch):
             labels.check(built, batch)
@@ -92,6 +93,17 @@ def _check_distribution() -> None:
         )
         instead = "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax"
         raise ModelError(expected, type(chosen).__name__, instead)
+
+
+def _check_recomputed(model: keras.Model) -> None:
+    """Refuses layers that a `keras.RematScope` has Keras call in a way that fails in TensorFlow's graphs."""
+    for layer in model._flatten_layers():
+        scope = layer._remat_mode
+        listed = scope and (scope.mode != "list_of_layers" or layer.name in scope.layer_names)
+        if listed and scope.mode not in (None, "activations") and layer._call_has_training_arg:
+            expected = "layers without keras.RematScope, under which Keras fails in TensorFlow's graphs"
+            instead = 'RematScope(mode="activations"), or none and train.remat=true'
+            raise ModelError(expected, f"{layer.name} with mode={scope.mode!r}", instead)
 
 
 def _check_unheeded(model: keras.Model, strategy: tf.distribute.Strategy, note: Callable[[str], object]) -> None:
@@ -202,6 +214,7 @@ def lent(
             _check_distribution()
             _check_optimizer(model.optimizer, strategy)
             check_batches(model)
+            _check_recomputed(model)
             with compiling.in_words(model, batch):
                 labels.check(model, batch)
                 model._symbolic_build(data_batch=batch)
