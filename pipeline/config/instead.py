@@ -210,6 +210,10 @@ def in_shell(line: str) -> str:
 
 def misfit(key: str, value: object, schema: type = Config) -> OmegaConfBaseException | None:
     """Returns OmegaConf's error about a value that is not of the type of its key; None for one that is."""
+    kind = find(key, schema)[1]
+    if bool in (kind, *typing.get_args(kind)) and isinstance(value, int) and value not in (0, 1):
+        # OmegaConf takes any whole number but 0 for true, and no other number.
+        value = float(value)
     try:
         OmegaConf.update(_scratch(schema), key, value, merge=True)
     except OmegaConfBaseException as error:

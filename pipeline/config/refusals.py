@@ -199,9 +199,6 @@ def check_override(override: Override, schema: type, is_choice: bool) -> None:
         return
     elif (error := misfit(key, value, schema)) is not None:
         raise refusal(error, schema, [override]) from error
-    elif bool in (kind, *typing.get_args(kind)) and isinstance(value, int) and value not in (0, 1):
-        # OmegaConf takes any number but 0 for true.
-        raise _wrong_type(key, value, schema)
 
 
 def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
