@@ -146,7 +146,10 @@ def _misplaced(override: Override, schema: type) -> UserError:
 
 def _new_argument(error: OmegaConfBaseException, override: Override, schema: type) -> UserError:
     key, line = override.key_or_group, override.input_line
-    group, _, name = key.rpartition(".")
+    group, dot, name = key.rpartition(".")
+    if isinstance(override.value(), dict):
+        instead = in_shell(f"+{line}") if dot else f"{error.full_key} left out, and +{error.full_key}=.. beside it"
+        return UserError(f"+ before {error.full_key}, which is not there yet", line, instead)
     node = error.parent_node
     names = [str(name) for name in node if name != "_target_"] if isinstance(node, DictConfig) else []
     if closest := near(name, names):

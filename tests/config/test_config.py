@@ -137,6 +137,7 @@ def refusal(ran: Ran) -> str:
         (["tracking.experiment=a;b"], "\"tracking.experiment='a;b'\""),
         (["-m", "sweep.name='a b/c'", "workers=1,2"], "sweep.name=a_b_c"),
         (["strategy.name='a b/c'"], "strategy.name=a_b_c"),
+        (["model.build={_target_: own.tiny, new: 1}"], "Try '+model.build={_target_: own.tiny, new: 1}'."),
         # What is misspelt.
         (["stratgy=mirrored"], "Try strategy=mirrored."),
         (["epochs=3"], "Try train.epochs=3."),
