@@ -175,7 +175,7 @@ def interval(model: Fit, query: Floats, centre: float, off: float) -> tuple[floa
     quantile, held = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), HOLD * model.target.max()
 
     def excess(ratio: float) -> float:
-        """How much larger the squares are than the runs allow, for coefficients that add up to exp(ratio) * centre."""
+        """The squares beyond what the runs allow, for coefficients that add up to exp(ratio) * centre."""
         rows = np.vstack([model.rows, held * query / (centre * math.exp(ratio))])
         return _non_negative(rows, np.append(model.target, held))[1] - model.chi_square - quantile**2 * model.scale
 

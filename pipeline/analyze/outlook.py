@@ -78,11 +78,11 @@ def knee_under(strategy: str | None, speeds: Sequence[tuple[int, float]], share:
     if len(counts) < 2:
         return None
     middle = {count: statistics.median(speed for workers, speed in speeds if workers == count) for count in counts}
-    of_first, found = middle[counts[0]] / counts[0], None
+    of_first, knee = middle[counts[0]] / counts[0], None
     for few, many in reversed([*itertools.pairwise(counts)]):
         brought = (middle[many] - middle[few]) / (many - few) / of_first
-        found = (few, many, brought) if brought < share else found
-    return Knee(strategy, share, counts[-1], found)
+        knee = (few, many, brought) if brought < share else knee
+    return Knee(strategy, share, counts[-1], knee)
 
 
 def watts_of_worker(results: Sequence[Result]) -> float | None:
