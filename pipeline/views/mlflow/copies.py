@@ -53,7 +53,7 @@ class Copy:
 
     @property
     def problem(self) -> str | None:
-        """What was wrong when it was noted last; None for nothing."""
+        """The problem that was noted last; None if there was none."""
         return self._copied.problem
 
     @property
