@@ -181,7 +181,7 @@ def main() -> int:
     except OSError as error:
         print(f"pipeline: {UserError('a working folder', error.strerror, 'cd to one that is there')}", file=sys.stderr)
         return 2
-    code = 0
+    code = None
     try:
         code = _run()
         sys.stdout.flush()
@@ -194,7 +194,8 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         gc.freeze()
-    return code
+    # One that its output has ended has not done what was asked.
+    return 1 if code is None else code
 
 
 def _run() -> int:

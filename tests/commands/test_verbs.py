@@ -57,11 +57,11 @@ def test_output_that_a_full_disk_does_not_take_is_said_in_words(tmp_path, asks, 
     assert asked.stderr.count("\n") == asked.stderr.count("to be able to write all output") == 1
 
 
-@pytest.mark.parametrize("asks", ["clean", "mode=plan"])
-def test_output_that_nobody_reads_on_ends_nothing(tmp_path, asks):
-    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} | true; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize(("asks", "code"), [("clean", 0), ("mode=plan", 0), ("nonsense", 1)])
+def test_output_that_nobody_reads_on_ends_nothing_and_makes_nothing_succeed(tmp_path, asks, code):
+    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} 2>&1 | true; exit ${{PIPESTATUS[0]}}"
     asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (asked.returncode, asked.stderr) == (0, "")
+    assert (asked.returncode, asked.stderr) == (code, "")
 
 
 def test_a_folder_that_is_gone_and_a_narrow_terminal_are_answered_in_words(tmp_path):
