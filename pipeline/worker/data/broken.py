@@ -37,8 +37,8 @@ class WholeData(abc.ABC):
     def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
         """(whether others read something else, examples here) of each part; `all_whole`: nothing is to be left out."""
 
-    def sift(self, found: Mapping[str, list[Broken]]) -> None:  # noqa: B027 # Arrays can be looked at.
-        """Leaves out what reading alone tells is broken, and adds it to what was found."""
+    def sift(self, broken_parts: Mapping[str, list[Broken]]) -> None:  # noqa: B027 # Arrays can be looked at.
+        """Leaves out what reading alone tells is broken, and adds it to what is broken."""
 
     def has_shards(self) -> bool:
         """True if the data are made in shards, one for each process."""
@@ -52,17 +52,17 @@ class WholeData(abc.ABC):
         train, classes, skip = self.whole["train"], plan.data.num_classes, plan.data.on_error == "skip"
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if alone else (number, len(plan.leaders))
-        found = {name: broken(part, classes, *share, skip) for name, part in self.whole.items()}
+        broken_parts = {name: broken(part, classes, *share, skip) for name, part in self.whole.items()}
         # Of which a shard does not tell.
         complaints = () if alone else _flaws(train, classes)
         if skip:
-            self.sift(found)
+            self.sift(broken_parts)
         else:
-            refuse([one for of_part in found.values() for one in of_part], complaints)
+            refuse([one for of_part in broken_parts.values() for one in of_part], complaints)
         read = train.notes if isinstance(train, Examples) else ()
         for text in (*read, *(f"There are {complaint}." for complaint in complaints)) if number == 0 else ():
             self._emit(Warned(text))
-        return self._loaded(found)
+        return self._loaded(broken_parts)
 
     def drop(self, broken_of: Mapping[str, Mapping[str, Sequence[Lost]]]) -> Loaded:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
@@ -80,9 +80,9 @@ class WholeData(abc.ABC):
         batch, replicas = self._plan.training.global_batch, self._process.replicas
         return BatchLayout(batch, self._plan.workers, replicas[0], len(replicas), tuple(counts), self._process.rank)
 
-    def _loaded(self, found: Mapping[str, Sequence[Broken]]) -> Loaded:
-        lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in found.items()}
-        return Loaded(*self.counted(not any(found.values())), lost)
+    def _loaded(self, broken_parts: Mapping[str, Sequence[Broken]]) -> Loaded:
+        lost = {name: [Lost(**vars(one)) for one in of_part] for name, of_part in broken_parts.items()}
+        return Loaded(*self.counted(not any(broken_parts.values())), lost)
 
 
 def broken(part: object, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:

@@ -93,7 +93,7 @@ ALONE: Collective[Addend] = Alone()
 
 
 def by_replica(strategy: tf.distribute.Strategy, local: Sequence[Any]) -> Any:
-    """What each replica of this process has: the first the first, and so on."""
+    """Gives each replica of this process a part, the first the first."""
     return strategy.experimental_distribute_values_from_function(
         lambda context: local[context.replica_id_in_sync_group % len(local)]
     )

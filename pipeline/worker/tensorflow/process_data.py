@@ -42,7 +42,7 @@ class ProcessData(looked.WholeData):
         """Makes (training, validation) data, or a shard of them where they can be had in shards."""
         return self.shard(self._process.rank, len(self._plan.leaders))
 
-    def sift(self, found: Mapping[str, list[Broken]]) -> None:
+    def sift(self, broken_parts: Mapping[str, list[Broken]]) -> None:
         """Leaves out of data sets what cannot be made or trained on."""
         for name, part in self.whole.items():
             # Every process reads it whole; one of them reports it.
@@ -50,7 +50,7 @@ class ProcessData(looked.WholeData):
                 self.whole[name], lost = inspection.sifted(part, self._plan.data.num_classes)
                 if lost and (self.has_shards() or self._number == 0):
                     why = "that cannot be made, or have NaN, infinity or a wrong label"
-                    found[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
+                    broken_parts[name].append(Broken(None, 0, lost, f"of the {name} data set", why))
 
     def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
         """(whether others read something else, examples here) of each part, once files are divided."""
