@@ -37,6 +37,7 @@ from pipeline.worker.fit import passes
 from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasHooks, KerasLoop
 from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
+from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import agreement, build, equality_check
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loop import Loop
@@ -285,10 +286,10 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
     # What a MirroredStrategy has where it was not told how to add.
     by_default = isinstance(strategy, tf.distribute.MirroredStrategy) and usual is strategy.extended._collective_ops
     in_memory = by_default and all("CPU" in device for device in strategy.extended.worker_devices)
-    if in_memory:
-        strategy.extended._cross_device_ops = tf.distribute.ReductionToOneDevice()
+    changed = {"_cross_device_ops": tf.distribute.ReductionToOneDevice()} if in_memory else {}
     try:
-        yield
+        with patched(strategy.extended, changed):
+            yield
     except tf.errors.OpError as error:
         if (wrong := labels.wrong_in_step(error.message)) is not None:
             raise UserError(wrong) from error
@@ -298,9 +299,6 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
         received = f"TensorFlow's word that they are stopped in this process, by: {reason}"
         instead = "starting the process anew; in a notebook, restarting the kernel"
         raise UserError("sums over replicas to work", received, instead) from error
-    finally:
-        if in_memory:
-            strategy.extended._cross_device_ops = usual
 
 
 def _check_model(model: object) -> None:
