@@ -104,10 +104,7 @@ def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Itera
         with held_here(variables, values) as own:
             yield
     finally:
-        for place, result in enumerate(variable.numpy() for variable in own):
-            # What was kept in more digits stays as it was.
-            if not np.array_equal(result, values[place].astype(result.dtype)):
-                values[place] = result.astype(values[place].dtype)
+        values[:] = [variable.numpy() for variable in own]
 
 
 @contextlib.contextmanager
