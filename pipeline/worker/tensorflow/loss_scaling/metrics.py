@@ -104,7 +104,7 @@ def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Itera
         with held_here(variables, values) as own:
             yield
     finally:
-        values[:] = [variable.numpy() for variable in own]
+        values[:] = [np.array(variable.numpy()) for variable in own]
 
 
 @contextlib.contextmanager
