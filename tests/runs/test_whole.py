@@ -108,9 +108,10 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     assert report.data.tags["verdict"] in " ".join(told.out.split())
     # Its points have the numbers, which it would double; its page says how to run them again.
     assert report.data.metrics == {}
-    typed = r"strategy=\w+ workers=\d data=digits model=mlp measure.repeats=2 train.epochs=1"
-    assert re.search(f"`python -m pipeline -m {typed}`", report.data.tags["mlflow.note.content"])
-    assert re.match(f"python -m pipeline {typed}", runs[0].data.tags["command"])
+    shared = "data=digits model=mlp measure.repeats=2 train.epochs=1"
+    typed = f"strategy=one_device,mirrored,multi_worker workers=1,2 {shared}"
+    assert f"`python -m pipeline -m {typed}`" in report.data.tags["mlflow.note.content"]
+    assert re.match(rf"python -m pipeline strategy=\w+ workers=\d {shared}", runs[0].data.tags["command"])
     there = {each.path for folder in ("", "figures") for each in client.list_artifacts(report.info.run_id, folder)}
     assert {"report.html", "points.csv", "figures/throughput.svg", "figures/learning.png"} <= there
 
