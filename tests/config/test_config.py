@@ -2,12 +2,13 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from bad_input import fault
-from conftest import QUICK, ROOT, SUPPORT, Ran
+from conftest import QUICK, ROOT, SUPPORT, Ran, finish, start
 from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
@@ -544,13 +545,14 @@ def test_a_fault_in_a_function_ends_the_run_in_one_message(pipeline, typed):
     assert [words for words, error in zip(FAULTS[typed], errors, strict=True) if words not in error] == [], errors
 
 
-def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(asked, tmp_path):
-    nowhere = "http://127.0.0.1:9"
-    # Keras looks for its home when it is imported, which it has been beside a fork server that is warm.
-    ran: Ran = asked(
-        "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", KERAS_HOME=str(tmp_path / "keras"),
-        HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
+def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(tmp_path):
+    nowhere, began = "http://127.0.0.1:9", time.monotonic()
+    # Keras looks for its home when it is imported, which it has been in what is warm.
+    command = start(
+        tmp_path, "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", cold=True,
+        KERAS_HOME=str(tmp_path / "keras"), HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
     )  # fmt: skip
+    ran = finish(command, tmp_path, began, 60.0)
     flat, mnist = failures(ran)
     assert "Expected images [height, width, channel] for model=cnn, received examples of shape [16]." in flat
     assert "mnist.npz" in mnist
