@@ -35,7 +35,7 @@ def made(
     events += [{"time": 3.0, "event": "checkpoint", "step": more["saved"]}] if "saved" in more else []
     events += [{"time": 4.0, "event": "ended", "status": status}] if status else []
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (run / "tracking.json").write_text(json.dumps({"run_id": f"id{name}"}))
+    (run / "tracking.json").write_text(json.dumps({"store": {"uri": "sqlite:///mlflow.db"}, "run_id": f"id{name}"}))
     os.utime(run / "plan.json", (1_000_000 - age, 1_000_000 - age))
     return run
 

@@ -55,7 +55,7 @@ def test_its_sweep_is_read_reported_compared_and_predicted_from(tmp_path):
     assert comparable.unlike(*pair) == []
     assert all(len(run.repeats) == 2 for run in pair)
     assert ("strategy", ("mirrored", "multi_worker")) in settings_of(pair)
-    assert len(report.write(sweep).results) == 4
+    assert len(report.write(sweep).sweep.points) == 4
     page = (sweep / "report.html").read_text()
     assert all(name in page for name in ("mirrored", "multi_worker"))
     runs = history.finished(tmp_path, "both")
