@@ -116,8 +116,8 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
         assert (one["strategy"], one["workers"]) == (other["strategy"], other["workers"])
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
-    told = [line for line in ran.out.splitlines() if line.startswith("-- ")]
-    assert sum("FINISHED" in line for line in told) == 3 - len(kept)
+    told = [line for line in ran.out.splitlines() if re.match(r"[\d:]{8} point \d: FINISHED", line)]
+    assert len(told) == 3 - len(kept)
 
 
 @pytest.mark.slow

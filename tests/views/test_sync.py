@@ -335,7 +335,8 @@ def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
     assert points(**call, step=3) == []
     assert points(**call, step=5) == [("train/loss", 5), ("train/accuracy", 5)]
     assert points(event="epoch", epoch=1, step=5, loss=0.1) != []
-    assert points(event="epoch", epoch=1, step=5, loss=0.1) == []
+    # Fewer workers may end an epoch that they make again at another step.
+    assert points(event="epoch", epoch=1, step=5, loss=0.1) == points(event="epoch", epoch=1, step=7, loss=0.1) == []
     repeat = {"event": "measured", "repeat": 0, "examples": 8.0, "seconds": 1.0}
     assert points(**repeat) == [("examples_per_second", 0)]
     assert points(**repeat) == []

@@ -41,8 +41,8 @@ class Changes:
 class LogState:
     """State of a log's events so far, as later events need it, and the `changes` that are to be sent.
 
-    `driver` is the event of the command that wrote last, the `commands`-th. `last` is the last step of each curve: of
-    steps, epochs and repeats that are made again, those up to there are sent already.
+    `driver` is the event of the command that wrote last, the `commands`-th. `last` is the last step of each curve, and
+    `epoch` the last epoch: of steps, epochs and repeats that are made again, those up to there are sent already.
 
     >>> state = LogState()
     >>> state.take(events.Steps(2, [0.7, 0.6], seconds=1.0, time=8.0))
@@ -54,6 +54,7 @@ class LogState:
     driver: events.Run | events.Resumed | events.Attached | None = None
     commands: int = 0
     last: dict[str, int] = field(default_factory=dict)
+    epoch: int = 0
     # When training reported its first steps.
     training_ms: int | None = None
     time_ms: int = 0
@@ -176,6 +177,10 @@ class LogState:
         self._curve(texts.trained("examples_per_second"), _rate(event), event, event.step)
 
     def _epoch(self, event: events.Epoch) -> None:
+        # Made again by fewer workers, an epoch may end at another step.
+        if event.epoch <= self.epoch:
+            return
+        self.epoch = event.epoch
         # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
         self._curve(texts.trained("epoch"), event.epoch, event, event.step)
         self._learnt(event, event, event.step)
