@@ -84,7 +84,7 @@ def _agent(order: int, per_host: int, address: str, token: bytes, doom: Doom) ->
         return channel.away > AWAY_SECONDS
 
     host = _Host(Machine(endpoint.name, tuple(range(per_host)), 1.0, "pretended"), doom)
-    Agent(endpoint, endpoint.dial(DRIVER, address), host, order, "127.0.0.1", gone).serve(lambda: None)
+    Agent(endpoint.dial(DRIVER, address), host, order, "127.0.0.1", gone).serve(lambda: None)
     endpoint.close(1.0)
 
 
