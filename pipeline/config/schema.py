@@ -46,7 +46,7 @@ Divergence = StrEnum("Divergence", ("stop", "rollback"))
 # The best value of a metric.
 Best = StrEnum("Best", ("min", "max"))
 # The place where examples stay once they are made.
-Cache = StrEnum("Cache", ("none", "memory", "file"))
+Cache = StrEnum("Cache", ("auto", "none", "memory", "file"))
 # The division of data over processes: each reads its own files, or its own examples of all files.
 Sharding = StrEnum("Sharding", ("auto", "file", "element"))
 # The treatment of examples that are broken.
@@ -112,7 +112,7 @@ class DataConfig:
     path: str | None = None
     shuffle: bool = True
     shuffle_window: int = number(1, 10_000)
-    cache: Cache = Cache.none
+    cache: Cache = Cache.auto
     shard: Sharding = Sharding.auto
     parallel_reads: int = number(1, 4)
     prefetch: int = number(0, 2)

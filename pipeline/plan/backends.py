@@ -24,7 +24,7 @@ COMPUTING = {TENSORFLOW: ("tensorflow",), JAX: ("jax", "jaxlib")}
 ONLY_ON_JAX: dict[str, tuple[object, str]] = {
     "data.service": (None, "whose examples are arrays in memory"),
     "data.profile": (False, "whose examples are arrays in memory"),
-    "data.cache": (Cache.none, "whose examples are arrays in memory"),
+    "data.cache": (Cache.auto, "whose examples are arrays in memory"),
     "strategy.collective": (AUTO, "where XLA adds up what replicas computed, or shared memory where it can"),
     "strategy.bucket_bytes": (None, "where XLA adds up what replicas computed"),
     "train.gradient_bits": (32, "where XLA exchanges gradients as they are"),
@@ -69,7 +69,7 @@ def check_backend(config: Config) -> None:
          "data as arrays, or prepared files of them, under backend=jax, which reads them without TensorFlow",
          f"data={data.name}, whose examples TensorFlow makes", f"{prepares}backend=tensorflow"),
     )  # fmt: skip
-    expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow")
+    expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow", Cache.none)
     check = config.train.check.strip().lower()
     refuse((
         check == "strict",

@@ -136,6 +136,8 @@ class DataPart:
     prefetch: int = part_of(COMPARABILITY, BASELINE, STEP_TIME)
     # Addresses of tf.data services that were there before; processes of this plan are named by their role.
     service: tuple[str, ...] = part_of(COMPARABILITY, STEP_TIME)
+    # data.cache=auto: image files that fit into memory are decoded once. The same is trained as by cache="none".
+    keep_small: bool = part_of(default=False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
+from pipeline.config.schema import Baseline, Cache, CheckpointConfig, Config, StrategyConfig
 from pipeline.plan import machine as machines
 from pipeline.plan import plan as plans
 from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums, notes_on_xla, xla_of
@@ -109,6 +109,8 @@ def _data(config: Config, files: Sequence[int], training: int) -> plans.DataPart
         divided=shared(data.shard.value, files, training) if files else None,
         train_files=len(files) or None,
         service=service_of(config)[1],
+        cache=Cache.none.value if data.cache is Cache.auto else data.cache.value,
+        keep_small=data.cache is Cache.auto,
     )
 
 

@@ -69,7 +69,7 @@ def test_a_group_a_choice_a_key_and_a_verb_have_a_page_each(asked, topics, words
     ("pipeline strategy=mu", ["multi_worker"], ["mirrored"]),
     ("pipeline -m strategy=mirrored,mu", ["mirrored,multi_worker"], []),
     ("pipeline train.determ", ["train.deterministic=", "train.deterministic=true"], ["train.epochs="]),
-    ("pipeline data.cache=", ["none", "memory", "file"], ["true"]),
+    ("pipeline data.cache=", ["auto", "none", "memory", "file"], ["true"]),
     ("pipeline cluster=", ["env", "local"], []),
     ("pipeline hardware=", ["auto", "4cpu", "2x4gpu"], []),
 ])  # fmt: skip

@@ -2,14 +2,17 @@
 
 import io
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import QUICK, Ran
 from own_files import Array, broken, encoded, made, picture, write
 from PIL import Image
+from run_events import logged, runs
 
 from pipeline.data import DataError, folders, images, pictures
 from pipeline.data.examples import Broken
@@ -334,6 +337,24 @@ def test_a_bmp_whose_colours_would_be_wrong_is_refused(pets: Path) -> None:
         words = r"or grey ones of 8, received .*few\.bmp, which is a BMP with a palette .* Try conv"
         with pytest.raises(DataError, match=words):
             images(str(pets))
+
+
+@pytest.mark.slow
+def test_images_that_fit_into_memory_are_decoded_once_and_the_same_is_trained_as_without(
+    pipeline: Callable[..., Ran], tmp_path: Path
+) -> None:
+    for number in range(40):
+        write(tmp_path / f"pets/{'cat' if number % 2 else 'dog'}/{number}.png", encoded(picture(number)))
+    # After the first epoch there is nothing to read any more.
+    gone = "train.callbacks=[{_target_: own.Removing, path: pets}]"
+    common = (*QUICK, "data=images", "data.path=pets", "data.build.augment=true", "model=mlp", "model.build.hidden=[8]",
+              "strategy=mirrored", "workers=2", "train.replica_batch=4", "train.epochs=3", "train.deterministic=true",
+              "resume=never")  # fmt: skip
+    pipeline(*common, "data.cache=none").ok()
+    pipeline(*common, gone).ok()
+    losses = [[epoch["loss"] for epoch in logged(folder, "epoch")] for folder in runs(tmp_path)]
+    assert len(losses[0]) == 3
+    assert losses[0] == losses[1]
 
 
 def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:

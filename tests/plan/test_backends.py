@@ -53,7 +53,7 @@ def on_jax(**values):
      "batch (64), received 65. Try strategy.build.micro_batches=64."),
     ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "makes. Try backend=tensorflow."),
     ({"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},
-     "Expected data.cache=none under backend=jax"),
+     "Expected data.cache=auto under backend=jax"),
     ({"train": TrainConfig(gradient_bits=16)}, "Expected train.gradient_bits=32 under backend=jax"),
     ({"train": TrainConfig(batch_statistics="replica")}, "Expected train.batch_statistics=global under"),
     ({"train": TrainConfig(xla="false")}, "Expected train.xla=null under backend=jax, where XLA compiles every"),

@@ -1,6 +1,7 @@
 """Models and data of a person's own, as the tests name them with `_target_`."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -212,6 +213,17 @@ class Recording(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self._note("train_end", "")
+
+
+class Removing(keras.callbacks.Callback):
+    """Removes a folder after the first epoch."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = Path(path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        shutil.rmtree(self._path, ignore_errors=True)
 
 
 class Failing(keras.callbacks.Callback):

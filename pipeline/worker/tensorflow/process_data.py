@@ -13,7 +13,7 @@ import tensorflow as tf
 from pipeline.config import targets
 from pipeline.data.examples import Broken, Examples
 from pipeline.plan.division import dealt, shared
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.data import array_parts, batches, cache, conversion, inspection
@@ -28,6 +28,8 @@ from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
 
 # The splits, as a message names them.
 PARTS = ("training", "validation")
+# Image files of a part are kept as arrays if those of all processes take no more bytes together, decoded.
+SMALL_BYTES = 256 * 2**20
 
 
 class ProcessData(looked.WholeData):
@@ -63,8 +65,10 @@ class ProcessData(looked.WholeData):
 
     def _cached(self, name: str, part: Part | None) -> Part | None:
         plan = self._plan
-        if part is None or plan.data.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+        if part is None or not isinstance(part, Examples | tf.data.Dataset):
             return part
+        if plan.data.cache == "none":
+            return self._kept_if_small(part)
         if plan.data.cache == "memory":
             return cache.in_memory(part)
         build = json.dumps(plan.data.build, sort_keys=True, default=str)
@@ -76,6 +80,23 @@ class ProcessData(looked.WholeData):
             return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         shard = self._process.rank if self.has_shards() else 0
         return cache.in_file(part, self.folder / "cache", f"{build} {name} {shard}")
+
+    def _kept_if_small(self, part: Examples | tf.data.Dataset) -> Examples | tf.data.Dataset:
+        """Returns image files that are read again and again as arrays, if all processes have room for theirs."""
+        plan, training = self._plan, self._plan.training
+        if not (plan.data.keep_small and isinstance(part, Examples) and part.image_files):
+            return part
+        size = sum(leaf.dtype.size * (leaf.shape.num_elements() or 0) for leaf in tf.nest.flatten(part.element_spec))
+        seen = (training.steps or 0) * training.global_batch or (training.epochs or 0) * part.count
+        served = plan.strategy.asynchronous or plan.data.service or any(p.role == DATA_SERVER for p in plan.processes)
+        if served or seen <= part.count or part.count * size * len(plan.leaders) > SMALL_BYTES:
+            return part
+        try:
+            kept = cache.in_memory(part)
+        except inspection.UNREADABLE:
+            # Reading them again, while they are trained, says which is broken.
+            return part
+        return dataclasses.replace(kept, digest=digest_of(part)) if isinstance(kept, Examples) else part
 
     def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
         """(what this process reads of a part, whether others read something else)."""
