@@ -242,6 +242,12 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take a second and have no part in the words."""
+    monkeypatch.setattr("pipeline.views.report.draw", lambda sweep: ())
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window, which logs what it asks of whom."""

@@ -103,8 +103,10 @@ def compare(typed: Words) -> int:
     for one, other in combinations(range(len(runs)), 2):
         verdicts.append(pair_text(one, other, judge.between(runs[one], runs[other]), engines))
         both = f"{one} and {other}: " * (len(runs) > 2)
-        unlike |= {f"{both}{unlike_text(why)}": None for why in comparable.unlike(runs[one], runs[other])}
-    for line in compared_lines(runs, marks, verdicts, [*unlike], settings_of(runs), outcomes_of(runs)):
+        whys = comparable.unlike(runs[one], runs[other])
+        unlike |= {f"Speeds are not comparable: {both}{unlike_text(why)}.": None for why in whys}
+    tables = {"asked for": settings_of(runs), "results": outcomes_of(runs)}
+    for line in compared_lines(runs, marks, [*verdicts, *unlike], tables):
         show.say(console, line)
     return 0
 

@@ -307,7 +307,7 @@ def tell(point: RunResult, many: bool) -> None:
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif point.foreseen is not None:
-        from pipeline.views.terminal.prediction_text import predicted_lines
+        from pipeline.views.terminal.result import predicted_lines
 
         for line in ("", *predicted_lines(point.result, point.foreseen)):
             say(console_on(sys.stdout), line)

@@ -15,7 +15,7 @@ from pipeline.analyze.calibration import Past
 from pipeline.driver import Foreseen
 from pipeline.record.files import PREDICTIONS, FittedOn, PredictionLine, read_predictions
 from pipeline.record.results import Layout, Result, Speed
-from pipeline.views.terminal.prediction_text import predicted_lines
+from pipeline.views.terminal.result import predicted_lines
 
 
 @pytest.mark.slow

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 from compared_runs import wrote
-from judged_points import without_figures
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import load
 from pipeline.commands.results import compare
 from pipeline.commands.results import report as main
 from pipeline.views import report
-
-__all__ = ["without_figures"]
 
 MLP = {"_target_": "pipeline.models.mlp"}
 # (what the plan says otherwise, what the result says otherwise, what is written beside the speed)

@@ -8,7 +8,6 @@ import pytest
 from compared_runs import wrote
 
 from pipeline.commands.results import report as main
-from pipeline.views import report
 
 # Each point: strategy, workers, examples a second, and what else its result says. One device makes 100.
 Point = tuple[str, int, float, dict[str, Any]]
@@ -16,12 +15,6 @@ Point = tuple[str, int, float, dict[str, Any]]
 
 def point(strategy: str, workers: int, speed: float, **result: Any) -> Point:
     return strategy, workers, speed, result
-
-
-@pytest.fixture
-def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take a second, and have no part in the words."""
-    monkeypatch.setattr(report, "draw", lambda sweep: ())
 
 
 def told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point]) -> tuple[str, list[str], str]:

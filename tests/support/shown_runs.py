@@ -2,33 +2,16 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
 from pipeline.config.parts import leaves, unflat
-from pipeline.driver import RunResult
+from pipeline.driver import Ahead, RunResult
 from pipeline.plan.plan import Plan, Process
-from pipeline.record import results
-from pipeline.record.events import (
-    Beat,
-    Built,
-    Calibrated,
-    Ended,
-    Epoch,
-    Event,
-    Finished,
-    Joined,
-    Loaded,
-    Measured,
-    Run,
-    Saved,
-    Started,
-    Steps,
-    TimedCall,
-)  # fmt: skip
+from pipeline.record import events, results
 from pipeline.record.log import stamped
 from pipeline.views.terminal.live import Progress
 from pipeline.views.terminal.result import result_table
@@ -61,63 +44,67 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
     return unflat(Plan, values | changes)
 
 
-def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[tuple[float, Event]]:
+def a_run(
+    plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25
+) -> Iterator[tuple[float, events.Event]]:
     """(time, event) of an ordinary run, in the order in which the driver tells them."""
     now = 0.0
     groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
 
-    def all_of(group: str, event: Event, after: float = 0.1) -> Iterator[tuple[float, Event]]:
-        nonlocal now
-        for rank in groups[group]:
-            now += after
-            yield now, stamped(event, 1.7e9 + now, group, rank)
-
-    def chief(event: Event, after: float = 0.1) -> tuple[float, Event]:
+    def one(event: events.Event, after: float = 0.1, group: str = "point", rank: int = 0) -> tuple[float, events.Event]:
         nonlocal now
         now += after
-        return now, stamped(event, 1.7e9 + now, "point", 0)
+        return now, stamped(event, 1.7e9 + now, group, rank)
 
-    yield now, Run("key", time=1.7e9)
+    def all_of(group: str, event: events.Event, after: float = 0.1) -> Iterator[tuple[float, events.Event]]:
+        return (one(event, after, group, rank) for rank in groups[group])
+
+    yield now, events.Run("key", time=1.7e9)
     for group in groups:
-        yield from all_of(group, Started(1, "worker", 0))
+        yield from all_of(group, events.Started(1, "worker", 0))
     for group in groups:
-        yield from all_of(group, Beat(0, 1.0), 1.0)
-        yield from all_of(group, Joined(["CPU:0"]))
+        yield from all_of(group, events.Beat(0, 1.0), 1.0)
+        yield from all_of(group, events.Joined(["CPU:0"]))
     for group in groups:
-        yield from all_of(group, Loaded({"train": False}, {"train": 5_120}))
-        built = Built(1_199_882, train_examples=5_120, validation_examples=1_000, steps_per_epoch=40, epochs=epochs)
+        yield from all_of(group, events.Loaded({"train": False}, {"train": 5_120}))
+        built = events.Built(
+            1_199_882, train_examples=5_120, validation_examples=1_000, steps_per_epoch=40, epochs=epochs
+        )
         yield from all_of(group, built)
     for group in groups:
-        yield from all_of(group, Calibrated(0.04))
+        yield from all_of(group, events.Calibrated(0.04))
     for repeat in range(plan.measurement.repeats):
         for group in groups:
-            yield from all_of(group, Beat(1, 2.0), 0.5)
+            yield from all_of(group, events.Beat(1, 2.0), 0.5)
             examples = 20 * (plan.training.global_batch if group == "point" else plan.training.replica_batch)
-            yield from all_of(group, Measured(repeat, examples, 0.8, 20, [TimedCall(20, 0.8)]))
+            yield from all_of(group, events.Measured(repeat, examples, 0.8, 20, [events.TimedCall(20, 0.8)]))
     for epoch in range(1, epochs + 1):
         for call in range(1, 6):
-            steps = Steps(
+            steps = events.Steps(
                 40 * (epoch - 1) + 8 * call, [0.9 / epoch] * 8, epoch, {"accuracy": 0.9},
                 examples=8 * plan.training.global_batch, seconds=seconds, learning_rate=0.1,
             )  # fmt: skip
-            yield chief(steps, seconds)
-        yield chief(Beat(validated=4))
-        yield chief(Epoch(epoch, 40 * epoch, 0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89}, 2.1))
-    yield chief(Beat(100, 9.0), 0.5)
-    yield chief(Saved("model.keras"))
-    yield from all_of("point", Finished())
-    yield chief(Ended("FINISHED"))
+            yield one(steps, seconds)
+        yield one(events.Beat(validated=4))
+        yield one(
+            events.Epoch(epoch, 40 * epoch, 0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89}, 2.1)
+        )
+    yield one(events.Beat(100, 9.0), 0.5)
+    yield one(events.Saved("model.keras"))
+    yield from all_of("point", events.Finished())
+    yield one(events.Ended("FINISHED"))
 
 
-def told(plan: Plan, events: Iterator[tuple[float, Event]], console: Console | None = None) -> str:
+def told(
+    plan: Plan, timed: Iterable[tuple[float, events.Event]], console: Console | None = None, ahead: Ahead | None = None
+) -> str:
     """What Progress writes about the events; on no terminal, unless `console` is one."""
     console = console or Console(file=io.StringIO())
-    with Progress(plan, console, 0.0) as progress:
-        for now, event in events:
+    with Progress(plan, console, 0.0, ahead) as progress:
+        for now, event in timed:
             progress.update(event, now)
-    assert isinstance(console.file, io.StringIO)
     # What was at which time is a test of its own.
-    return re.sub(r"^\d\d:\d\d:\d\d ", "", console.file.getvalue(), flags=re.M)
+    return re.sub(r"^\d\d:\d\d:\d\d ", "", written(console), flags=re.M)
 
 
 def a_terminal(width: int = 80) -> Console:

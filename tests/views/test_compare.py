@@ -45,16 +45,6 @@ def test_runs_whose_repeats_overlap_or_that_have_none_are_compared_in_all_else(t
     assert "()" not in out
 
 
-def test_three_runs_are_compared_pair_by_pair(tmp_path, capsys):
-    runs = [
-        wrote(tmp_path / name, [speed, speed + 1], strategy=name)
-        for name, speed in (("a", 1.0), ("b", 10.0), ("c", 10.5))
-    ]
-    out = said(capsys, *runs)
-    for verdict in ("1 is 7.00 times as fast as 0", "2 is 7.33 times as fast as 0", "1 and 2: not known which is fast"):
-        assert f"\n{verdict}" in out
-
-
 def test_repeats_of_an_attempt_that_was_cut_short_are_those_that_were_timed_again(tmp_path):
     """By fewer workers, after the third repeat of all was told by one of them alone."""
     folder = Path(wrote(tmp_path / "one", [100.0, 110.0]))

@@ -4,7 +4,9 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,9 +14,8 @@ from shown_runs import a_plan, a_result, a_run, a_terminal, shown, table_of, tol
 
 from pipeline.driver import Ahead, RunResult
 from pipeline.record import results
-from pipeline.record.results import Choices, Layout, Result
 from pipeline.views.terminal import error_text, say
-from pipeline.views.terminal.live import Progress, Terminal
+from pipeline.views.terminal.live import Terminal
 from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.words import time_of_day
 
@@ -22,30 +23,26 @@ WIDTHS = (100, 60, 40)
 SHARED = ("data=digits", "train.epochs=2")
 # Words of the table that only the rows of a narrow console have.
 STACKED = set(
-    "one_device, mirrored, multi_worker, worker workers (3,301-3,503) 1.84x (1.79-1.88) efficiency accuracy".split()
+    "one_device, mirrored, multi_worker, worker workers (3,301-3,503) 1.84x (1.79-1.88) efficiency accuracy "
+    "0.9432 In brackets:".split()
 )
-STACKED |= {"0.9432", "In", "brackets:"}
 FOLDER = "outputs/sweeps/2026-11-25_10-14-58-123456/{}_{}"
 
 
 def points(ended: int = 6) -> tuple[RunResult, ...]:
     """Six points of two keys, of which so many have ended: one was refused, one failed."""
-    made = []
-    for number, (strategy, workers) in enumerate(
-        [(s, w) for s in ("one_device", "mirrored", "multi_worker") for w in (1, 2)]
-    ):
+    refused = "Expected workers=1, since one_device trains on one device, received workers=2. Try workers=1."
+    unfinished = {1: ("REFUSED", refused), 4: ("FAILED", "worker 0 was killed.")}
+    runs = []
+    for number, (strategy, workers) in enumerate(product(("one_device", "mirrored", "multi_worker"), (1, 2))):
+        values: dict[str, Any] = {"strategy": strategy, "workers": workers}
+        if number < ended and number in unfinished:
+            values |= dict(zip(("status", "error"), unfinished[number], strict=True))
+        elif number < ended:
+            values = a_result(**values, rehearsal=number == 5)
         overrides = (f"strategy={strategy}", f"workers={workers}", *SHARED)
-        result = Result(choices=Choices(strategy), layout=Layout(workers=workers))
-        if number < ended:
-            values = a_result(strategy=strategy, workers=workers, rehearsal=number == 5)
-            if number == 1:
-                values = {"status": "REFUSED", "strategy": strategy, "workers": 2, "error": "Expected workers=1, since "
-                          "one_device trains on one device, received workers=2. Try workers=1."}  # fmt: skip
-            if number == 4:
-                values = {"status": "FAILED", "strategy": strategy, "workers": 1, "error": "worker 0 was killed."}
-            result = results.from_values(values)
-        made.append(RunResult(result, Path(FOLDER.format(number, strategy)), overrides, number))
-    return tuple(made)
+        runs.append(RunResult(results.from_values(values), Path(FOLDER.format(number, strategy)), overrides, number))
+    return tuple(runs)
 
 
 def test_a_point_is_called_by_one_number_from_its_beginning_to_the_table() -> None:
@@ -73,23 +70,18 @@ def test_the_plan_of_the_next_point_says_only_what_is_other() -> None:
     console = Console(file=io.StringIO(), width=200)
     screen = Terminal(console)
     screen.planned(a_plan(), False, None)
-    before = len(written(console).splitlines())
-    screen.planned(a_plan(), False, "outputs/sweeps/s/0_mirrored")
-    assert [line.split()[0] for line in written(console).splitlines()[before:]] == ["baseline"]
-    before = len(written(console).splitlines())
-    screen.planned(a_plan(processes=2, devices=1), False, "outputs/sweeps/s/0_mirrored")
-    assert [line.split()[0] for line in written(console).splitlines()[before:]] == ["processes"]
+    for plan, label in ((a_plan(), "baseline"), (a_plan(processes=2, devices=1), "processes")):
+        before = len(written(console).splitlines())
+        screen.planned(plan, False, "outputs/sweeps/s/0_mirrored")
+        assert [line.split()[0] for line in written(console).splitlines()[before:]] == [label]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_table_fills_above_the_bars_as_points_end(width: int) -> None:
     drawn = []
     for ended in range(6):
-        console = a_terminal(width)
-        with Progress(a_plan(), console, 0.0, Ahead(ended, points(ended), None)) as progress:
-            for now, event in a_run(a_plan(), epochs=1):
-                progress.update(event, now)
-        drawn.append(without_codes(written(console)))
+        text = told(a_plan(), a_run(a_plan(), epochs=1), a_terminal(width), Ahead(ended, points(ended), None))
+        drawn.append(without_codes(text))
         assert max(map(len, re.split(r"[\r\n]+", drawn[-1]))) <= width
     for ended, text in enumerate(drawn):
         rows = dict(re.findall(r"^(\d) {1,2}(\w+ +\d +\S+)", text, re.M))
@@ -102,14 +94,9 @@ def test_the_table_fills_above_the_bars_as_points_end(width: int) -> None:
 
 
 def test_of_more_points_than_lines_those_around_the_one_under_way_are_shown() -> None:
-    many = tuple(
-        dataclasses.replace(points(0)[0], number=place, overrides=(f"workers={place}",)) for place in range(50)
-    )
-    console = a_terminal()
-    with Progress(a_plan(), console, 0.0, Ahead(30, many, None)) as progress:
-        for now, event in a_run(a_plan(), epochs=1):
-            progress.update(event, now)
-    numbers = {int(number) for number in re.findall(r"^ ?(\d+)  \d+ +\S", without_codes(written(console)), re.M)}
+    many = (dataclasses.replace(points(0)[0], number=place, overrides=(f"workers={place}",)) for place in range(50))
+    text = told(a_plan(), a_run(a_plan(), epochs=1), a_terminal(), Ahead(30, tuple(many), None))
+    numbers = {int(number) for number in re.findall(r"^ ?(\d+)  \d+ +\S", without_codes(text), re.M)}
     assert 30 in numbers
     assert len(numbers) == 16
 
@@ -124,10 +111,7 @@ def everything(width: int) -> Iterator[str]:
         screen.begins(Ahead(point.number or 0, points(point.number or 0), 65.0))
         screen.ended(point, 19.0)
     console.print(table_of(a_result(saved="model.keras", folder=FOLDER.format(0, "mirrored"))))
-    say(
-        console,
-        error_text("Point 1 refused: Expected workers=1, since one_device trains on one, received 2. Try workers=1."),
-    )
+    say(console, error_text(f"Point 1 refused: {points()[1].result.ending.error}"))
     console.print(sweep_table(points()))
     yield from written(console).splitlines()
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from compared_runs import wrote
-from judged_points import without_figures
 
 from pipeline.analyze import history
 from pipeline.commands.results import report as main
@@ -21,10 +20,8 @@ from pipeline.errors import UserError
 from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
-from pipeline.views.report import canvas, figures
+from pipeline.views.report import figures
 from pipeline.views.report.page import facts, typed_commands
-
-__all__ = ["without_figures"]
 
 WIDTHS = (1280, 360)
 COMMIT = "3a0ee61939d3"
@@ -75,13 +72,11 @@ def a_sweep(folder: Path) -> Path:
         a_point(folder / f"{place}_{strategy}", strategy, workers, speed, oversubscribed=place == 5)
     typed = folder / "0_mirrored" / "hydra" / "overrides.yaml"
     typed.write_text(json.dumps([*json.loads(typed.read_text()), f"+note={SCRIPT}"]))
-    for place, status, error in (
-        (10, "FAILED", "Worker 1 was killed."),
-        (11, "REFUSED", "Expected a TPU. Try workers=2."),
-    ):
-        (folder / f"{place}_tpu").mkdir()
+    ends = {"10_tpu": ("FAILED", "Worker 1 was killed."), "11_tpu": ("REFUSED", "Expected a TPU. Try workers=2.")}
+    for name, (status, error) in ends.items():
+        (folder / name).mkdir()
         told = {"status": status, "error": error, "strategy": "tpu", "workers": 8}
-        (folder / f"{place}_tpu" / "result.json").write_text(json.dumps(told))
+        (folder / name / "result.json").write_text(json.dumps(told))
     return folder
 
 
@@ -102,18 +97,21 @@ def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(writt
     ]
 
 
-def test_every_figure_is_there_in_both_formats(written):
+def test_every_figure_is_there_in_both_formats_and_the_parts_of_a_step_add_up_to_it(written):
     assert {path.name for path in written.figures} == {
         f"{name}.{kind}" for name in ("scaling", "throughput", "learning", "steps") for kind in ("svg", "png")
     }
     assert all(path.stat().st_size > 5_000 for path in written.figures)
     assert written.left_out == ()
-    page = written.html.read_text()
-    assert page.count('<svg role="img" aria-label="') == 4
+    explained = {point.number: figures.causes(point) for point in written.sweep.measured if point.result.explained}
+    assert len(explained) == 4
+    for place, split in explained.items():
+        assert sum(split.values()) == pytest.approx(written.sweep.points[place].result.speed.step_ms_p50)
 
 
 def test_the_page_asks_no_host_shows_what_was_typed_as_text_and_tells_what_failed_or_was_skipped(written):
     page = written.html.read_text()
+    assert page.count('<svg role="img" aria-label="') == 4
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
     assert not re.search(r"https?://|<script|<link|url\((?!#)", page)
     assert "+note=<wbr>&lt;script&gt;" in page
@@ -130,24 +128,19 @@ def test_points_csv_has_all_numbers(written):
     assert dict(zip(names, rows[2].split(","), strict=False))["speedup"] == "3.2"
 
 
-def test_the_parts_of_a_step_add_up_to_it(written):
-    explained = [point for point in written.sweep.measured if point.result.explained]
-    assert len(explained) == 4
-    for point in explained:
-        split = figures.causes(point)
-        assert sum(split.values()) == pytest.approx(point.result.speed.step_ms_p50)
-
-
 def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
     said = facts(written.sweep)
-    assert said["model"] == "mlp(hidden=[8]), 9,610 parameters"
-    assert said["data"] == "digits"
-    assert said["batch"] == "64 examples a step on each replica, held fixed: weak scaling"
-    assert said["precision"] == "float32"
-    assert said["baseline"] == "one device without a strategy: 100 examples/s"
-    assert said["intervals"].endswith("of the repeats, which holds the true median with a probability of 94%")
-    assert said["versions"] == "keras 3"
-    assert said["commit"] == COMMIT
+    repeats = "from the lowest to the highest of the repeats"
+    assert said == {
+        "model": "mlp(hidden=[8]), 9,610 parameters",
+        "data": "digits",
+        "batch": "64 examples a step on each replica, held fixed: weak scaling",
+        "precision": "float32",
+        "baseline": "one device without a strategy: 100 examples/s",
+        "intervals": f"{repeats}, which holds the true median with a probability of 94%",
+        "versions": "keras 3",
+        "commit": COMMIT,
+    }
     (first, *others) = typed_commands(written.sweep)
     # One of the points was asked for something else, so they are no combinations of some values.
     assert first.startswith("python -m pipeline -m --config-dir=mine data=digits 'model.build.hidden=[8]'")
@@ -176,7 +169,7 @@ def test_points_that_differ_in_what_was_run_are_told_with_it(tmp_path):
 
 
 def test_a_strategy_has_one_colour_and_one_marker_in_every_figure(written):
-    blue, orange, *others = (colour.lower() for colour in canvas.STRATEGIES)
+    blue, orange, *others = (colour.lower() for colour in figures.STRATEGIES)
     drawn = {path.stem: path.read_text().lower() for path in written.figures if path.suffix == ".svg"}
     for name, svg in drawn.items():
         assert blue in svg, name
@@ -199,8 +192,7 @@ def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found
 
 
 def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):
-    tracker = Tracker(os.environ, tmp_path / "log")
-    folder = written.sweep.folder / "report"
+    tracker, folder = Tracker(os.environ, tmp_path / "log"), written.sweep.folder / "report"
     assert tracker.drain(folder, 1.0) == (True, None)
     report.track(folder.parent, written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
     drained, problem = tracker.drain(folder, 1.0)
@@ -225,37 +217,27 @@ def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_p
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_repeats(tmp_path):
-    entries = []
-    for number, (strategy, speed) in enumerate(
-        [("mirrored", 120.0), ("mirrored", 122.0), ("multi_worker", 150.0), ("multi_worker", 151.0)]
-    ):
-        a_point(tmp_path / f"{number}_{strategy}", strategy, 2, speed)
-        folder, typed = f"{number}_{strategy}", (f"strategy={strategy}",)
-        entries.append(Entry(number // 2, number % 2, strategy, folder, typed, "FINISHED"))
-    write_sweep(tmp_path, [*entries, Entry(4, 0, "x", "4_tpu", ())])
-    made = report.write(tmp_path)
-    assert made.verdict.best is not None
-    assert made.verdict.best.places == (2, 3)
-    assert "multi_worker on 2 workers (points 2 and 3)" in made.lines[0]
-    assert "Point 4 not run: it was not run yet" in made.html.read_text()
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_path):
-    """It has timed its steps, and has no result that says what it was; a file of it was cut short."""
-    killed = Path(wrote(tmp_path / "0_mirrored", [300.0, 301.0]))
+def test_a_sweep_that_lists_its_points_tells_those_without_a_result_and_pools_repeats(tmp_path):
+    """One was not run; one was killed once its steps were timed, so no result says what it was, and a file is cut."""
+    killed = Path(wrote(tmp_path / "0_tpu", [300.0, 301.0]))
     (killed / "result.json").unlink()
     (killed / "hydra").mkdir()
     (killed / "hydra" / "config.yaml").write_text("predict: {knee_share: [")
-    for place, workers in ((1, 1), (2, 2)):
-        told = {"workers": workers, "examples_per_second": 100.0 * workers, "oversubscribed": True}
-        wrote(tmp_path / f"{place}_mirrored", [100.0 * workers] * 2, **told)
-    write_sweep(tmp_path, [Entry(each, 0, str(each), f"{each}_mirrored", ("a=\udce9",)) for each in range(3)])
+    entries = [Entry(0, 0, "x", "0_tpu", ("a=\udce9",)), Entry(1, 0, "x", "1_tpu", ())]
+    for number, speed in enumerate((120.0, 122.0, 150.0, 151.0), 2):
+        strategy = "mirrored" if number < 4 else "multi_worker"
+        a_point(tmp_path / f"{number}_{strategy}", strategy, 2, speed)
+        typed = (f"strategy={strategy}",)
+        entries.append(Entry(number // 2 + 1, number % 2, strategy, f"{number}_{strategy}", typed, "FINISHED"))
+    write_sweep(tmp_path, entries)
     made = report.write(tmp_path)
-    assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
-    assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()
-    assert [point.result.ending.status for point in made.sweep.points] == ["UNFINISHED", "FINISHED", "FINISHED"]
+    assert made.verdict.best is not None
+    assert made.verdict.best.places == (4, 5)
+    assert "multi_worker on 2 workers (points 4 and 5)" in made.lines[0]
+    page = made.html.read_text()
+    assert "Point 0 unfinished: it was started and has not ended" in page
+    assert "Point 1 not run: it was not run yet" in page
+    assert [point.status for point in made.sweep.points] == ["UNFINISHED", "NOT RUN", *["FINISHED"] * 4]
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -278,27 +260,22 @@ def test_a_sweep_that_is_not_there_is_refused(tmp_path, capsys, arguments):
 
 # Linear RGB as the colour-blind see it (Machado, Oliveira & Fernandes, 2009, severity 1.0).
 SEEN = {
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900],
-    ],
-}  # fmt: skip
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+PAPERS = {"light": str, "dark": figures.DARK.get}
 
 
-PAPERS = {"light": str, "dark": canvas.DARK.get}
+def rgb(colour: str) -> list[float]:
+    return [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 @pytest.mark.parametrize("blindness", SEEN)
 def test_the_colours_are_told_apart_by_the_colour_blind(blindness, paper):
-    seen, colours = np.array(SEEN[blindness]), map(PAPERS[paper], canvas.STRATEGIES)
-    rgb = np.array([[int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in colours])
-    shown = np.clip((rgb**2.2) @ seen.T, 0, 1) ** (1 / 2.2)
+    seen, colours = np.array(SEEN[blindness]), map(PAPERS[paper], figures.STRATEGIES)
+    shown = np.clip(np.array([*map(rgb, colours)]) ** 2.2 @ seen.T, 0, 1) ** (1 / 2.2)
     apart = [np.abs(one - two).max() for at, one in enumerate(shown) for two in shown[:at]]
     assert min(apart) > 0.08
     assert len({tuple(figures.look(place).values()) for place in range(14)}) == 14
@@ -310,17 +287,16 @@ def test_what_is_drawn_stands_out_from_its_paper(paper):
     on = PAPERS[paper]
 
     def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb(colour)]
         return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
     def contrast(colour: str) -> float:
-        light, dark = sorted((luminance(on(colour)), luminance(on(canvas.PAPER))), reverse=True)
+        light, dark = sorted((luminance(on(colour)), luminance(on(figures.PAPER))), reverse=True)
         return (light + 0.05) / (dark + 0.05)
 
-    assert contrast(canvas.INK) > 4.5
-    assert min(map(contrast, canvas.STRATEGIES[:3])) > 3
-    assert paper == "light" or min(map(contrast, canvas.STRATEGIES)) > 4.5
+    assert contrast(figures.INK) > 4.5
+    assert min(map(contrast, figures.STRATEGIES[:3])) > 3
+    assert paper == "light" or min(map(contrast, figures.STRATEGIES)) > 4.5
 
 
 OVERLAPPING = """

@@ -12,24 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 from shown_runs import a_plan, a_point, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
-from pipeline.plan.plan import Plan
-from pipeline.record.events import (
-    Beat,
-    Built,
-    Calibrated,
-    Checkpoint,
-    Ended,
-    Event,
-    Failed,
-    Joined,
-    Measured,
-    Restarted,
-    Restored,
-    Run,
-    Started,
-    Steps,
-    Warned,
-)  # fmt: skip
+from pipeline.record import events
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.views.terminal import console_on, error_text
 from pipeline.views.terminal.live import Progress
@@ -49,9 +32,6 @@ def _an_ordinary_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-# -------------------------------------------------------------------------------------------- the plan
-
-
 def test_a_plan_is_told_in_five_lines() -> None:
     assert plan_lines(a_plan(), full=False) == [
         "plan       cnn on mnist5k, mirrored on 2cpu: 2 CPU workers",
@@ -60,6 +40,8 @@ def test_a_plan_is_told_in_five_lines() -> None:
         "length     3 epochs of 40 steps, 120 in all",
         "baseline   one device, no strategy, batch 64; measured in turn, 2 repeats of about 0.75 s",
     ]
+    where = "reused from outputs/s/0_mirrored; throughput from 2 repeats of about 0.75 s"
+    assert plan_lines(a_plan(), False, "outputs/s/0_mirrored")[-1].endswith(f"batch 64; {where}")
 
 
 def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() -> None:
@@ -89,26 +71,17 @@ def test_the_plan_says_how_long_against_what_and_what_its_speed_is_not(changes: 
     assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
 
 
-def test_a_baseline_that_was_measured_before_is_not_said_to_be_measured_in_turn() -> None:
-    (line,) = [line for line in plan_lines(a_plan(), False, "outputs/sweeps/s/0_mirrored") if "baseline" in line]
-    where = "reused from outputs/sweeps/s/0_mirrored; throughput from 2 repeats of about 0.75 s"
-    assert line == f"baseline   one device, no strategy, batch 64; {where}"
-
-
 def test_the_full_plan_says_free_port_and_default_threads_where_nothing_is_chosen_yet() -> None:
-    def row(plan: Plan) -> str:
-        return next(line for line in plan_lines(plan, full=True) if line.lstrip().startswith("0 "))
-
-    assert row(a_plan()).split() == ["0", "chief", "0", "-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]
-    process = dataclasses.replace(
-        a_plan().processes[0], address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
+    (process,) = a_plan().processes
+    unchosen = dataclasses.replace(
+        process, address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
     )
-    unchosen = row(dataclasses.replace(a_plan(), processes=(process,)))
-    assert "10.0.0.1:(free port)  GPU:0-1" in unchosen
-    assert unchosen.endswith("any    default + 2")
-
-
-# --------------------------------------------------------------------------------------- while it runs
+    for of_plan, cells in (
+        (process, ["-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]),
+        (unchosen, ["10.0.0.1:(free", "port)", "GPU:0-1", "0-1", "any", "default", "+", "2"]),
+    ):
+        lines = plan_lines(dataclasses.replace(a_plan(), processes=(of_plan,)), full=True)
+        assert ["0", "chief", "0", *cells] in [line.split() for line in lines]
 
 
 def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch() -> None:
@@ -130,9 +103,7 @@ def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch() -> None:
 
 def test_lines_on_a_pipe_have_the_time_of_day_and_no_spaces_after_them() -> None:
     console = Console(file=io.StringIO())
-    with Progress(a_plan(), console, 0.0) as progress:
-        for now, event in a_run(a_plan()):
-            progress.update(event, now)
+    told(a_plan(), a_run(a_plan()), console)
     console_on(console.file).print(table_of(a_result()))
     lines = written(console).splitlines()
     first = time_of_day(1.7e9 + 1.3)
@@ -160,37 +131,37 @@ def test_a_reused_baseline_takes_no_part_in_the_repeats() -> None:
 
 def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
     plan = a_plan()
-    events = [event for _, event in a_run(plan, baseline=False)]
-    timed = max(place for place, event in enumerate(events) if isinstance(event, Measured))
-    steps = [event for event in events if isinstance(event, Steps)]
-    rest = [event for event in events[timed:] if not isinstance(event, Steps)]
-    text = told(plan, ((0.0, event) for event in [*events[: timed - 1], *steps, *rest]))
+    ran = [event for _, event in a_run(plan, baseline=False)]
+    timed = max(place for place, event in enumerate(ran) if isinstance(event, events.Measured))
+    steps = [event for event in ran if isinstance(event, events.Steps)]
+    rest = [event for event in ran[timed:] if not isinstance(event, events.Steps)]
+    text = told(plan, ((0.0, event) for event in [*ran[: timed - 1], *steps, *rest]))
     assert [line.split(":")[0] for line in text.splitlines()][3:] == [
         "measuring its first steps", "repeat 1 of 2", "training", "repeat 2 of 2", "epoch 1 of 3", "epoch 2 of 3",
         "epoch 3 of 3", "saved",
     ]  # fmt: skip
 
 
-MANY: dict[str, tuple[dict[str, Any], list[Event], list[str]]] = {
+MANY: dict[str, tuple[dict[str, Any], list[events.Event], list[str]]] = {
     "a warning is shown once, and moves no cursor": (
-        {}, [Warned("low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host", rank=rank) for rank in range(300)],
+        {}, [events.Warned("low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host", rank=rank) for rank in range(300)],
         ["warning: low memory on this host"],
     ),
     "who failed is named, and those that only lost it are not": (
-        {"processes": 2, "hosts": 2}, [Failed("Socket closed", peer=True), Failed("Expected a finite loss.", rank=1)],
-        ["failed: worker 1 on host 1: Expected a finite loss."],
+        {"processes": 2, "hosts": 2}, [events.Failed("Socket closed", peer=True), events.Failed("No loss.", rank=1)],
+        ["failed: worker 1 on host 1: No loss."],
     ),
     "a repeat is as fast as its slowest process": (
-        {"processes": 2, "devices": 1}, [Measured(0, 100, 1.0 + rank, rank=rank) for rank in range(2)],
+        {"processes": 2, "devices": 1}, [events.Measured(0, 100, 1.0 + rank, rank=rank) for rank in range(2)],
         ["repeat 1 of 2: 50.0 examples/s"],
     ),
     "hundreds of failures are a few lines": (
-        {"processes": 300, "devices": 1}, [Failed(f"out of memory at {rank}", rank=rank) for rank in range(300)],
+        {"processes": 300, "devices": 1}, [events.Failed(f"out of memory at {rank}", rank=rank) for rank in range(300)],
         [*(f"failed: {'worker' if rank else 'chief'} {rank}: out of memory at {rank}" for rank in range(5)),
          "More processes failed; events.jsonl has them all."],
     ),
     "those that keep one waiting get a line about every ten seconds": (
-        {}, [Beat()] * 100,
+        {}, [events.Beat()] * 100,
         [f"starting: 0 of 1 processes joined, {seconds} s so far" for seconds in (10, 20, 30, 40)],
     ),
 }  # fmt: skip
@@ -198,9 +169,9 @@ MANY: dict[str, tuple[dict[str, Any], list[Event], list[str]]] = {
 
 @pytest.mark.parametrize("case", MANY)
 def test_what_many_say_is_a_few_lines(case: str) -> None:
-    plan, events, lines = MANY[case]
-    timed = ((place / 2 if len(events) == 100 else 0.0, stamped(event, 0.0, "point", event.rank))
-             for place, event in enumerate(events))  # fmt: skip
+    plan, many, lines = MANY[case]
+    timed = ((place / 2 if len(many) == 100 else 0.0, stamped(event, 0.0, "point", event.rank))
+             for place, event in enumerate(many))  # fmt: skip
     assert told(a_plan(**plan), timed).splitlines() == lines
 
 
@@ -231,20 +202,17 @@ def test_a_terminal_shows_what_is_happening_now_in_bars_that_fit_and_go_and_epoc
 
 
 def test_nothing_is_drawn_while_a_repeat_is_timed() -> None:
-    console, plan = a_terminal(), a_plan()
-    events = [event for _, event in a_run(plan)]
-    last_calibrated, first_steps = (
-        max(place for place, event in enumerate(events) if isinstance(event, Calibrated)),
-        min(place for place, event in enumerate(events) if isinstance(event, Steps)),
-    )
-    with Progress(plan, console, 0.0) as progress:
-        for place, event in enumerate(events[:first_steps]):
+    console, ran = a_terminal(), [event for _, event in a_run(a_plan())]
+    last_calibrated = max(place for place, event in enumerate(ran) if isinstance(event, events.Calibrated))
+    first_steps = next(place for place, event in enumerate(ran) if isinstance(event, events.Steps))
+    with Progress(a_plan(), console, 0.0) as progress:
+        for place, event in enumerate(ran[:first_steps]):
             before = written(console)
             progress.update(event, float(place))
             if place > last_calibrated:
-                assert (written(console) != before) == isinstance(event, Measured)
+                assert (written(console) != before) == isinstance(event, events.Measured)
             before = written(console)
-            progress.update(Warned(f"number {place}."), place + 0.5)
+            progress.update(events.Warned(f"number {place}."), place + 0.5)
             if last_calibrated <= place < first_steps - 1:
                 assert written(console) == before
     assert all(f"warning: number {place}." in written(console) for place in range(first_steps))
@@ -254,7 +222,7 @@ def test_bars_are_drawn_at_most_four_times_a_second() -> None:
     plan, console = a_plan(processes=300, devices=1), a_terminal()
     with Progress(plan, console, 0.0) as progress:
         for tick in range(3_000):
-            kind = (Beat, Started, Joined)[tick % 3]
+            kind = (events.Beat, events.Started, events.Joined)[tick % 3]
             progress.update(kind(group="point", rank=tick % 299), tick / 1_000)
     assert without_codes(written(console)).count("processes joined") <= 13
 
@@ -262,12 +230,12 @@ def test_bars_are_drawn_at_most_four_times_a_second() -> None:
 def test_bars_are_drawn_only_inside_the_block() -> None:
     console = a_terminal()
     progress = Progress(a_plan(), console, 0.0)
-    progress.update(Run(), 0.0)
-    progress.update(Warned("early"), 1.0)
+    progress.update(events.Run(), 0.0)
+    progress.update(events.Warned("early"), 1.0)
     with progress:
         pass
-    progress.update(Warned("late"), 100.0)
-    progress.update(Ended("KILLED"), 200.0)
+    progress.update(events.Warned("late"), 100.0)
+    progress.update(events.Ended("KILLED"), 200.0)
     assert written(console) == "warning: early\nwarning: late\n"
 
 
@@ -277,18 +245,16 @@ def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, 
     rng = random.Random(seed)
     plan = a_plan(processes=2, train_examples=None if seed % 2 else 5_000)
     odd = [None, "?", -1, 0, True, float("nan"), float("inf"), [], [None], {}, {"a": None}, {1: 2}, 1e300, "\x1b[2J"]
-    events = [to_plain(event) for _, event in a_run(plan)]
-    rng.shuffle(events)
-    for event in events:
-        for name in list(event):
+    plain = [to_plain(event) for _, event in a_run(plan)]
+    rng.shuffle(plain)
+    for values in plain:
+        for name in list(values):
             if rng.random() < 0.3:
-                event[name] = rng.choice(odd)
+                values[name] = rng.choice(odd)
             elif rng.random() < 0.2:
-                del event[name]
-    console = a_terminal() if terminal else Console(file=io.StringIO())
-    text = told(
-        plan, ((rng.random() * place, from_plain(values)) for place, values in enumerate([*events, {}])), console
-    )
+                del values[name]
+    timed = ((rng.random() * place, from_plain(values)) for place, values in enumerate([*plain, {}]))
+    text = told(plan, timed, a_terminal() if terminal else None)
     assert terminal or "\x1b" not in text
     assert text.rfind(HIDE) <= text.rfind(SHOW)
 
@@ -309,13 +275,15 @@ class Interrupting(io.StringIO):
 
 
 def test_the_cursor_comes_back_whichever_write_is_interrupted() -> None:
-    never = Interrupting(at=0)
-    told(a_plan(), a_run(a_plan()), Console(file=never, force_terminal=True, width=80))
-    assert never.writes > 20
-    for at in range(1, never.writes + 1):
-        file = Interrupting(at)
+    def ran(file: Interrupting) -> Interrupting:
+        told(a_plan(), a_run(a_plan()), Console(file=file, force_terminal=True, width=80))
+        return file
+
+    writes = ran(Interrupting(at=0)).writes
+    assert writes > 20
+    for at in range(1, writes + 1):
         with pytest.raises(KeyboardInterrupt):
-            told(a_plan(), a_run(a_plan()), Console(file=file, force_terminal=True, width=80))
+            ran(file := Interrupting(at))
         assert HIDE in file.getvalue() or at == 1
         assert file.getvalue().rfind(HIDE) <= file.getvalue().rfind(SHOW)
 
@@ -331,23 +299,22 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(terminal: bool) -> None:
 
 
 def test_a_pipe_with_few_characters_gets_question_marks_instead_of_an_error() -> None:
-    bytes_written = io.BytesIO()
-    stream = io.TextIOWrapper(bytes_written, encoding="ascii")
-    console = console_on(stream)
-    with Progress(a_plan(), console, 0.0) as progress:
-        progress.update(Warned("naïve"), 0.0)
-    console.print(table_of(a_result(notes=["naïve"])))
-    stream.flush()
-    assert bytes_written.getvalue().count(b"na?ve") == 2
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with Progress(a_plan(), console_on(stream), 0.0) as progress:
+        progress.update(events.Warned("naïve"), 0.0)
+    console_on(stream).print(table_of(a_result(notes=["naïve"])))
+    stream.seek(0)
+    assert stream.read().count("na?ve") == 2
 
 
-def test_a_pipe_is_no_terminal_even_with_forced_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_no_terminal_even_with_forced_colours_and_paths_stay_in_one_piece_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console = console_on(io.StringIO())
+    console, folder = console_on(io.StringIO()), "/".join(["a-long-folder"] * 12)
     assert HIDE not in told(a_plan(), a_run(a_plan()), console)
-
-
-# ------------------------------------------------------------------------------------------ the result
+    console.print(table_of(a_result(folder=folder)))
+    assert f"folder      {folder}" in without_codes(written(console))
 
 
 def sweep_of(points: Iterable[Mapping[str, Any]]) -> RenderableType:
@@ -422,15 +389,6 @@ def test_a_result_says(case: str) -> None:
     assert absent not in text
 
 
-def test_a_sweep_says_which_points_wait_for_their_input_and_of_one_repeat_no_interval() -> None:
-    lines = [line.rstrip() for line in shown(sweep_of([BOUND, NOT_BOUND]), 80).splitlines()]
-    assert lines[2] == "                      3,301-3,503  1.79-1.88   31%  input-bound"
-    assert lines[4] == "                      3,301-3,503  1.79-1.88  1.2%"
-    assert "Under eff.: share of the step time that was spent waiting for input." in lines
-    assert any(line.startswith("input-bound: ") for line in lines)
-    assert "interval" not in shown(sweep_of([ONE_REPEAT]), 80)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_results_with_anything_missing_or_odd_are_shown(seed: int) -> None:
     rng = random.Random(seed)
@@ -444,48 +402,36 @@ def test_results_with_anything_missing_or_odd_are_shown(seed: int) -> None:
         points.append(values)
     assert shown(table_of(points[0]), 80)
     assert shown(sweep_of([*points, {}]), 80)
+    assert shown(sweep_of([]), 80) == "No points.\n"
 
 
-def test_paths_stay_in_one_piece_on_a_pipe() -> None:
-    folder = "/".join(["a-long-folder"] * 12)
-    stream = io.StringIO()
-    console_on(stream).print(table_of(a_result(folder=folder)))
-    assert f"folder      {folder}" in stream.getvalue()
-
-
-# ------------------------------------------------------------------------------------------- the sweep
-
-
-def a_sweep() -> list[dict[str, Any]]:
+def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
     refused = {"status": "REFUSED", "workers": 8, "error": "Too few devices. Try workers=2."}
-    return [
+    points = [
         a_result(
             strategy="one_device", workers=1, speedup=0.998, speedup_low=0.98, speedup_high=1.01,
             efficiency=0.998, overrides=["strategy=one_device", "workers=1"],
         ),
-        a_result(overrides=["strategy=mirrored", "workers=2", "train.optimizer=sgd", "measure.repeats=5"]),
-        a_result(
-            strategy="multi_worker", examples_per_second=123456.3, examples_per_second_low=122301.2,
-            examples_per_second_high=125502.9, speedup=15.842, speedup_low=14.79, speedup_high=15.98,
-            overrides=["strategy=multi_worker", "workers=2"],
-        ),
+        BOUND | {"overrides": ["strategy=mirrored", "workers=2", "train.optimizer=sgd", "measure.repeats=5"]},
+        NOT_BOUND | {
+            "strategy": "multi_worker", "examples_per_second": 123456.3, "examples_per_second_low": 122301.2,
+            "examples_per_second_high": 125502.9, "speedup": 15.842, "speedup_low": 14.79, "speedup_high": 15.98,
+            "overrides": ["strategy=multi_worker", "workers=2"],
+        },
         {"status": "FAILED", "strategy": "multi_worker", "workers": 4, "error": "worker 1 was killed."},
         refused | {"strategy": "mirrored"},
         refused | {"strategy": "multi_worker"},
     ]  # fmt: skip
-
-
-def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
-    assert [line.rstrip() for line in shown(sweep_of(a_sweep()), 80).splitlines()] == [
+    assert [line.rstrip() for line in shown(sweep_of(points), 80).splitlines()] == [
         "   strategy      workers       examples/s    speedup  eff.     val  status",
         "0  one_device          1            3,412      1.00x  100%  0.9432  FINISHED",
         "                              3,301-3,503  0.98-1.01",
         "   strategy=one_device workers=1",
         "1  mirrored            2            3,412      1.84x   92%  0.9432  FINISHED",
-        "                              3,301-3,503  1.79-1.88",
+        "                              3,301-3,503  1.79-1.88   31%  input-bound",
         "   strategy=mirrored workers=2 train.optimizer=sgd measure.repeats=5",
         "2  multi_worker        2          123,456      15.8x   92%  0.9432  FINISHED",
-        "                          122,301-125,503  14.8-16.0",
+        "                          122,301-125,503  14.8-16.0  1.2%",
         "   strategy=multi_worker workers=2",
         "3  multi_worker        4                -          -     -       -  FAILED",
         "4  mirrored            8                -          -     -       -  REFUSED",
@@ -493,10 +439,14 @@ def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
         "",
         "Under throughput and speedup: 94% intervals.",
         "eff.: efficiency, speedup over the number of devices.",
+        "Under eff.: share of the step time that was spent waiting for input.",
+        "input-bound: a faster input would make it faster; data.profile=true says which",
+        "part of it.",
         "val: accuracy on the validation data.",
         "Point 3 failed: worker 1 was killed.",
         "Points 4-5 refused: Too few devices. Try workers=2.",
     ]
+    assert "interval" not in shown(sweep_of([ONE_REPEAT]), 80)
 
 
 def test_points_that_differ_are_called_not_comparable_but_for_a_batch_that_follows_and_what_has_failed() -> None:
@@ -523,13 +473,6 @@ def test_a_sweep_of_wide_numbers_and_long_overrides_wraps_no_number(width: int) 
     assert sum("120.000M-130.000M  239-250" in line for line in lines) == 12
 
 
-def test_a_sweep_without_points_says_so() -> None:
-    assert shown(sweep_of([]), 80) == "No points.\n"
-
-
-# -------------------------------------------------------------------------------------------- the rest
-
-
 def test_an_error_is_one_message() -> None:
     assert error_text("Expected a, received b. Try c.") == "pipeline: Expected a, received b. Try c."
     assert error_text("first\n\n  second\x1b[2J") == "pipeline: first\n    second"
@@ -538,17 +481,17 @@ def test_an_error_is_one_message() -> None:
 
 def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_goes_on() -> None:
     seen = RunState(a_plan(), 0.0)
-    for event in (
-        Started(), Joined(), Built(), Steps(9, [1.0], 1, seconds=1.0, examples=8.0), Checkpoint(8),
-    ):  # fmt: skip
+    steps = events.Steps(9, [1.0], 1, seconds=1.0, examples=8.0)
+    for event in (events.Started(), events.Joined(), events.Built(), steps, events.Checkpoint(8)):
         seen.take(event, 1.0)
     assert "saved at 8" in seen.view().figures
-    (line,) = seen.take(Restarted("It was lost.", processes=2, leaders=2), 2.0)
+    (line,) = seen.take(events.Restarted("It was lost.", processes=2, leaders=2), 2.0)
     assert line.text == "warning: It was lost."
     assert line.lasting
     assert seen.view().where == "0 of 2 processes joined"
-    assert [line.text for line in seen.take(Started(), 3.0)] == ["starting: 2 processes"]
-    told = seen.take(Restored(8, True), 3.0)
-    assert [line.text for line in told] == ["going on from step 8"]
-    told = seen.take(Restored(), 3.0)
-    assert [line.text for line in told] == ["going on from the beginning: there is no checkpoint yet"]
+    for event, text in (
+        (events.Started(), "starting: 2 processes"),
+        (events.Restored(8, True), "going on from step 8"),
+        (events.Restored(), "going on from the beginning: there is no checkpoint yet"),
+    ):
+        assert [line.text for line in seen.take(event, 3.0)] == [text]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from compared_runs import wrote
-from judged_points import Point, point, told_of, without_figures
+from judged_points import Point, point, told_of
 
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load
@@ -17,35 +17,33 @@ from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.record.log import read
 from pipeline.views import report
 
-__all__ = ["without_figures"]
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 VERSIONS = {"python": "3", "keras": "3", "numpy": "2"}
+ENGINES_S = {
+    "tensorflow": {"versions": VERSIONS | {"tensorflow": "2"}},
+    "jax": {"versions": VERSIONS | {"jax": "0", "jaxlib": "0"}, "backend": "jax"},
+}
 IN_TURN = {"baseline_source": "measured in this run", "baseline_examples_per_second": 100.0}
-
 SLOWED = {"examples_per_second": 102.0, "examples_per_second_low": 101.0, "examples_per_second_high": 103.0,
           "baseline_examples_per_second": 64.0}  # fmt: skip
 
 
-def in_turn(strategy: str, workers: int, speedup: float, low: float, high: float, **result: Any) -> Point:
-    """A point whose baseline was measured in turn with it."""
-    ends = {"speedup": speedup, "speedup_low": low, "speedup_high": high}
-    return point(strategy, workers, 100 * speedup, **IN_TURN | ends | result)
+def rows(text: str, **result: Any) -> list[Point]:
+    """The points of rows such as "mirrored 2 185" or "jax mirrored 2 320": strategy, workers and examples a second.
 
-
-def tensorflow(strategy: str, workers: int, speed: float, **result: Any) -> Point:
-    return point(strategy, workers, speed, versions=VERSIONS | {"tensorflow": "2"}, **result)
-
-
-def jax(strategy: str, workers: int, speed: float, **result: Any) -> Point:
-    return point(strategy, workers, speed, backend="jax", versions=VERSIONS | {"jax": "0", "jaxlib": "0"}, **result)
-
-
-def rows(text: str) -> list[Point]:
-    """The points of rows such as "mirrored 2 185" or "jax mirrored 2 320": strategy, workers and examples a second."""
-    makes = {"": point, "tensorflow": tensorflow, "jax": jax}
-    words = (row.split() for row in text.split(", "))
-    return [makes["".join(engine)](strategy, int(workers), float(speed)) for *engine, strategy, workers, speed in words]
+    With two more numbers, as in "mirrored 2 1.85 1.8 1.9", a baseline was measured in turn: a speedup and its ends.
+    """
+    points = []
+    for words in (row.split() for row in text.split(", ")):
+        engine = ENGINES_S[words.pop(0)] if words[0] in ENGINES_S else {}
+        strategy, workers, speed, *ends = words
+        about: dict[str, Any] = engine | result
+        if ends:
+            speedups = zip(("speedup", "speedup_low", "speedup_high"), map(float, (speed, *ends)), strict=True)
+            about = IN_TURN | dict(speedups) | about
+        points.append(point(strategy, int(workers), float(speed) * (100 if ends else 1), **about))
+    return points
 
 
 # What it says to use, how surely that is, and the points that it is faster than, as fast as, and cannot be told from.
@@ -56,12 +54,11 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
     "a tie": (rows("mirrored 2 180, multi_worker 2 186, one_device 1 101"), ("point 1", SURELY, [2], [], [0])),
     "one point": (rows("mirrored 2 185"), ("point 0", SURELY, [], [], [])),
     "one failed": (
-        [*rows("mirrored 1 100, mirrored 2 185"), point("mirrored", 4, 0, status="FAILED")],
+        [*rows("mirrored 1 100, mirrored 2 185"), *rows("mirrored 4 0", status="FAILED")],
         ("point 1", SURELY, [0], [], []),
     ),
     "too noisy to say": (
-        [in_turn("mirrored", 2, 1.1, 0.8, 1.6), in_turn("one_device", 1, 1.0, 0.98, 1.02)],
-        ("not known", "not known", [], [], [1]),
+        rows("mirrored 2 1.1 0.8 1.6, one_device 1 1.0 0.98 1.02"), ("not known", "not known", [], [], [1]),
     ),
     "more workers slower": (
         rows("mirrored 1 100, mirrored 2 180, mirrored 4 120"), ("point 1", SURELY, [2, 0], [], []),
@@ -70,51 +67,35 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
         rows("one_device 1 101, mirrored 2 70, multi_worker 2 50"), ("point 0", SURELY, [1, 2], [], []),
     ),
     "one device best, and not among the points": (
-        [in_turn("mirrored", 2, 0.8, 0.79, 0.81), in_turn("multi_worker", 2, 0.6, 0.59, 0.61)],
-        ("one device", SURELY, [1], [], []),
+        rows("mirrored 2 0.8 0.79 0.81, multi_worker 2 0.6 0.59 0.61"), ("one device", SURELY, [1], [], []),
     ),
     "as fast on one device": (
-        [in_turn("mirrored", 2, 1.003, 1.0, 1.005), in_turn("one_device", 1, 1.0, 0.997, 1.002)],
-        ("one device", "probably", [], [], [1]),
+        rows("mirrored 2 1.003 1.0 1.005, one_device 1 1.0 0.997 1.002"), ("one device", "probably", [], [], [1]),
     ),
     "one device best, but for what was disturbed": (
-        [in_turn("mirrored", 2, 0.7, 0.68, 1.4), in_turn("one_device", 1, 1.0, 0.98, 1.02)],
-        ("not known", "not known", [], [], [0]),
+        rows("mirrored 2 0.7 0.68 1.4, one_device 1 1.0 0.98 1.02"), ("not known", "not known", [], [], [0]),
     ),
     "busy, and the issue's own": (
-        [
-            in_turn("central_storage", 2, 1.78, 1.50, 2.06),
-            in_turn("mirrored", 2, 1.51, 0.82, 1.81),
-            in_turn("multi_worker", 2, 1.53, 1.43, 1.68),
-            in_turn("parameter_server", 2, 1.11, 1.03, 1.22),
-            in_turn("default", 1, 0.99, 0.89, 1.03),
-        ],
+        rows("central_storage 2 1.78 1.50 2.06, mirrored 2 1.51 0.82 1.81, multi_worker 2 1.53 1.43 1.68, "
+             "parameter_server 2 1.11 1.03 1.22, default 1 0.99 0.89 1.03"),
         ("point 0", SURELY, [3, 4], [], [2, 1]),
     ),
     "a busy machine on which one device seems as fast": (
-        [in_turn("mirrored", 2, 0.97, 0.95, 0.99, other_work=0.45), in_turn("one_device", 1, 1.0, 0.99, 1.01)],
+        [*rows("mirrored 2 0.97 0.95 0.99", other_work=0.45), *rows("one_device 1 1.0 0.99 1.01")],
         ("not known", "not known", [], [], [0]),
     ),
     "a machine that gets slower": (
-        [
-            in_turn("one_device", 1, 1.0, 0.98, 1.02, examples_per_second=1_000.0),
-            in_turn("mirrored", 2, 1.7, 1.66, 1.74, examples_per_second=900.0, baseline_examples_per_second=530.0),
-        ],
+        [*rows("one_device 1 1.0 0.98 1.02", examples_per_second=1_000.0),
+         *rows("mirrored 2 1.7 1.66 1.74", examples_per_second=900.0, baseline_examples_per_second=530.0)],
         ("point 1", SURELY, [0], [], []),
     ),
     "a baseline that was slowed": (
-        [
-            in_turn("default", 1, 1.6, 1.58, 1.62, **SLOWED),
-            in_turn("mirrored", 2, 1.7, 1.66, 1.74),
-        ],
+        [*rows("default 1 1.6 1.58 1.62", **SLOWED), *rows("mirrored 2 1.7 1.66 1.74")],
         ("point 1", SURELY, [0], [], []),
     ),
-    "a rehearsal": (
-        [point("mirrored", 2, 185, rehearsal=True), point("mirrored", 4, 300, rehearsal=True)],
-        ("", "", [], [], []),
-    ),
+    "a rehearsal": (rows("mirrored 2 185, mirrored 4 300", rehearsal=True), ("", "", [], [], [])),
     "unlike runs": (
-        [*rows("mirrored 1 100, mirrored 2 124"), point("mirrored", 2, 900, model="cnn")],
+        [*rows("mirrored 1 100, mirrored 2 124"), *rows("mirrored 2 900", model="cnn")],
         ("point 1", "very likely", [0], [], []),
     ),
 }  # fmt: skip
@@ -153,46 +134,46 @@ def test_a_verdict_says_first_what_to_use_and_contradicts_nothing(tmp_path, caps
 def test_where_it_is_not_known_what_to_use_the_last_line_measures_more(tmp_path, capsys):
     points, _ = SWEEPS["too noisy to say"]
     (tmp_path / "sweeps/s").mkdir(parents=True)
-    entries = [
-        Entry(number, 0, "", f"{number}_{name}", ("sweep.name=s", f"strategy={name}"), "FINISHED")
-        for number, (name, *_) in enumerate(points)
-    ]
+    names = [(f"{number}_{strategy}", strategy) for number, (strategy, *_) in enumerate(points)]
+    typed = {folder: ("sweep.name=s", f"strategy={strategy}") for folder, strategy in names}
+    entries = [Entry(int(folder[0]), 0, "", folder, typed[folder], "FINISHED") for folder in typed]
     write_sweep(tmp_path / "sweeps/s", entries)
     *_, last = told_of(tmp_path, capsys, points)
     assert last == "python -m pipeline -m sweep.name=s strategy=mirrored,one_device sweep.repeats=3"
 
 
-BASELINE = {"speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9, "baseline_source": "measured in this run"}
 # Which engine pays, or none where that is not known, and the point to use.
 ENGINES: dict[str, tuple[list[Point], tuple[str, int]]] = {
     "jax clearly": (rows("tensorflow mirrored 2 180, jax mirrored 2 320"), ("jax", 1)),
     "tensorflow clearly": (rows("tensorflow mirrored 2 320, jax mirrored 2 180"), ("tensorflow", 0)),
     "a tie": (rows("tensorflow mirrored 2 180, jax mirrored 2 185"), ("", 1)),
     "one engine failed": (
-        [*rows("tensorflow mirrored 1 100, tensorflow mirrored 2 185"), jax("mirrored", 1, 0, status="FAILED"),
-         jax("mirrored", 2, 0, status="REFUSED")],
+        [*rows("tensorflow mirrored 1 100, tensorflow mirrored 2 185"), *rows("jax mirrored 1 0", status="FAILED"),
+         *rows("jax mirrored 2 0", status="REFUSED")],
         ("", 1),
     ),
-    "only one has a baseline": ([tensorflow("mirrored", 2, 180), jax("mirrored", 2, 320, speedup=None)], ("jax", 1)),
+    "only one has a baseline": (
+        [*rows("tensorflow mirrored 2 180"), *rows("jax mirrored 2 320", speedup=None)], ("jax", 1),
+    ),
     "unlike batches": (
-        [*rows("tensorflow mirrored 2 180, tensorflow mirrored 4 320"),
-         jax("mirrored", 2, 400, replica_batch=32)],
+        [*rows("tensorflow mirrored 2 180, tensorflow mirrored 4 320"), *rows("jax mirrored 2 400", replica_batch=32)],
         ("", 1),
     ),
     "three strategies each": (
         rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, tensorflow multi_worker 2 150, "
-                   "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
+             "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
         ("jax", 4),
     ),
     "an engine whose strategies tie": (
         rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, "
-                   "jax mirrored 2 300, jax multi_worker 2 295, jax one_device 1 140"),
+             "jax mirrored 2 300, jax multi_worker 2 295, jax one_device 1 140"),
         ("jax", 2),
     ),
-    "wide intervals": ([tensorflow("mirrored", 2, 180, within=0.8), jax("mirrored", 2, 320, within=0.8)], ("", 1)),
+    "wide intervals": (rows("tensorflow mirrored 2 180, jax mirrored 2 320", within=0.8), ("", 1)),
     "speedups that are the same over devices that are not": (
-        [tensorflow("mirrored", 2, 180, **BASELINE, baseline_examples_per_second=100),
-         jax("mirrored", 2, 360, **BASELINE, baseline_examples_per_second=200)],
+        [*rows("tensorflow mirrored 2 1.8 1.7 1.9"),
+         *rows("jax mirrored 2 360", **IN_TURN | {"baseline_examples_per_second": 200.0, "speedup": 1.8,
+                                                  "speedup_low": 1.7, "speedup_high": 1.9})],
         ("jax", 1),
     ),
 }  # fmt: skip
@@ -238,25 +219,22 @@ def test_the_page_the_table_and_mlflow_say_of_engines_what_the_terminal_says(tmp
     assert all(line in event.text for line in [*said, last])
 
 
-def test_two_runs_of_different_engines_are_compared_and_said_to_be(tmp_path, capsys):
+def test_runs_of_different_engines_are_compared_pair_by_pair_and_said_to_be(tmp_path, capsys):
     folders = [
-        wrote(tmp_path / name, [speed - 1, speed, speed + 1], strategy="mirrored", **others)
-        for name, speed, others in (
-            ("one", 100.0, {"versions": VERSIONS | {"tensorflow": "2"}}),
-            ("two", 150.0, {"versions": VERSIONS | {"jax": "0"}, "backend": "jax"}),
-            ("three", 151.0, {"versions": VERSIONS | {"jax": "0"}, "backend": "jax"}),
-        )
+        wrote(tmp_path / str(speed), [speed - 1, speed, speed + 1], strategy="mirrored", **ENGINES_S[engine])
+        for speed, engine in ((100.0, "tensorflow"), (150.0, "jax"), (151.0, "jax"))
     ]
     assert compare(folders) == 0
     out = capsys.readouterr().out
     assert "1 (jax) is 1.50 times as fast as 0 (tensorflow), almost certainly" in out
+    assert "2 (jax) is 1.51 times as fast as 0 (tensorflow), almost certainly" in out
     assert "1 and 2: not known which is faster" in out
     assert "not comparable" not in out
 
 
 @pytest.mark.parametrize("package", ["keras", "jax"])
 def test_other_versions_of_what_they_share_or_of_one_engine_keep_points_from_being_compared(tmp_path, capsys, package):
-    points = [tensorflow("mirrored", 2, 180), jax("mirrored", 2, 185), jax("mirrored", 4, 400)]
+    points = rows("tensorflow mirrored 2 180, jax mirrored 2 185, jax mirrored 4 400")
     points[2][3]["versions"] = points[2][3]["versions"] | {package: "9"}
     table, told, _ = told_of(tmp_path, capsys, points)
     named = "versions" if package == "keras" else "versions of jax"
@@ -265,12 +243,10 @@ def test_other_versions_of_what_they_share_or_of_one_engine_keep_points_from_bei
 
 
 def test_equal_runs_of_one_engine_say_how_far_they_lie_apart_and_other_engines_do_not_count_as_equal(tmp_path):
-    speeds = ((100.0, {}), (102.0, {}), (300.0, {"backend": "jax"}), (303.0, {"backend": "jax"}))
-    baseline = {"baseline_source": "measured in this run"}
     runs = [
-        load(Path(wrote(tmp_path / str(place), [speed], strategy="mirrored", baseline_examples_per_second=speed,
-                        versions={"keras": "3"}, **baseline, **others)))
-        for place, (speed, others) in enumerate(speeds)
+        load(Path(wrote(tmp_path / str(speed), [speed], strategy="mirrored", versions={"keras": "3"}, backend=backend,
+                        **IN_TURN | {"baseline_examples_per_second": speed})))
+        for speed, backend in ((100.0, None), (102.0, None), (300.0, "jax"), (303.0, "jax"))
     ]  # fmt: skip
     # What was 2% apart is known to differ no more than that; what was three times as fast is no luck.
     assert Judge(runs).between(runs[0], runs[3]).answer == "faster"

@@ -22,9 +22,8 @@ from pipeline.record.files import TrackingStore
 from pipeline.record.log import from_here, write_whole
 from pipeline.record.results import to_values
 from pipeline.views.report import page
-from pipeline.views.report.canvas import Drawn, MissingFigure
-from pipeline.views.report.figures import draw
-from pipeline.views.report.gather import ReportedRun, ReportedSweep, gather
+from pipeline.views.report.figures import Drawn, MissingFigure, draw
+from pipeline.views.report.gather import ReportedSweep, gather
 from pipeline.views.terminal.verdict_text import confidence, contestant_name, mark_texts, verdict_lines
 from pipeline.views.terminal.words import clean
 
@@ -73,16 +72,15 @@ def warm_up() -> None:
 def write(folder: Path) -> WrittenReport:
     """Writes the report of the sweep in `folder`. Raises `UserError` without a sweep, `OSError` if it cannot write."""
     sweep = gather(folder)
-    runs, same = sweep.points, [point.configuration for point in sweep.points]
-    decided = verdict.decide(runs, same, sweep.knee_share)
-    drawn = tuple(draw(sweep))
+    decided = verdict.decide(sweep.points, [point.configuration for point in sweep.points], sweep.knee_share)
+    drawn, figures = tuple(draw(sweep)), dict[Path, bytes]()
     beside = sweep.folder / FOLDER
     beside.mkdir(exist_ok=True)
-    for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
+    for old in (*beside.glob("*.svg"), *beside.glob("*.png")):
         old.unlink()
-    figures: dict[Path, bytes] = {}
-    for figure in (figure for figure in drawn if isinstance(figure, Drawn)):
-        figures |= {beside / f"{figure.name}.svg": figure.svg, beside / f"{figure.name}.png": figure.png}
+    for figure in drawn:
+        if isinstance(figure, Drawn):
+            figures |= {beside / f"{figure.name}.svg": figure.svg, beside / f"{figure.name}.png": figure.png}
     for path, content in figures.items():
         path.write_bytes(content)
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
@@ -93,14 +91,11 @@ def write(folder: Path) -> WrittenReport:
 
 def with_ids(written: WrittenReport) -> WrittenReport:
     """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
-    results_now = [results.read(point.folder) or point.result for point in written.sweep.points]
-    if [result.tracked for result in results_now] == [point.result.tracked for point in written.sweep.points]:
-        return written
-    points = tuple(
-        replace(point, result=result) for point, result in zip(written.sweep.points, results_now, strict=True)
-    )
-    written = replace(written, sweep=replace(written.sweep, points=points))
-    _write_pages(written)
+    before = written.sweep.points
+    points = tuple(replace(point, result=results.read(point.folder) or point.result) for point in before)
+    if [point.result.tracked for point in points] != [point.result.tracked for point in before]:
+        written = replace(written, sweep=replace(written.sweep, points=points))
+        _write_pages(written)
     return written
 
 
@@ -122,8 +117,22 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Tracki
 
 
 def _write_pages(written: WrittenReport) -> None:
-    write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
-    rows = [_row(point, written.sweep) for point in written.sweep.points]
+    sweep = written.sweep
+    write_whole(written.html, page.page(sweep, written.verdict, written.drawn))
+    rows = [
+        {
+            "point": point.number,
+            "status": point.status,
+            "group": point.group,
+            "marks": "; ".join(mark_texts(point.marks)),
+            "overrides": " ".join(point.overrides),
+            "folder": point.folder.name,
+            "target": sweep.target,
+            "seconds_to_target": sweep.seconds_to_target(point),
+            **{name: value for name, value in comparable.flat(to_values(point.result)) if name not in OF_THE_FILE},
+        }
+        for point in sweep.points
+    ]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -131,41 +140,25 @@ def _write_pages(written: WrittenReport) -> None:
     write_whole(written.csv, text.getvalue())
 
 
-def _row(point: ReportedRun, sweep: ReportedSweep) -> dict[str, object]:
-    result = to_values(point.result)
-    return {
-        "point": point.number,
-        "status": point.status,
-        "group": point.group,
-        "marks": "; ".join(mark_texts(point.marks)),
-        "overrides": " ".join(point.overrides),
-        "folder": point.folder.name,
-        "target": sweep.target,
-        "seconds_to_target": sweep.seconds_to_target(point),
-        **{name: value for name, value in comparable.flat(result) if name not in OF_THE_FILE},
-    }
-
-
 def _report_event(written: WrittenReport) -> Report:
-    best = written.verdict.best
-    ids = [(point, point.result.tracked.mlflow_run_id) for point in written.sweep.points]
-    listed = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
+    sweep, best = written.sweep, written.verdict.best
+    ids = [(point, point.result.tracked.mlflow_run_id) for point in sweep.points]
+    points = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
     files = {"": (written.html, written.csv), "figures": written.figures}
+    parts = [
+        *written.lines,
+        *[f"`{clean(written.command)}`"] * bool(written.command),
+        *(f"`{command.replace('`', '?')}`" for command in page.typed_commands(sweep)),
+        "The report is report.html under Artifacts. Its points:",
+        "\n".join(points),
+    ]
     return Report(
-        files={place: [os.path.relpath(path, written.sweep.folder) for path in files[place]] for place in files},
+        files={place: [os.path.relpath(path, sweep.folder) for path in paths] for place, paths in files.items()},
         tags={
             "best": contestant_name(best) if best else None,
             "confidence": confidence(written.verdict) or None,
             "verdict": " ".join(verdict_lines(written.verdict)),
         },
-        text="\n\n".join(
-            [
-                *written.lines,
-                *[f"`{clean(written.command)}`"] * bool(written.command),
-                *(f"`{command.replace('`', '?')}`" for command in page.typed_commands(written.sweep)),
-                "The report is report.html under Artifacts. Its points:",
-                "\n".join(listed),
-            ]
-        ),
+        text="\n\n".join(parts),
         time=time.time(),
     )

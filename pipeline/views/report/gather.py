@@ -6,11 +6,13 @@ result, in the order of their folders' names.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,10 +28,9 @@ from pipeline.record import results
 from pipeline.record.events import Epoch
 from pipeline.record.files import read_sweep
 from pipeline.record.results import Ending, Result
+from pipeline.views.terminal.words import listed, plural
 
 LOSS = "loss"
-# What a YAML file raises that is not there, or was cut short.
-UNREADABLE = (OSError, ValueError, YAMLError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,13 @@ class ReportedRun(RunResult):
     @property
     def name(self) -> str:
         """Its name in a figure."""
-        workers = self.result.layout.workers
-        counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
-        return f"{self.number}  {self.result.choices.called or 'unknown'}{counted}"
+        counted = listed(self.result.choices.called or "unknown", plural(self.result.layout.workers, "worker"))
+        return f"{self.number}  {counted}"
 
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
-        reports: dict[int, tuple[float, Mapping[str, float]]] = {}
-        seconds = 0.0
+        reports, seconds = dict[int, tuple[float, Mapping[str, float]]](), 0.0
         for event in (event for event in self.events if isinstance(event, Epoch) and event.of_point):
             seconds += event.seconds or 0.0
             values = {**event.val_metrics, LOSS: event.val_loss}
@@ -103,39 +102,33 @@ class ReportedSweep:
     @cached_property
     def target(self) -> float | None:
         """The best value of the metric that every point reached which validated."""
-        best, worst = (min, max) if self.falls else (max, min)
+        best, worst = (min, max) if falls(self.metric or "") else (max, min)
         curves = ([value for _, value in self.curve(point)] for point in self.points)
         return worst((best(values) for values in curves if values), default=None)
-
-    @property
-    def falls(self) -> bool:
-        """True if a smaller value of the metric is better."""
-        return falls(self.metric or "")
 
     def curve(self, point: ReportedRun) -> list[tuple[float, float]]:
         """(seconds of training, the metric) at the end of each epoch."""
         metric = self.metric or LOSS
-        if point.status != "FINISHED":
-            # Where it was ended says nothing of how well it would have learnt.
-            return []
-        return [(seconds, values[metric]) for seconds, values in point.learnt if metric in values]
+        # Where one was ended says nothing of how well it would have learnt.
+        epochs = point.learnt if point.status == "FINISHED" else []
+        return [(seconds, values[metric]) for seconds, values in epochs if metric in values]
 
     def seconds_to_target(self, point: ReportedRun) -> float | None:
         """Seconds of training until a point reached what every point did."""
-        if (target := self.target) is None:
+        target, sign = self.target, -1 if falls(self.metric or "") else 1
+        if target is None:
             return None
-        curve = self.curve(point)
-        return next((seconds for seconds, value in curve if (value <= target if self.falls else value >= target)), None)
+        return next((seconds for seconds, value in self.curve(point) if sign * value >= sign * target), None)
 
 
 def gather(folder: Path) -> ReportedSweep:
     """The sweep in a folder. Raises `UserError`."""
     folder = folder.resolve()
-    if listed := read_sweep(folder):
+    if entries := read_sweep(folder):
         # Repeats share a configuration's number.
         points = [
             _point(place, folder / entry.folder, entry.overrides, str(entry.place), Ending(entry.status, entry.error))
-            for place, entry in enumerate(listed)
+            for place, entry in enumerate(entries)
         ]
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
@@ -143,56 +136,40 @@ def gather(folder: Path) -> ReportedSweep:
         points = [_point(place, path, _typed(path), str(place), Ending()) for place, path in enumerate(folders)]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
-    return ReportedSweep(folder, tuple(_grouped(points)), _knee_share(points))
+    shares = (_hydra(point.folder, "config", "predict.knee_share") for point in points)
+    share = next((share for share in shares if isinstance(share, float)), PredictConfig().knee_share)
+    measured = [point for point in points if point.result.speed.examples_per_second is not None]
+    for number, group in enumerate(comparable.groups(measured)):
+        letter = f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
+        for at in group:
+            points[measured[at].number] = replace(points[measured[at].number], group=letter)
+    for point, marks in zip(measured, comparable.marks(measured), strict=True):
+        points[point.number] = replace(points[point.number], marks=marks)
+    return ReportedSweep(folder, tuple(points), share)
 
 
-def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: str, listed: Ending) -> ReportedRun:
+def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: str, ending: Ending) -> ReportedRun:
     """A point; one without a result has ended as sweep.json lists it, or says how far it came."""
     result = results.read(folder) or Result()
     if not result.ending.status:
-        if listed == Ending() and (folder / "plan.json").exists():
-            listed = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
-        ending = replace(listed, status=listed.status or "NOT RUN", error=listed.error or "it was not run yet")
+        if ending == Ending() and (folder / "plan.json").exists():
+            ending = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
+        ending = replace(ending, status=ending.status or "NOT RUN", error=ending.error or "it was not run yet")
         result = replace(result, ending=ending)
     return ReportedRun(result, folder, overrides, place, configuration=configuration)
 
 
-def _knee_share(points: Sequence[ReportedRun]) -> float:
-    for point in points:
-        try:
-            share = OmegaConf.select(OmegaConf.load(point.folder / "hydra" / "config.yaml"), "predict.knee_share")
-        except UNREADABLE:
-            continue
-        if isinstance(share, float):
-            return share
-    return PredictConfig().knee_share
-
-
-def _grouped(points: Sequence[ReportedRun]) -> list[ReportedRun]:
-    measured = [place for place, point in enumerate(points) if point.result.speed.examples_per_second is not None]
-    runs = [points[place] for place in measured]
-    letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
-    marks = comparable.marks(runs)
-    letter_of = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}
-    grouped = ((point, *letter_of.get(point.number, ("", Marks()))) for point in points)
-    return [replace(point, group=group, marks=mark) for point, group, mark in grouped]
-
-
-def _letter(number: int) -> str:
-    """The name of a group.
-
-    >>> _letter(0), _letter(27)
-    ('A', 'B2')
-    """
-    return f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
-
-
 def _typed(folder: Path) -> tuple[str, ...]:
-    try:
-        typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
-    except UNREADABLE:
-        return ()
+    typed = _hydra(folder, "overrides")
     return tuple(map(str, typed)) if isinstance(typed, list) else ()
+
+
+def _hydra(folder: Path, name: str, key: str = "") -> Any:
+    """A value that Hydra wrote of a point, or all of a file; None of one that is not there, or was cut short."""
+    with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
+        config = OmegaConf.load(folder / "hydra" / f"{name}.yaml")
+        return OmegaConf.select(config, key) if key else OmegaConf.to_container(config, resolve=False)
+    return None
 
 
 def _naturally(folder: Path) -> list[tuple[int, str]]:

@@ -1,7 +1,6 @@
 """Turns a plan, a run's events and its result into what a person reads on the terminal.
 
-It records nothing, decides nothing and reads no clock: time comes in with each event. Rich is imported when
-something is drawn, so that importing this package costs next to nothing.
+It records nothing and reads no clock. Rich is imported when something is drawn: importing this costs next to nothing.
 """
 
 from pipeline.views.terminal.words import console_on, error_text, say, say_error

@@ -8,27 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+from pipeline.analyze.comparable import efficiency_of
 from pipeline.driver import Ahead, RunResult
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Epoch, Event
-from pipeline.record.results import Result
+from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.run_state import Doing, RunState
-from pipeline.views.terminal.sweep_table import begins_line, came_to, shared_and_own, sweep_rows
-from pipeline.views.terminal.words import (
-    clean,
-    duration,
-    fitted,
-    listed,
-    number,
-    or_missing,
-    rate,
-    say,
-    shortened,
-    time_of_day,
-    times,
-)
+from pipeline.views.terminal.sweep_table import shared_and_own, sweep_rows
+from pipeline.views.terminal.words import MISSING, clean, duration, fitted, listed, time_of_day
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -42,8 +31,6 @@ LATEST = 2**33  # seconds since 1970 that a clock may say
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, DEC VT510 manual
 # Of keys that differ between points, as columns of the table that fills, and the letters of a value.
 MOST_KEYS, MOST_LETTERS = 3, 16
-# What a point that is under way, or still to come, has for a speed.
-RUNNING, TO_COME = "running", "-"
 REFRESH_PER_SECOND = 2.0  # of the table of points that run at once
 
 
@@ -55,58 +42,61 @@ class Terminal:
         # The lines of the last plan that was shown: of the next one, those that it shares say nothing new.
         self._last: frozenset[str] = frozenset()
 
-    def say(self, text: str) -> None:
-        """Shows a line, broken between words where the terminal is narrow."""
-        say(self._console, text)
+    def say(self, *lines: str) -> None:
+        """Shows lines, broken between words where the terminal is narrow."""
+        for line in lines:
+            words.say(self._console, line)
 
     def begins(self, ahead: Ahead) -> None:
-        """Shows which point of a sweep begins, after an empty line."""
-        self.say("")
-        self.say(self._timed(begins_line(ahead)))
+        """Shows which point of a sweep begins, by its own overrides, and how far the sweep is, after an empty line."""
+        owns = zip(ahead.points, shared_and_own(ahead.points)[1], strict=True)
+        own = next(" ".join(own) for point, own in owns if point.number == ahead.number)
+        left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
+        far = listed(f"{ahead.done} of {len(ahead.points)} done", left)
+        self.say("", self._timed(f"-- point {ahead.number}: {own or 'as all'} ({far})"))
 
     def ended(self, point: RunResult, seconds: float | None) -> None:
-        """Shows what a point of a sweep came to."""
-        self.say(self._timed(f"point {point.number}: {came_to(point.result, seconds)}"))
+        """Shows a point's status, figures and seconds."""
+        result, speed, share = point.result, point.result.speed, efficiency_of(point.result)
+        came_to = listed(
+            clean(result.ending.status) or "UNKNOWN",
+            words.per_second(speed, words.brackets(words.throughput_span(speed)) + words.marks(result.layout)),
+            words.or_missing(speed.speedup, words.times, ""),
+            "" if share is None else f"efficiency {words.percent(share)}",
+            *(f"val_{clean(name)} {words.figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
+            words.or_missing(seconds, duration, ""),
+        )
+        self.say(self._timed(f"point {point.number}: {came_to}"))
 
     def shares(self, points: Sequence[RunResult]) -> None:
         """Shows what was typed for all points of a sweep."""
         if shared := shared_and_own(points)[0]:
             self.say(f"all        {' '.join(shared)}")
 
-    def _say_all(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.say(line)
-
     def _timed(self, line: str) -> str:
         """The line, after the time of day where it may be read much later."""
-        if self._clock is None or self._console.is_interactive:
-            return line
-        return f"{time_of_day(self._clock())} {line}"
+        return line if self._clock is None or self._console.is_interactive else f"{time_of_day(self._clock())} {line}"
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
-        where = "from the beginning, since it has no checkpoint"
-        if saved_step:
-            where = f"from the checkpoint of step {saved_step:,}"
-        self.say(f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)")
+        where = f"the checkpoint of step {saved_step:,}" if saved_step else "the beginning, since it has no checkpoint"
+        self.say(f"resuming   {folder}, {status} at step {step:,}, from {where} (resume=never begins anew)")
 
     def planned(self, plan: Plan, full: bool, reused: str | None, cut: Estimate | None = None) -> None:
         """Shows a plan; of one that follows another, what it does not share with that."""
-        lines = plan_lines(plan, full, reused)
-        lines += [f"{label:<11}{text}" for label, text in (shard_lines(cut) if cut else ())]
-        self._say_all(line for line in lines if full or line not in self._last)
+        lines = plan_lines(plan, full, reused) + (words.labelled(shard_lines(cut)) if cut else [])
+        self.say(*(line for line in lines if full or line not in self._last))
         self._last = frozenset(lines)
 
     def described(self, typed: str) -> None:
         """Shows it, after an empty line."""
-        self.say("")
-        for line in typed.expandtabs(4).splitlines():
-            # Its lines may be a script's, whose spaces count.
-            self.say("".join(letter for letter in line if letter.isprintable()))
+        # Its lines may be a script's, whose spaces count.
+        lines = typed.expandtabs(4).splitlines()
+        self.say("", *("".join(letter for letter in line if letter.isprintable()) for line in lines))
 
     def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
-        self._say_all(["", *estimate_lines(plan, estimate)])
+        self.say("", *estimate_lines(plan, estimate))
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> Progress:
         """Bars, or lines where this is no terminal."""
@@ -124,11 +114,10 @@ class Progress:
     def __init__(
         self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None, earlier: Iterable[Event] = ()
     ) -> None:
-        self._seen, self._ahead = RunState(plan, now), ahead
+        self._seen, self._ahead, self._console = RunState(plan, now), ahead, console
         for event in earlier:
             self._seen.take(event, now)
-        self._console = console
-        self._now = self._told = now
+        self._now = self._shown = now
         # The time of day of the last event that says it, for lines that are read later.
         self._clock: float | None = None
         self._drawn = -math.inf
@@ -151,21 +140,26 @@ class Progress:
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""
         self._now = max(self._now, now)
-        seconds = number(event.time)
-        self._clock = seconds if seconds is not None and 0 < seconds < LATEST else self._clock
+        if 0 < (seconds := words.number(event.time) or 0) < LATEST:
+            self._clock = seconds
         lines = self._seen.take(event, self._now)
+        lasting = [line.text for line in lines if line.lasting]
         if self._open:
             # Of a sweep it is the points that stay.
-            stay = self._ahead is None or not isinstance(event, Epoch)
-            self._waiting += [line.text for line in lines if line.lasting and stay]
+            self._waiting += lasting if self._ahead is None or not isinstance(event, Epoch) else []
             # Now and then; while repeats are timed, only where one ends and before the next begins.
             is_time = self._seen.turned if self._seen.timing else self._now - self._drawn >= REFRESH_SECONDS
             if is_time or self._seen.failing:
                 self._draw()
         elif self._console.is_interactive:
-            self._say([line.text for line in lines if line.lasting])
-        else:
-            self._say([line.text for line in lines] or self._after_a_while())
+            self._say(lasting)
+        elif lines:
+            self._say([line.text for line in lines])
+        elif self._now - self._shown >= LINE_SECONDS and not self._seen.timing:
+            # How things stand, where nothing was written for long.
+            view = self._seen.view()
+            figures = view.figures or f"{duration(self._now - self._seen.start)} so far"
+            self._say([f"{view.label}: {listed(view.where, figures)}"])
 
     def _draw(self) -> None:
         from rich.live import Live
@@ -188,34 +182,26 @@ class Progress:
                 self._live.start()
             with self._console:  # both in one write
                 if self._waiting:
-                    fit = [part for line in self._waiting for part in fitted(line, self._console.width, INDENT)]
-                    self._console.print(Text("\n".join(fit)))
+                    self._console.print(Text("\n".join(self._fitted(self._waiting))))
                 self._live.update(bars, refresh=True)
             self._waiting = []
         except (OSError, UnicodeError):
             self._gone = True
 
-    def _after_a_while(self) -> list[str]:
-        """A line on how things stand, where none was written for long; none while a repeat is timed."""
-        if self._now - self._told < LINE_SECONDS or self._seen.timing:
-            return []
-        view = self._seen.view()
-        figures = view.figures or f"{duration(self._now - self._seen.start)} so far"
-        return [f"{view.label}: {listed(view.where, figures)}"]
-
-    def _say(self, lines: list[str]) -> None:
+    def _say(self, lines: Sequence[str]) -> None:
         if not lines or self._gone:
             return
-        self._told = self._now
-        if self._console.is_interactive:
-            lines = [part for line in lines for part in fitted(line, self._console.width, INDENT)]
-        else:
-            lines = [f"{'' if self._clock is None else time_of_day(self._clock) + ' '}{line}" for line in lines]
+        self._shown = self._now
+        clock = "" if self._clock is None else f"{time_of_day(self._clock)} "
+        lines = self._fitted(lines) if self._console.is_interactive else [f"{clock}{line}" for line in lines]
         try:
             self._console.file.write("".join(f"{line}\n" for line in lines))
             self._console.file.flush()
         except (OSError, UnicodeError):
             self._gone = True
+
+    def _fitted(self, lines: Iterable[str]) -> list[str]:
+        return [part for line in lines for part in fitted(line, self._console.width, INDENT)]
 
     def _restore(self) -> None:
         if self._live is None:
@@ -246,69 +232,56 @@ def board(console: Console, points: Mapping[Any, RunResult]) -> Iterator[None]:
         yield
 
 
-def _bars(view: Doing, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
+def _bars(view: Doing, elapsed: float, ahead: Ahead | None, width: int, height: int) -> RenderableType:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    row = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    row.add_column(width=10, no_wrap=True)
+    narrow, row = width < NARROW, Table.grid(padding=(0, 2, 0, 0), expand=True)
+    row.add_column(width=10, no_wrap=True, style="bold")
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
-    row.add_column(no_wrap=True, justify="right")
-    narrow = width < NARROW
+    row.add_column(no_wrap=True, justify="right", style="dim")
     # An unknown total stays an empty bar: a pulse would have to be drawn again and again.
     bar = ProgressBar(total=view.total or 1, completed=view.done if view.total else 0)
-    where = "" if narrow else view.where
-    row.add_row(Text(view.label, style="bold"), bar, Text(where), Text(duration(elapsed), style="dim"))
+    row.add_row(view.label, bar, Text("" if narrow else view.where), duration(elapsed))
+    table = []
     if ahead is not None:
-        seconds = 0.0 if ahead.seconds_left is None else ahead.seconds_left - elapsed
         # A point that takes longer than those before it leaves it open.
-        left = f"{duration(seconds)} left" if seconds > 0 else ""
+        seconds = (ahead.seconds_left or 0.0) - elapsed
         done = f"{ahead.done} of {len(ahead.points)}{' points' * (not narrow)}"
         bar = ProgressBar(total=len(ahead.points), completed=ahead.done)
-        row.add_row(Text("sweep", style="bold"), bar, Text(done), Text(left, style="dim"))
-    figures = listed(view.where * narrow, view.figures)
-    indent = 2 if narrow else 12
-    below = [Text(" " * indent + line, no_wrap=True) for line in fitted(figures, width - indent)] if figures else []
-    table = [] if ahead is None else [_filling_table(ahead, height - OTHER_LINES, narrow)]
+        row.add_row("sweep", bar, done, f"{duration(seconds)} left" if seconds > 0 else "")
+        table = [_filling_table(ahead, max(1, height - OTHER_LINES), narrow)]
+    figures, indent = listed(view.where * narrow, view.figures), 2 if narrow else 12
+    below = [Text(" " * indent + line, no_wrap=True) for line in fitted(figures, width - indent) if line]
     return Group(*table, row, *below)
 
 
-def _filling_table(ahead: Ahead, height: int, narrow: bool) -> RenderableType:
+def _filling_table(ahead: Ahead, rows: int, narrow: bool) -> RenderableType:
     """The points that fit, around the current one: what they differ in, and their speeds as far as they have ended."""
     from rich.table import Table
     from rich.text import Text
 
-    numbers, values = [point.number for point in ahead.points], _values(ahead.points)
+    values: dict[str, dict[int, str]] = {}
+    for point, own in zip(ahead.points, shared_and_own(ahead.points)[1], strict=True):
+        for override in own:
+            key, _, value = override.lstrip("+").partition("=")
+            values.setdefault(key.rpartition(".")[2], {})[point.number] = words.shortened(value, MOST_LETTERS)
+    names, speeds = [*values][:MOST_KEYS], ("ex/s" if narrow else "examples/s", "speedup")
     table = Table.grid(padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
-    names, speeds = list(values), ("ex/s" if narrow else "examples/s", "speedup")
     for name in ("", *names, *speeds):
         table.add_column(no_wrap=True, justify="left" if name in names else "right")
-    table.add_row(*(Text(name, style="bold") for name in ("", *names, *speeds)))
-    shown = max(1, height)
-    current = numbers.index(ahead.number)
-    first = max(0, min(current - shown // 2, len(numbers) - shown))
-    for place in range(first, min(first + shown, len(numbers))):
-        speed, speedup = _speeds(ahead.points[place].result, place == current)
-        style = "bold" if place == current else ""
-        cells = [str(numbers[place]), *(values[name][place] for name in names), speed, speedup]
-        table.add_row(*(Text(cell, style=style) for cell in cells))
+    table.add_row("", *names, *speeds, style="bold")
+    current = [point.number for point in ahead.points].index(ahead.number)
+    first = max(0, min(current - rows // 2, len(ahead.points) - rows))
+    for point in ahead.points[first : first + rows]:
+        speed, is_current = point.result.speed, point.number == ahead.number
+        unended = "running" if is_current else clean(point.result.ending.status) or MISSING
+        reached = (unended, "")
+        if speed.examples_per_second is not None:
+            reached = (words.rate(speed.examples_per_second), words.or_missing(speed.speedup, words.times))
+        cells = [str(point.number), *(values[name].get(point.number, MISSING) for name in names), *reached]
+        table.add_row(*map(Text, cells), style="bold" if is_current else None)
     return table
-
-
-def _speeds(result: Result, current: bool) -> tuple[str, str]:
-    status, speed = clean(result.ending.status), result.speed
-    if speed.examples_per_second is None:
-        return (RUNNING if current else status or TO_COME), ""
-    return rate(speed.examples_per_second), or_missing(speed.speedup, times, TO_COME)
-
-
-def _values(points: Sequence[RunResult]) -> dict[str, list[str]]:
-    columns: dict[str, list[str]] = {}
-    for place, own in enumerate(shared_and_own(points)[1]):
-        for line in own:
-            key, _, value = line.lstrip("+").partition("=")
-            columns.setdefault(key.rpartition(".")[2], [TO_COME] * len(points))[place] = shortened(value, MOST_LETTERS)
-    return dict([*columns.items()][:MOST_KEYS])

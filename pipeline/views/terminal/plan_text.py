@@ -12,54 +12,47 @@ from pipeline.plan.estimate import Estimate, Exchanged, Traffic
 from pipeline.plan.host import HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
-from pipeline.views.terminal.result import batch_text
-from pipeline.views.terminal.words import (
-    MISSING,
-    amount,
-    cells,
-    clean,
-    columns,
-    listed,
-    marks,
-    named,
-    plural,
-    ranges,
-    spread,
-)
+from pipeline.views.terminal import words
+from pipeline.views.terminal.words import MISSING, amount, clean, columns, listed, plural, ranges
 
 # Hosts that are named where they are counted.
 MOST_NAMES = 8
-HEADER = ("memory", "parameters", "gradients", "optimizer", "activations", "total")
 SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")
-RIGHT = (0, 2, 3, 4, 5)
 # More servers than this are told as the fullest and the emptiest.
 MOST_SERVERS = 4
 
 
 def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
     """The plan in lines; with `full`, each process too. `reused` is the folder of the run that has its baseline."""
-    labelled = [
-        ("plan", _headline(plan)),
-        ("processes", _processes(plan)),
-        ("batch", _batch(plan)),
-        ("length", _length(plan)),
-        *([("data", listed(_data(plan), _served(plan)))] if plan.data.divided or plan.data_servers else []),
-        *([("training", _training(plan))] if full else []),
-        ("baseline", _baseline(plan, reused)),
-        *(("note", clean(note)) for note in plan.notes),
-    ]
-    lines = [f"{label:<11}{text}" for label, text in labelled]
-    return [*lines, "", *_process_rows(plan)] if full else lines
-
-
-def _headline(plan: Plan) -> str:
     model, data, strategy, hardware = (
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
     under, adds = clean(other(plan.backend)), clean(other(plan.collective))
     by = f" under {under}" * bool(under) + f" by {adds}" * bool(adds)
     workers = plural(plan.workers, f"{plan.hardware.kind.upper()} worker")
-    return f"{model} on {data}, {strategy}{by} on {hardware}: {workers}{marks(Layout.of(plan))}"
+    layout, scaling = Layout.of(plan), plan.training.scaling
+    held = f" ({'global' if scaling == 'strong' else 'replica'} batch held fixed)" * (not plan.strategy.asynchronous)
+    rows = [
+        ("plan", f"{model} on {data}, {strategy}{by} on {hardware}: {workers}{words.marks(layout)}"),
+        ("processes", _processes(plan)),
+        ("batch", f"{batch_text(layout)}; {scaling} scaling{held}"),
+        ("length", _length(plan)),
+        *([("data", _data(plan))] if plan.data.divided or plan.data_servers else []),
+        *([("training", _training(plan))] if full else []),
+        ("baseline", _baseline(plan, reused)),
+        *(("note", clean(note)) for note in plan.notes),
+    ]
+    return [*words.labelled(rows), "", *_process_rows(plan)] if full else words.labelled(rows)
+
+
+def batch_text(layout: Layout) -> str:
+    """Returns the examples of a step, on each replica and over all of them; empty where they are not known."""
+    replicas = plural(layout.replicas, "replica")
+    if layout.replica_batch is None or layout.global_batch is None or not replicas:
+        return ""
+    if layout.asynchronous:
+        return f"{layout.replica_batch:,} a step, which one of {plural(layout.workers, 'worker')} makes"
+    return f"{layout.replica_batch:,} x {replicas} = {layout.global_batch:,} a step"
 
 
 def _processes(plan: Plan) -> str:
@@ -67,22 +60,15 @@ def _processes(plan: Plan) -> str:
     count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
     training = [process for process in plan.processes if process.replicas]
     of_process = listed(
-        spread((len(process.devices) for process in training), "device", none="no device"),
-        spread((len(process.cores) for process in training), "core", none="any core"),
-        spread((process.intra_op_threads for process in training), "thread", none="default threads"),
+        words.spread([len(process.devices) for process in training], "device", none="no device"),
+        words.spread([len(process.cores) for process in training], "core", none="any core"),
+        words.spread([process.intra_op_threads for process in training], "thread", none="default threads"),
     )
     who = "each" if len(training) == len(plan.processes) else "each worker"
-    names = plan.hardware.host_names[: plan.hardware.hosts]
-    hosts = plural(plan.hardware.hosts, "host")
+    hosts, names = plural(plan.hardware.hosts, "host"), plan.hardware.host_names[: plan.hardware.hosts]
     if names:
         hosts += " " + clean(f"({listed(*names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)})")
     return f"{count} on {hosts}; {who}: {of_process}"
-
-
-def _batch(plan: Plan) -> str:
-    held = "global" if plan.training.scaling == "strong" else "replica"
-    fixed = f" ({held} batch held fixed)" * (not plan.strategy.asynchronous)
-    return f"{batch_text(Layout.of(plan))}; {plan.training.scaling} scaling{fixed}"
 
 
 def _length(plan: Plan) -> str:
@@ -97,23 +83,24 @@ def _length(plan: Plan) -> str:
 
 
 def _data(plan: Plan) -> str:
-    if plan.data.divided is None:
-        return ""
-    files, readers = plural(plan.data.train_files, "file"), len(plan.leaders)
-    if plan.strategy.asynchronous:
-        return f"{files}; every worker reads all of them, and makes the examples of its own steps"
-    if readers == 1:
-        return f"{files}, read by one process"
-    if plan.data.divided == "file":
-        return f"{files}; each of {readers} processes reads its own"
-    why = "as data.shard says" if plan.data.shard == "element" else "since they cannot be divided evenly"
-    return f"{files}; each of {readers} processes reads all of them, {why}, and makes its own part of the examples"
-
-
-def _served(plan: Plan) -> str:
+    readers, each = len(plan.leaders), f"each of {len(plan.leaders)} processes reads"
+    files = served = ""
+    if plan.data.divided is not None:
+        how = f"; {each} all of them, since they cannot be divided evenly, and makes its own part of the examples"
+        if plan.strategy.asynchronous:
+            how = "; every worker reads all of them, and makes the examples of its own steps"
+        elif readers == 1:
+            how = ", read by one process"
+        elif plan.data.divided == "file":
+            how = f"; {each} its own"
+        elif plan.data.shard == "element":
+            how = how.replace("since they cannot be divided evenly", "as data.shard says")
+        files = f"{plural(plan.data.train_files, 'file')}{how}"
     if plan.data.service:
-        return f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
-    return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
+        served = f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
+    elif plan.data_servers:
+        served = f"batches made by {plural(len(plan.data_servers), 'data server')}"
+    return listed(files, served)
 
 
 def _training(plan: Plan) -> str:
@@ -121,7 +108,7 @@ def _training(plan: Plan) -> str:
     optimizer = training.optimizer.get("_target_") if isinstance(training.optimizer, dict) else training.optimizer
     return listed(
         f"optimizer {clean(optimizer)}" if optimizer else "the model's own optimizer, or adam",
-        named("learning rate", training.learning_rate),
+        words.named("learning rate", training.learning_rate),
         training.precision,
         f"gradients of {training.gradient_bits} bits",
         "losses of the global batch" if training.gather else "",
@@ -138,24 +125,24 @@ def _training(plan: Plan) -> str:
 
 
 def _baseline(plan: Plan, reused: str | None) -> str:
-    measurement = plan.measurement
+    measurement, training = plan.measurement, plan.training
     if measurement.steps == 0:
         return "none, since nothing is measured"
     size = f"about {REPEAT_SECONDS:g} s" if measurement.steps is None else plural(measurement.steps, "step")
     repeats = f"{plural(measurement.repeats, 'repeat')} of {size}"
     if measurement.baseline == "none":
         return f"none, so no speedup; throughput from {repeats}"
-    batch = plan.training.global_batch if plan.training.scaling == "strong" else plan.training.replica_batch
     how = "reused if measured before, " if measurement.baseline == "auto" else "measured in turn, "
     if reused is not None:
         how = f"reused from {clean(reused)}; throughput from "
+    batch = training.global_batch if training.scaling == "strong" else training.replica_batch
     return f"one device, no strategy, batch {batch:,}; {how}{repeats}"
 
 
 def _process_rows(plan: Plan) -> list[str]:
-    header = ("rank", "role", "host", "address", "devices", "replicas", "cores", "threads")
-    rows = [
-        (
+    rows = [["rank", "role", "host", "address", "devices", "replicas", "cores", "threads"]]
+    rows += (
+        [
             str(process.rank),
             process.role,
             plan.host_of(process),
@@ -165,10 +152,10 @@ def _process_rows(plan: Plan) -> list[str]:
             ranges(process.replicas) or "-",
             ranges(process.cores) or "any",
             f"{process.intra_op_threads or 'default'} + {process.inter_op_threads or 'default'}",
-        )
+        ]
         for process in plan.processes
-    ]
-    return [*columns([header, *rows], right=(0, 2)), "", "threads: within an operation + between operations"]
+    )
+    return [*columns(rows, right=(0, 2)), "", "threads: within an operation + between operations"]
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -186,129 +173,114 @@ def _devices(devices: Sequence[str]) -> str:
 
 def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
     """The estimate as a table of memory, and under it what travels and what is cut."""
-    fed = any(memory.batches for memory in estimate.memory)
-    header = (*HEADER[:-1], "batches", HEADER[-1]) if fed else HEADER
-    rows = [header, *(_memory_row(memory, fed) for memory in _few(estimate.memory))]
     has, needs = plan.hardware.memory_gib, {memory.place: amount(memory.total) for memory in estimate.memory}
-    labelled = [
-        *_exchange(plan, estimate.exchanged),
-        ("data", _data_held(plan, estimate)),
+    size, count, data = estimate.example_bytes, plan.data.train_examples, "read as it trains"
+    if size is not None:
+        all_of_it = "" if count is None else f", {amount(size * count)} for those that train"
+        data = f"{amount(size)} an example, in the memory of every process that trains{all_of_it}"
+    rows = [
+        *words.under("exchange", _exchange(plan, estimate.exchanged)),
+        ("data", data),
         *shard_lines(estimate),
         *(("placed", f"{' '.join(part.devices)}: {listed(*(clean(layer.name) for layer in part.layers))}")
           for part in estimate.placed),
         *[("note", f"Activations are not known: {clean(estimate.unknown)}.")] * bool(estimate.unknown),
-        *_host(estimate),
+        *words.under("host", _host(estimate)),
         *(("note", f"Does not fit: {place} has {has:g} GiB, and needs {needs[place]}.")
           for place in estimate.too_small),
     ]  # fmt: skip
-    return [*columns(rows, right=range(1, len(header))), "", *(f"{label:<11}{text}" for label, text in labelled)]
+    return [*_memory(estimate), "", *words.labelled(rows)]
 
 
-def _host(estimate: Estimate) -> list[tuple[str, str]]:
+def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
+    """A labelled line for each table that is cut, and for each large variable that is not."""
+    cut = []
+    for path, rows in estimate.shards:
+        sizes = " or ".join(f"{row:,}" for row in sorted(set(rows), reverse=True))
+        cut.append(("shards", f"{clean(path)}: {len(rows):,} of {sizes} rows"))
+    return [*cut, *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole)]
+
+
+def _memory(estimate: Estimate) -> list[str]:
+    device, *servers = estimate.memory
+    if len(servers) > MOST_SERVERS:
+        emptiest, *_, fullest = sorted(servers, key=lambda server: server.total)
+        ends, of_all = {"fullest": fullest, "emptiest": emptiest}, f"of {len(servers):,} servers"
+        servers = [dataclasses.replace(server, place=f"the {end} {of_all}") for end, server in ends.items()]
+    fed = any(memory.batches for memory in estimate.memory)
+    table = [["memory", "parameters", "gradients", "optimizer", "activations", *["batches"] * fed, "total"]]
+    for memory in (device, *servers):
+        parts = (memory.parameters, memory.gradients, memory.slots, memory.activations, *[memory.batches] * fed)
+        texts = ["unknown" if part is None else amount(part) if part else MISSING for part in parts]
+        table.append([memory.place, *texts, _total(memory)])
+    return columns(table, right=range(1, len(table[0])))
+
+
+def _total(memory: HostMemory) -> str:
+    return "over " * (memory.activations is None) + amount(memory.total)
+
+
+def _host(estimate: Estimate) -> list[str]:
     host = estimate.host
     if host is None:
         return []
     unknown = "over " * any(place.activations is None for place in estimate.memory)
     has = "" if host.gib is None else f" of {host.gib:g} GiB"
     parts = f"{amount(host.devices)} of its devices, {amount(host.imported + host.computing)} of what computes"
-    first = f"{unknown}{amount(host.total)}{has}: {parts}"
     copied = f"{amount(host.copied)} to copy while a checkpoint is written" if host.copied else ""
     rest = listed(f"{amount(host.data)} of data and batches" if host.data else "", copied)
-    return [("host", first), ("", rest)] if rest else [("host", first)]
+    return [f"{unknown}{amount(host.total)}{has}: {parts}", *[rest] * bool(rest)]
 
 
-def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
-    """A labelled line for each table that is cut, and for each large variable that is not."""
-    return [
-        *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in estimate.shards),
-        *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole),
-    ]
+def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[str]:
+    if exchanged is None:
+        return ["unknown for this strategy: strategy.exchange does not say what its devices exchange"]
+    if not exchanged.total:
+        return ["nothing: one device trains alone"]
+    asynchronous, gbps = plan.strategy.asynchronous, plan.hardware.link_gbps
+    step = "for a step of one worker" if asynchronous else "a step"
+    lines = [f"{amount(exchanged.total)} {step}: {exchanged.how}", *_traffic(exchanged.traffic)]
+    if exchanged.between:
+        takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s" if gbps else ""
+        all_step = " when each worker makes a step" if asynchronous else ""
+        busiest = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
+        lines.append(f"{amount(exchanged.between)} of it between hosts; {busiest}")
+    else:
+        lines.append("all of it within one host")
+    if exchanged.bucket:
+        bucket = f"buckets of {amount(exchanged.bucket)}"
+        lines.append(f"gradients leave for other hosts in {bucket} while others are computed")
+    if exchanged.small:
+        layers = plural(exchanged.small // 2, "batch normalization")
+        waited = f"{exchanged.small} small ones a step, waited for one after the other"
+        lines.append(f"{waited}, for the statistics of {layers}")
+    return lines
+
+
+def _traffic(traffic: Sequence[Traffic]) -> list[str]:
+    servers = [one for one in traffic if one.who.startswith("server ")]
+    if len(servers) > MOST_SERVERS:
+        largest = max(servers, key=lambda server: server.sends + server.receives)
+        busiest = dataclasses.replace(largest, who=f"the busiest of {len(servers):,} servers")
+        traffic = [*(one for one in traffic if one not in servers), busiest]
+    lines = []
+    for one in traffic:
+        both = (("sends", one.sends), ("receives", one.receives))
+        parts = " and ".join(f"{verb} {amount(count)}" for verb, count in both if count) or "has no part in it"
+        lines.append(f"{one.who} {parts}{' when each worker makes a step' * ('server' in one.who)}")
+    return lines
 
 
 def planned_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each planned point what one device keeps and what all exchange for one step."""
-    return columns([SWEEP_HEADER, *map(_planned, points)], RIGHT)
-
-
-def _planned(point: RunResult) -> list[str]:
-    result, estimation = point.result, point.estimate
-    memory = exchanged = of_example = MISSING
-    if estimation is not None:
-        memory = "over " * (estimation.device.activations is None) + amount(estimation.device.total)
-        if estimation.exchanged is not None and (batch := result.layout.global_batch):
-            exchanged, of_example = amount(estimation.exchanged.total), amount(estimation.exchanged.total / batch)
-    others = {"memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
-    return cells(SWEEP_HEADER, result, {"": str(point.number)} | others)
-
-
-def _memory_row(memory: HostMemory, fed: bool) -> tuple[str, ...]:
-    columns = (memory.parameters, memory.gradients, memory.slots, memory.activations, *[memory.batches] * fed)
-    texts = ("unknown" if count is None else amount(count) if count else MISSING for count in columns)
-    return memory.place, *texts, "over " * (memory.activations is None) + amount(memory.total)
-
-
-def _few(memory: Sequence[HostMemory]) -> list[HostMemory]:
-    first, *others = memory
-    if len(others) <= MOST_SERVERS:
-        return [first, *others]
-    by_size = sorted(others, key=lambda other: other.total)
-    ends = ((by_size[-1], "the fullest"), (by_size[0], "the emptiest"))
-    return [first, *(dataclasses.replace(end, place=f"{which} of {len(others):,} servers") for end, which in ends)]
-
-
-def _data_held(plan: Plan, estimate: Estimate) -> str:
-    size, count = estimate.example_bytes, plan.data.train_examples
-    if size is None:
-        return "read as it trains"
-    all_of_it = "" if count is None else f", {amount(size * count)} for those that train"
-    return f"{amount(size)} an example, in the memory of every process that trains{all_of_it}"
-
-
-def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
-    if exchanged is None:
-        return [("exchange", "unknown for this strategy: strategy.exchange does not say what its devices exchange")]
-    if not exchanged.total:
-        return [("exchange", "nothing: one device trains alone")]
-    step = "for a step of one worker" if plan.strategy.asynchronous else "a step"
-    below = [_traffic(traffic) for traffic in _busiest(exchanged.traffic)]
-    if exchanged.between:
-        gbps = plan.hardware.link_gbps
-        takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s" if gbps else ""
-        all_step = " when each worker makes a step" if plan.strategy.asynchronous else ""
-        busiest = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
-        below.append(f"{amount(exchanged.between)} of it between hosts; {busiest}")
-    else:
-        below.append("all of it within one host")
-    if exchanged.bucket:
-        bucket = f"buckets of {amount(exchanged.bucket)}"
-        below.append(f"gradients leave for other hosts in {bucket} while others are computed")
-    if exchanged.small:
-        layers = plural(exchanged.small // 2, "batch normalization")
-        waited = f"{exchanged.small} small ones a step, waited for one after the other"
-        below.append(f"{waited}, for the statistics of {layers}")
-    return [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}"), *(("", text) for text in below)]
-
-
-def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
-    servers = [one for one in traffic if one.who.startswith("server ")]
-    if len(servers) <= MOST_SERVERS:
-        return traffic
-    largest = max(servers, key=lambda server: server.sends + server.receives)
-    busiest = dataclasses.replace(largest, who=f"the busiest of {len(servers):,} servers")
-    return [*(one for one in traffic if one not in servers), busiest]
-
-
-def _traffic(traffic: Traffic) -> str:
-    both = (("sends", traffic.sends), ("receives", traffic.receives))
-    parts = " and ".join(f"{verb} {amount(count)}" for verb, count in both if count)
-    server = " when each worker makes a step" if "server" in traffic.who else ""
-    return f"{traffic.who} {parts or 'has no part in it'}{server}"
-
-
-def _rows(rows: Sequence[int]) -> str:
-    """Returns the rows of the shards.
-
-    >>> _rows((500, 500)), _rows((334, 333, 333))
-    ('500 rows', '334 or 333 rows')
-    """
-    return f"{' or '.join(f'{row:,}' for row in sorted(set(rows), reverse=True))} rows"
+    rows = [[*SWEEP_HEADER]]
+    for point in points:
+        memory = exchanged = of_example = MISSING
+        if point.estimate is not None:
+            memory = _total(point.estimate.device)
+            if point.estimate.exchanged is not None and (batch := point.result.layout.global_batch):
+                total = point.estimate.exchanged.total
+                exchanged, of_example = amount(total), amount(total / batch)
+        others = {"memory/device": memory, "exchanged/step": exchanged, "exchanged/example": of_example}
+        rows.append(words.cells(SWEEP_HEADER, point.result, {"": str(point.number)} | others))
+    return columns(rows, right=(0, 2, 3, 4, 5))

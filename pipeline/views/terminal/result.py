@@ -1,40 +1,25 @@
-"""Turns a run's result, the values of result.json, into what a person reads after it."""
+"""Turns the result of one run, or what is predicted of it, into what a person reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import offered
-from pipeline.driver import RunResult
+from pipeline.driver import Foreseen, RunResult
 from pipeline.record.findings import Explanation, LostShare, Pace
-from pipeline.record.results import Layout, Result, Speed, Training
+from pipeline.record.results import Result
+from pipeline.views.terminal import words
+from pipeline.views.terminal.plan_text import batch_text
 from pipeline.views.terminal.verdict_text import single_line
-from pipeline.views.terminal.words import (
-    Fitted,
-    brackets,
-    clean,
-    duration,
-    lines_of,
-    listed,
-    marks,
-    named,
-    pairs,
-    per_second,
-    percent,
-    plural,
-    rate,
-    span,
-    texts,
-    throughput_span,
-    times,
-)
+from pipeline.views.terminal.words import clean, duration, listed, marks, named, percent, plural, ranges, rate, span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
+
+    from pipeline.analyze.calibration import Score
 
 # Parts with a smaller share are not told in a sweep's table.
 LEAST_SHARE = 0.01
@@ -46,45 +31,54 @@ STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # othe
 
 def result_table(point: RunResult) -> RenderableType:
     """Returns the table under a run: its speed, against what, how sure that is, and where to look."""
-    return Fitted(partial(_labelled_texts, result_rows(point)))
+    rows = [row for row in _rows(point) if row[1]]
+    status = clean(point.result.ending.status) or "UNKNOWN"
+    left = max(len(label) for label in (status, *(label for label, _ in rows))) + 2
+
+    def lines(width: int) -> Iterator[Text]:
+        for place, (label, text) in enumerate([(status, _headline(point.result)), *rows]):
+            for number, line in enumerate(text.splitlines()):
+                labelled = f"{'' if number else label:<{left}}{line}"
+                first, *others = words.texts(labelled, width, "" if place else "bold", left)
+                if not number:
+                    first.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
+                yield from (first, *others)
+
+    return words.Fitted(lines)
 
 
-def result_rows(point: RunResult) -> list[tuple[str, str]]:
-    """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
-    result, speed, layout = point.result, point.result.speed, point.result.layout
-    folder = clean(point.folder) if point.folder.name else ""
-    status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training
+def _rows(point: RunResult) -> list[tuple[str, str]]:
+    """(label, text) for each line of the table under the first; what is not known has no text."""
+    result, speed, training = point.result, point.result.speed, point.result.training
+    folder, finished = clean(point.folder) if point.folder.name else "", result.finished
     logs = f"{folder}: events.jsonl, and a .log of each process" if folder else ""
-    trained = listed(_epochs(training), named("loss", training.loss), pairs(training.metrics))
+    epochs = plural(training.epochs, "epoch")
+    if training.stopped_by is not None:
+        epochs = f"{training.epochs} of {plural(training.planned_epochs, 'epoch')}"
     percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
     phases = (("start", training.seconds_startup), ("train", training.seconds_training))
-    rows = [
-        ("error", "" if finished else "\n".join(lines_of(result.ending.error)) or "no reason was given"),
+    saved = ("model", training.saved), ("sample", training.sample)
+    return [
+        ("error", "" if finished else "\n".join(words.lines_of(result.ending.error)) or "no reason was given"),
         ("look at", "" if finished else clean(result.ending.log) or logs),
         ("verdict", single_line(result)),
-        ("throughput", _throughput(speed) or "not measured" * finished),
-        ("speedup", _speedup(speed, layout) or "- (no baseline to compare with)" * finished),
-        ("efficiency", _efficiency(result)),
-        ("baseline", _baseline(speed)),
-        ("batch", batch_text(layout)),
+        *_speed_rows(result),
+        ("batch", batch_text(result.layout)),
         ("step time", listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))),
         ("input wait", _input_wait(result)),
-        *_labelled("profile", profile_lines(result.profile)),
-        *_labelled("lost", explained_lines(result.explained, speed.efficiency)),
-        ("staleness", _staleness(result)),
-        ("steps", _steps_of_workers(result)),
-        ("training", trained),
-        ("validation", listed(named("loss", training.val_loss), pairs(training.val_metrics))),
+        *words.under("profile", profile_lines(result.profile)),
+        *words.under("lost", explained_lines(result.explained, speed.efficiency)),
+        *_asynchronous_rows(result),
+        ("training", listed(epochs, named("loss", training.loss), words.pairs(training.metrics))),
+        ("validation", listed(named("loss", training.val_loss), words.pairs(training.val_metrics))),
         ("time", listed(*(f"{duration(value)} to {what}" for what, value in phases if value is not None))),
         ("survived", _survived(result)),
         *(("note", clean(note)) for note in result.notes),
         ("folder", folder if finished else ""),
-        ("model", _joined(folder, clean(training.saved))),
-        ("sample", _joined(folder, clean(training.sample))),
+        *((name, f"{folder}/{path}" if folder else path) for name, value in saved if (path := clean(value))),
         ("MLflow", tracked(clean(result.tracked.mlflow_run_id))),
         ("tracking", clean(result.tracked.tracking_note)),
     ]
-    return [(status, _what(result)), *((label, text) for label, text in rows if text)]
 
 
 def profile_lines(profile: Pace | None) -> list[str]:
@@ -96,20 +90,14 @@ def profile_lines(profile: Pace | None) -> list[str]:
     """
     if profile is None:
         return []
-    fed, trained = profile.input_examples_per_second, profile.model_examples_per_second
-    return [profile_line(profile), f"input alone {rate(fed)} examples/s, model alone {rate(trained)} examples/s"]
-
-
-def profile_line(profile: Pace | None) -> str:
-    """The first of these lines; empty where nothing was profiled."""
-    if profile is None:
-        return ""
+    pace, ceiling = f"{profile.bound}-bound", profile.ceiling_examples_per_second
     if profile.bound == "neither":
-        return "neither the input nor the model clearly sets the pace"
-    if (ceiling := profile.ceiling_examples_per_second) is None:
-        return f"{profile.bound}-bound"
-    other = "the input alone makes" if profile.bound == "model" else "the model alone trains"
-    return f"{profile.bound}-bound: {other} {rate(ceiling)} examples/s"
+        pace = "neither the input nor the model clearly sets the pace"
+    elif ceiling is not None:
+        other = "the input alone makes" if profile.bound == "model" else "the model alone trains"
+        pace = f"{pace}: {other} {rate(ceiling)} examples/s"
+    fed, trained = profile.input_examples_per_second, profile.model_examples_per_second
+    return [pace, f"input alone {rate(fed)} examples/s, model alone {rate(trained)} examples/s"]
 
 
 def explained_lines(explained: Explanation | None, efficiency: float | None = None) -> list[str]:
@@ -152,91 +140,50 @@ def explained_line(explained: Explanation | None) -> str:
     return f"lost {percent(explained.lost)}{' = ' * bool(parts)}{parts}"
 
 
-def _labelled_texts(rows: Sequence[tuple[str, str]], width: int) -> Iterator[Text]:
-    left = max(len(label) for label, _ in rows) + 2
-    for place, (label, text) in enumerate(rows):
-        for number, line in enumerate(text.splitlines() or [""]):
-            labelled = f"{label * (not number):<{left}}{line}"
-            for part, shown in enumerate(texts(labelled, width, "" if place else "bold", left)):
-                if not part and not number:
-                    shown.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
-                yield shown
+def _share(share: float, low: float, high: float) -> str:
+    return f"{percent(share)}{words.brackets(span(low, high, percent, ' to '))}"
 
 
-def _epochs(training: Training) -> str:
-    trained, planned = plural(training.epochs, "epoch"), plural(training.planned_epochs, "epoch")
-    return trained if training.stopped_by is None else f"{training.epochs} of {planned}"
+def _largest_first(explained: Explanation) -> list[LostShare]:
+    return sorted(explained.parts, key=lambda part: part.share, reverse=True)
 
 
-def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
-    return [("" if place else label, line) for place, line in enumerate(lines)]
-
-
-def _what(result: Result) -> str:
+def _headline(result: Result) -> str:
     chosen = result.choices
     model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
     workers, processes = plural(result.layout.workers, "worker"), plural(result.layout.processes, "process")
     parts = (" on ", model, data), (" on ", strategy, hardware), (" in ", workers, processes)
-    what = listed(*(between.join(filter(None, pair)) for between, *pair in parts))
-    return f"{what}{marks(result.layout)}".strip() or "a run"
+    text = listed(*(between.join(filter(None, pair)) for between, *pair in parts))
+    return f"{text}{marks(result.layout)}".strip() or "a run"
 
 
-def _throughput(speed: Speed) -> str:
-    if speed.examples_per_second is None:
-        return ""
-    return listed(per_second(speed), _interval(speed, throughput_span(speed)), plural(speed.repeats, "repeat"))
+def _speed_rows(result: Result) -> list[tuple[str, str]]:
+    def interval(within: str) -> str:
+        share = speed.interval_confidence
+        return within if not within or share is None else f"{percent(share)} interval {within}"
 
-
-def _speedup(speed: Speed, layout: Layout) -> str:
-    if speed.speedup is None:
-        return ""
-    within = span(speed.speedup_low, speed.speedup_high, times, " to ")
-    scaling = f"{clean(layout.scaling) or 'unknown'} scaling"
-    return listed(f"{times(speed.speedup)}{marks(layout)}", _interval(speed, within), scaling)
-
-
-def _survived(result: Result) -> str:
-    survival = result.survival
-    if not any((survival.resumed, survival.restarts, survival.rollbacks, survival.steps_repeated)):
-        return ""
-    at_end = survival.workers_at_end
-    return listed(
-        f"resumed {plural(survival.resumed, 'time')}" if survival.resumed else "",
-        plural(survival.restarts or None, "restart"),
-        plural(survival.rollbacks or None, "rollback"),
-        f"{plural(survival.steps_repeated, 'step')} made twice" if survival.steps_repeated else "",
-        f"{plural(at_end, 'worker')} at the end" if at_end != result.layout.workers else "",
-        "" if survival.goodput is None else f"{percent(survival.goodput)} of the time in steps that count",
-    )
-
-
-def _efficiency(result: Result) -> str:
-    value, speed = result.speed.efficiency, result.speed
+    speed, layout = result.speed, result.layout
+    throughput, speedup = "not measured" * result.finished, "- (no baseline to compare with)" * result.finished
+    efficiency = baseline = ""
+    if speed.examples_per_second is not None:
+        within = interval(words.throughput_span(speed))
+        throughput = listed(words.per_second(speed), within, plural(speed.repeats, "repeat"))
+    if speed.speedup is not None:
+        within = interval(span(speed.speedup_low, speed.speedup_high, words.times, " to "))
+        scaling = f"{clean(layout.scaling) or 'unknown'} scaling"
+        speedup = listed(f"{words.times(speed.speedup)}{marks(layout)}", within, scaling)
     if comparable.disturbed_baseline(result):
-        return "not known: the baseline was disturbed, since the speedup is more than there are devices"
-    if value is None:
-        return ""
-    ends = (speed.speedup_low, speed.speedup_high)
-    low, high = (None if end is None or not speed.speedup else end * value / speed.speedup for end in ends)
-    devices = plural(result.layout.devices or result.layout.replicas, "device")
-    share = f"{percent(value)} of {devices}" if devices else percent(value)
-    return listed(f"{share}{marks(result.layout)}", _interval(speed, span(low, high, percent, " to ")))
-
-
-def _baseline(speed: Speed) -> str:
-    if (value := speed.baseline_examples_per_second) is None:
-        return ""
-    return listed(f"{rate(value)} examples/s on one device, no strategy", clean(speed.baseline_source))
-
-
-def batch_text(layout: Layout) -> str:
-    """Returns the examples of a step, on each replica and over all of them; empty where they are not known."""
-    replicas = plural(layout.replicas, "replica")
-    if layout.replica_batch is None or layout.global_batch is None or not replicas:
-        return ""
-    if layout.asynchronous:
-        return f"{layout.replica_batch:,} a step, which one of {plural(layout.workers, 'worker')} makes"
-    return f"{layout.replica_batch:,} x {replicas} = {layout.global_batch:,} a step"
+        efficiency = "not known: the baseline was disturbed, since the speedup is more than there are devices"
+    elif (share := speed.efficiency) is not None:
+        ends = (speed.speedup_low, speed.speedup_high)
+        low, high = (None if end is None or not speed.speedup else end * share / speed.speedup for end in ends)
+        devices = plural(layout.devices or layout.replicas, "device")
+        of_devices = f"{percent(share)}{f' of {devices}' * bool(devices)}{marks(layout)}"
+        efficiency = listed(of_devices, interval(span(low, high, percent, " to ")))
+    if (one := speed.baseline_examples_per_second) is not None:
+        baseline = listed(f"{rate(one)} examples/s on one device, no strategy", clean(speed.baseline_source))
+    rows = {"throughput": throughput, "speedup": speedup, "efficiency": efficiency, "baseline": baseline}
+    return [*rows.items()]
 
 
 def _input_wait(result: Result) -> str:
@@ -247,30 +194,33 @@ def _input_wait(result: Result) -> str:
     return listed(f"{percent(share)} of the step time", longest, "input-bound" * bool(result.input.bound))
 
 
-def _staleness(result: Result) -> str:
-    mean, largest = result.staleness.staleness_mean, result.staleness.staleness_max
-    if mean is None or largest is None:
+def _asynchronous_rows(result: Result) -> list[tuple[str, str]]:
+    rows, stale = [], result.staleness
+    if stale.staleness_mean is not None and stale.staleness_max is not None:
+        updates = f"{rate(stale.staleness_mean) if stale.staleness_mean else '0'} updates by others"
+        between = f"between reading and updating, at most {stale.staleness_max:,}"
+        rows.append(("staleness", f"asynchronous: {updates} {between}"))
+    if stale.steps is not None and result.layout.asynchronous:
+        shares = listed(*(f"{count:,} by {clean(worker)}" for worker, count in stale.worker_steps.items()))
+        again = max(0, (stale.updates or 0) - stale.steps)
+        made_again = f"{plural(again, 'update')} made again" * bool(again)
+        rows.append(("steps", listed(f"{stale.steps:,}: {shares}", made_again)))
+    return rows
+
+
+def _survived(result: Result) -> str:
+    survival, goodput = result.survival, result.survival.goodput
+    if not any((survival.resumed, survival.restarts, survival.rollbacks, survival.steps_repeated)):
         return ""
-    updates = f"{rate(mean) if mean else '0'} updates by others"
-    return f"asynchronous: {updates} between reading and updating, at most {largest:,}"
-
-
-def _steps_of_workers(result: Result) -> str:
-    steps, updates, of_worker = result.staleness.steps, result.staleness.updates, result.staleness.worker_steps
-    if steps is None or not result.layout.asynchronous:
-        return ""
-    shares = listed(*(f"{count:,} by {clean(worker)}" for worker, count in of_worker.items()))
-    again = max(0, (updates or 0) - steps)
-    return listed(f"{steps:,}: {shares}", f"{plural(again, 'update')} made again" * bool(again))
-
-
-def _interval(speed: Speed, within: str) -> str:
-    confidence = speed.interval_confidence
-    return within if not within or confidence is None else f"{percent(confidence)} interval {within}"
-
-
-def _joined(folder: str, path: str) -> str:
-    return f"{folder}/{path}" if folder and path else path
+    at_end = survival.workers_at_end
+    return listed(
+        f"resumed {plural(survival.resumed, 'time')}" if survival.resumed else "",
+        plural(survival.restarts or None, "restart"),
+        plural(survival.rollbacks or None, "rollback"),
+        f"{plural(survival.steps_repeated, 'step')} made twice" if survival.steps_repeated else "",
+        f"{plural(at_end, 'worker')} at the end" if at_end != result.layout.workers else "",
+        "" if goodput is None else f"{percent(goodput)} of the time in steps that count",
+    )
 
 
 def tracked(run_id: str) -> str:
@@ -279,9 +229,59 @@ def tracked(run_id: str) -> str:
     return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
 
 
-def _share(share: float, low: float, high: float) -> str:
-    return f"{percent(share)}{brackets(span(low, high, percent, ' to '))}"
+def predicted_lines(result: Result, foreseen: Foreseen) -> list[str]:
+    """Returns the prediction for one point, the parts of its step, and what it is based on."""
+    speed, cost, prediction = result.speed, result.cost, foreseen.prediction
+    throughput = energy = price = ""
+    finish = "not known, since the examples of an epoch are not"
+    if speed.examples_per_second is not None and speed.interval_confidence is not None:
+        within = f"{percent(speed.interval_confidence)} interval {words.throughput_span(speed)}"
+        throughput = f"{words.per_second(speed)}, {within}, {clean(result.layout.scaling)} scaling"
+    if cost.seconds_to_finish is not None:
+        if cost.cost_to_finish is not None:
+            hosts = plural(result.layout.hosts, "host")
+            price = f"{rate(cost.cost_to_finish)} at hardware.price_per_hour={cost.price_per_hour:g} on {hosts}"
+        finish = listed(f"{duration(cost.seconds_to_finish)} of steps", price)
+        energy = "not known: no run that it is fitted on could read an energy counter"
+        if cost.energy_joules is not None:
+            energy = f"{rate(cost.energy_joules / 3600)} Wh, at the power of a worker that was measured"
+    wide = f"{percent((prediction.high - prediction.low) / 2 / prediction.examples_per_second)} to either side"
+    equal = prediction.equal
+    source = f"as {equal} of them tell" if equal else "as on other machines, since none was run again here"
+    parts = listed(*(f"{clean(name)} {percent(value)}" for name, value in prediction.parts.items()))
+    rows = [
+        ("predicted", throughput),
+        ("interval", f"{wide}; equal runs lie {percent(prediction.spread)} apart (a standard deviation, {source})"),
+        ("a step", f"{rate(1000 * prediction.step_seconds)} ms: {parts}"),
+        ("to finish", finish),
+        ("energy", energy),
+        ("fitted on", _fitted_on(foreseen)),
+        ("earlier", score_text(foreseen.score)),
+        *(("note", clean(note)) for note in prediction.notes),
+    ]
+    return words.labelled(row for row in rows if row[1])
 
 
-def _largest_first(explained: Explanation) -> list[LostShare]:
-    return sorted(explained.parts, key=lambda part: part.share, reverse=True)
+def _fitted_on(foreseen: Foreseen) -> str:
+    def few(values: tuple[int, ...]) -> str:
+        texts = [f"{value:,}" for value in values]
+        return " and ".join(texts) if len(texts) < 3 else f"{texts[0]} to {texts[-1]}"
+
+    fitted, timed = foreseen.prediction.fitted_on, foreseen.prediction.fitted_on.timed_step_seconds
+    left_out = f" ({plural(fitted.left_out, 'other run')} left out)" if fitted.left_out else ""
+    return (
+        f"{plural(fitted.runs, 'run')}: {listed(*map(clean, fitted.strategies))}, "
+        f"{listed(*map(clean, fitted.models))} of {few(fitted.parameters)} parameters, "
+        f"workers {ranges(fitted.workers)}, replica batch {few(fitted.replica_batches)}; on {clean(fitted.machine)}"
+        f"{left_out}{'' if timed is None else f'; and steps of one worker, timed now: {rate(1000 * timed)} ms'}"
+    )
+
+
+def score_text(score: Score) -> str:
+    """Returns how good earlier predictions were; empty where there were none."""
+    if not score.count or score.median_error is None or score.held is None:
+        return ""
+    return (
+        f"{plural(score.count, 'prediction')} scored: off by {percent(score.median_error)} (median), "
+        f"{round(score.held * score.count)} of {score.count} intervals held."
+    )

@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.analyze import comparable
+from pipeline.analyze import comparable, outlook
 from pipeline.analyze.comparable import TOOK, WAITED
-from pipeline.driver import Ahead, RunResult
+from pipeline.driver import RunResult
 from pipeline.record.results import Result
+from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import planned_rows
-from pipeline.views.terminal.prediction_text import outlook_lines, predicted_rows
-from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_line
+from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_lines
 from pipeline.views.terminal.verdict_text import mark_texts
-from pipeline.views.terminal.words import (
-    MISSING,
-    Fitted,
-    brackets,
-    by_points,
-    cells,
-    clean,
-    columns,
-    duration,
-    figure,
-    lines_of,
-    listed,
-    marks,
-    number,
-    or_missing,
-    per_second,
-    percent,
-    plural,
-    points_text,
-    shortened,
-    speedup_span,
-    texts,
-    throughput_span,
-    times,
-)
+from pipeline.views.terminal.words import MISSING, brackets, cells, clean, columns, listed, percent, plural, points_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
-RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
+PREDICTED = ("", "strategy", "workers", "batch", "examples/s", "interval", "to finish", "cost", "energy", "status")
+BEST = {"time": "fastest", "cost": "cheapest for an example", "energy": "least energy for an example"}
 # Of a strategy, the narrower one where a row would not fit otherwise; the overrides under it have the whole name.
 STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 # What a speedup is over, where points are of several engines.
@@ -57,97 +33,113 @@ NUMBERED = re.compile(r" *\d+  ")
 
 def sweep_table(points: Sequence[RunResult]) -> RenderableType:
     """The points under each other, and under them what a reader has to know to compare them."""
-    if not points:
-        return _lines(["No points."])
     results = [point.result for point in points]
+    if not points:
+        return words.Fitted(lambda width: words.texts("No points.", width))
     if any(result.ending.status == "PLANNED" for result in results):
-        header, *planned = planned_rows(points)
-        return _lines([*planned, "", *reasons(points)], header)
-    if any(result.ending.status == "PREDICTED" for result in results):
-        header, *predicted = predicted_rows(results)
-        return _lines([*predicted, "", *outlook_lines(points), *reasons(points)], header)
-    return Fitted(partial(_result_texts, points))
+        header, *rows = planned_rows(points)
+        rows += ["", *reasons(points)]
+    elif any(result.ending.status == "PREDICTED" for result in results):
+        table = (cells(PREDICTED, result, {"": str(place)}) for place, result in enumerate(results))
+        header, *rows = columns([PREDICTED, *table], (0, *range(2, 9)))
+        rows += ["", *_outlook(points), *reasons(points)]
+    else:
+        return words.Fitted(lambda width: _result_texts(points, width))
+    styled = [(header, "bold"), *((row, "") for row in rows)]
+    return words.Fitted(lambda width: (text for line, style in styled for text in words.texts(line, width, style)))
 
 
-def _lines(lines: Sequence[str], header: str = "") -> Fitted:
-    styled = [*[(header, "bold")] * bool(header), *((line, "") for line in lines)]
-    return Fitted(lambda width: (text for line, style in styled for text in texts(line, width, style)))
+def _outlook(points: Sequence[RunResult]) -> list[str]:
+    """The best point by time, cost and energy, and where another worker stops paying."""
+    results, lines = [point.result for point in points], []
+    share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)
+    for name, place in outlook.best(results).items():
+        layout, strategy = results[place].layout, clean(results[place].choices.called)
+        lines.append(
+            f"{BEST[name].capitalize()}: point {place}, "
+            f"{listed(strategy, plural(layout.workers, 'worker'))}{words.marks(layout)}."
+        )
+    if (knee := outlook.knee_of(results, share)) is not None and knee.found is not None:
+        few, _, brought = knee.found
+        lines.append(
+            f"Knee: {plural(few, 'worker')}. Beyond, another one brings {percent(max(0.0, brought))} of what one of "
+            f"the first does, which is less than predict.knee_share={share:g}."
+        )
+    elif knee is not None:
+        lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
+    return lines
 
 
 def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
     """The points in rows, or, where the console is too narrow for these, in a few lines each; then what to know."""
     header, *rows = sweep_rows(points)
     stacked = max(map(len, (header, *filter(NUMBERED.match, rows)))) > width
-    if stacked:
-        rows = stacked_rows(points)
-    else:
-        yield from texts(header, width, style="bold")
-    for row in rows:
-        for text in texts(row, width):
+    if not stacked:
+        yield from words.texts(header, width, style="bold")
+    for row in _stacked_rows(points) if stacked else rows:
+        for text in words.texts(row, width):
             status = text.plain.rpartition(" ")[2]
             if status.isupper():
                 text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
             yield text
     for line in ["", *_notes(points, stacked)]:
-        yield from texts(line, width)
+        yield from words.texts(line, width)
 
 
 def sweep_rows(points: Sequence[RunResult]) -> list[str]:
     """A header, and for each point its numbers, under them intervals and marks, and what was typed for it alone."""
-    results, count = [point.result for point in points], len(points)
-    metric = _metric(results)
+    count, numbers, intervals, metric = len(points), [], [], _metric(points)
+    for point in points:
+        validation = words.or_missing(_validation(point.result, metric), words.figure)
+        numbers.append(cells(HEADER, point.result, {"": str(point.number), "val": validation}))
+        speed, wait = point.result.speed, words.or_missing(point.result.input.wait, percent, "")
+        ends = (words.throughput_span(speed, "-"), words.speedup_span(speed, "-"))
+        intervals.append(["", "", "", *ends, wait, "", ""])
     for width in STRATEGY_WIDTHS:
-        numbers = [_numbers(point, metric, width) for point in points]
-        header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
+        narrow = [[place, words.shortened(strategy, width), *others] for place, strategy, *others in numbers]
+        header, *lines = columns([HEADER, *narrow, *intervals], (0, *range(2, 7)))
         if max(map(len, lines)) <= ROW_WIDTH:
             break
-    left = " " * header.index("strategy")
-    rows = [header]
-    for row, intervals, (doubts, *below) in zip(lines[:count], lines[count:], _remarks(points), strict=True):
-        under = [f"{intervals}  {doubts}" if doubts else intervals, *(left + line for line in below)]
+    left, rows = " " * header.index("strategy"), [header]
+    for row, ends_of, (doubts, *below) in zip(lines[:count], lines[count:], _remarks(points), strict=True):
+        under = [f"{ends_of}  {doubts}" if doubts else ends_of, *(left + line for line in below)]
         rows += [row, *(line for line in under if line.strip())]
     return rows
 
 
-def stacked_rows(points: Sequence[RunResult]) -> list[str]:
+def _stacked_rows(points: Sequence[RunResult]) -> list[str]:
     """The same for a narrow console, without columns."""
-    metric = _metric([point.result for point in points])
-    left = " " * (max(len(str(point.number)) for point in points) + 2)
-    rows = []
+    rows, metric, letters = [], _metric(points), max(len(str(point.number)) for point in points)
     for point, remarks in zip(points, _remarks(points), strict=True):
-        result = point.result
-        what = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
-        rows.append(f"{point.number:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
-        rows += [left + line for line in (*_figures(result, metric), *remarks) if line]
+        result, speed, value = point.result, point.result.speed, _validation(point.result, metric)
+        name = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
+        rows.append(f"{point.number:>{letters}}  {name}  {clean(result.ending.status) or MISSING}")
+        figures = [
+            words.per_second(speed, brackets(words.throughput_span(speed, "-"))),
+            "" if speed.speedup is None else words.times(speed.speedup) + brackets(words.speedup_span(speed, "-")),
+            "" if (share := comparable.efficiency_of(result)) is None else f"efficiency {percent(share)}",
+            "" if value is None else f"{metric} {words.figure(value)}",
+            "" if (wait := result.input.wait) is None else f"{percent(wait)} of the step time waiting for input",
+        ]
+        rows += [" " * (letters + 2) + line for line in (*figures, *remarks) if line]
     return rows
 
 
 def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
     """Yields the doubts about each point, what sets its pace, what it lost, and what was typed for it alone."""
-    measured = _measured_runs(points)
+    measured = _measured(points)
     marks = dict(zip(measured, map(mark_texts, comparable.marks(list(measured.values()))), strict=True))
     for point, own in zip(points, shared_and_own(points)[1], strict=True):
-        result, marked = point.result, marks.get(point.number, [])
-        doubts = listed(*marked, "input-bound" * (result.input.bound is True))
-        yield doubts, profile_line(result.profile), explained_line(result.explained), " ".join(own)
-
-
-def _figures(result: Result, metric: str) -> list[str]:
-    speed, value, waits = result.speed, _validation(result, metric), result.input.wait
-    return [
-        per_second(speed, brackets(throughput_span(speed, "-"))),
-        "" if speed.speedup is None else f"{times(speed.speedup)}{brackets(speedup_span(speed, '-'))}",
-        "" if (share := comparable.efficiency_of(result)) is None else f"efficiency {percent(share)}",
-        "" if value is None else f"{metric} {figure(value)}",
-        "" if waits is None else f"{percent(waits)} of the step time waiting for input",
-    ]
+        result = point.result
+        doubts = listed(*marks.get(point.number, []), "input-bound" * (result.input.bound is True))
+        yield doubts, "".join(profile_lines(result.profile)[:1]), explained_line(result.explained), " ".join(own)
 
 
 def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
     shared, engines = shared_and_own(points)[0], engines_text(points)
     return [
         *([f"All with {' '.join(shared)}."] if shared else []),
-        *_legend([point.result for point in points], stacked),
+        *_legend(points, stacked),
         *reasons(points),
         *noted(points, (WAITED, TOOK)),
         *([f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []),
@@ -155,82 +147,35 @@ def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
     ]
 
 
-def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
-    """Returns the overrides of all points, and for each point those that not all share.
+def _legend(points: Sequence[RunResult], stacked: bool) -> list[str]:
+    measured, metric = [point.result for point in _measured(points).values()], _metric(points)
+    shares = sorted({share for result in measured if (share := result.speed.interval_confidence)})
+    where = "In brackets" if stacked else "Under throughput and speedup"
+    efficiency = any(point.result.speed.efficiency is not None for point in points)
+    waited = any(result.input.wait is not None for result in measured)
+    bound = any(result.input.bound is True for result in measured)
+    lost = "as shares of a step's time, timed once more after training"
+    lines = {
+        f"{where}: {' or '.join(map(percent, shares))} intervals.": shares,
+        "eff.: efficiency, speedup over the number of devices.": efficiency and not stacked,
+        "Under eff.: share of the step time that was spent waiting for input.": waited and not stacked,
+        "input-bound: a faster input would make it faster; data.profile=true says which part of it.": bound,
+        f"lost: to scaling, {lost}; eff. is of its first steps.": any(result.explained for result in measured),
+        f"val: {metric} on the validation data.": metric and not stacked,
+    }
+    doubts = {doubt for one in measured for doubt in (*comparable.doubts(one.layout), *comparable.disturbed(one))}
+    remarks = comparable.DOUBTS | comparable.DISTURBED
+    return [line for line, is_said in lines.items() if is_said] + [
+        f"{doubt}: {why}" for doubt, why in remarks.items() if doubt in doubts
+    ]
 
-    >>> typed = (("data=digits", "workers=1"), ("data=digits", "workers=2"))
-    >>> shared_and_own([RunResult(Result(), overrides=overrides) for overrides in typed])
-    (['data=digits'], [['workers=1'], ['workers=2']])
-    """
+
+def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
+    """Returns the overrides of all points, and for each point those that not all share."""
     typed = [list(map(clean, point.overrides)) for point in points]
     first, *others = list(filter(None, typed)) or [[]]
     shared = [line for line in first if others and all(line in other for other in others)]
     return shared, [[line for line in overrides if line not in shared] for overrides in typed]
-
-
-def begins_line(ahead: Ahead) -> str:
-    """Returns a line for a point that begins: its own overrides, and how far the sweep is.
-
-    >>> points = tuple(RunResult(Result(), number=place, overrides=(f"workers={place + 1}",)) for place in range(3))
-    >>> begins_line(Ahead(1, points, 65.0))
-    '-- point 1: workers=2 (0 of 3 done, about 1 min 05 s left)'
-    """
-    owns = zip(ahead.points, shared_and_own(ahead.points)[1], strict=True)
-    own = next(own for point, own in owns if point.number == ahead.number)
-    left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
-    far = listed(f"{ahead.done} of {len(ahead.points)} done", left)
-    return f"-- point {ahead.number}: {' '.join(own) or 'as all'} ({far})"
-
-
-def came_to(result: Result, seconds: float | None = None) -> str:
-    """Returns a result's status and figures, and the seconds that it took.
-
-    >>> from pipeline.record.results import Ending, Layout, Speed
-    >>> done = Result(Ending("FINISHED"), layout=Layout(workers=2), speed=Speed(2145.0, 1575.0, 2222.0, speedup=1.916))
-    >>> came_to(done, 19.0)
-    'FINISHED, 2,145 examples/s (1,575 to 2,222), 1.92x, 19 s'
-    """
-    speed, share = result.speed, comparable.efficiency_of(result)
-    return listed(
-        clean(result.ending.status) or "UNKNOWN",
-        per_second(speed, brackets(throughput_span(speed)) + marks(result.layout)),
-        "" if speed.speedup is None else times(speed.speedup),
-        "" if share is None else f"efficiency {percent(share)}",
-        *(f"val_{clean(name)} {figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
-        "" if seconds is None else duration(seconds),
-    )
-
-
-def _numbers(point: RunResult, metric: str, width: int) -> list[str]:
-    strategy = shortened(clean(point.result.choices.called) or MISSING, width)
-    value = or_missing(_validation(point.result, metric), figure)
-    return cells(HEADER, point.result, {"": str(point.number), "strategy": strategy, "val": value})
-
-
-def _intervals(result: Result) -> tuple[str, ...]:
-    wait, speed = or_missing(result.input.wait, percent, ""), result.speed
-    return ("", "", "", throughput_span(speed, "-"), speedup_span(speed, "-"), wait, "", "")
-
-
-def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
-    measured, metric, lines = [result for result in results if _measured(result)], _metric(results), []
-    if shares := {share for result in measured if (share := result.speed.interval_confidence)}:
-        under = " or ".join(map(percent, sorted(shares)))
-        lines.append(f"{'In brackets' if stacked else 'Under throughput and speedup'}: {under} intervals.")
-    if not stacked and any(result.speed.efficiency is not None for result in results):
-        lines.append("eff.: efficiency, speedup over the number of devices.")
-    if not stacked and any(result.input.wait is not None for result in measured):
-        lines.append("Under eff.: share of the step time that was spent waiting for input.")
-    if any(result.input.bound is True for result in measured):
-        lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
-    if any(result.explained for result in measured):
-        shares_of = "as shares of a step's time, timed once more after training"
-        lines.append(f"lost: to scaling, {shares_of}; eff. is of its first steps.")
-    if metric and not stacked:
-        lines.append(f"val: {metric} on the validation data.")
-    doubts = {doubt for one in measured for doubt in (*comparable.doubts(one.layout), *comparable.disturbed(one))}
-    remarks = comparable.DOUBTS | comparable.DISTURBED
-    return [*lines, *(f"{doubt}: {why}" for doubt, why in remarks.items() if doubt in doubts)]
 
 
 def reasons(points: Sequence[RunResult]) -> list[str]:
@@ -239,9 +184,9 @@ def reasons(points: Sequence[RunResult]) -> list[str]:
     for point in points:
         status = clean(point.result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
-            texts = lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
+            texts = words.lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
             whys.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", point.number))
-    return [f"{named} {why}" for named, why in by_points(whys)]
+    return [f"{named} {why}" for named, why in words.by_points(whys)]
 
 
 def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
@@ -253,42 +198,38 @@ def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
         for note in point.result.notes
         if note not in (point.plan.notes if point.plan else ()) and not clean(note).startswith(but)
     )
-    return [f"{points}: {note}" for points, note in by_points(notes)]
+    return [f"{points}: {note}" for points, note in words.by_points(notes)]
 
 
 def engines_text(points: Sequence[RunResult]) -> str:
     """Returns the measured points of each engine; "" where all are of one."""
-    measured = _measured_runs(points)
-    engines, numbers = comparable.engines(list(measured.values())), list(measured)
-    return "; ".join(f"{clean(name)}: {points_text([numbers[at] for at in where])}" for name, where in engines.items())
+    measured = _measured(points)
+    return _having(comparable.engines(list(measured.values())), list(measured))
 
 
 def difference_texts(points: Sequence[RunResult]) -> list[str]:
     """Returns in what points that were measured differ so that they cannot be compared, and which."""
-    measured, texts = _measured_runs(points), []
-    numbers = list(measured)
-    for name, values in comparable.differences(list(measured.values())):
-        having = {clean(value): points_text([numbers[at] for at in where]) for value, where in values.items()}
-        texts.append(f"{name} differs ({'; '.join(f'{value}: {points}' for value, points in having.items())})")
-    return texts
+    measured = _measured(points)
+    differences = comparable.differences(list(measured.values()))
+    return [f"{name} differs ({_having(values, list(measured))})" for name, values in differences]
 
 
-def _measured_runs(points: Sequence[RunResult]) -> dict[int, RunResult]:
-    return {point.number: point for point in points if _measured(point.result)}
+def _having(values: Mapping[str, Sequence[int]], numbers: Sequence[int]) -> str:
+    texts = (f"{clean(value)}: {points_text([numbers[at] for at in where])}" for value, where in values.items())
+    return "; ".join(texts)
 
 
-def _measured(result: Result) -> bool:
-    return result.speed.examples_per_second is not None
+def _measured(points: Sequence[RunResult]) -> dict[int, RunResult]:
+    return {point.number: point for point in points if point.result.speed.examples_per_second is not None}
 
 
-def _metric(results: Sequence[Result]) -> str:
-    for result in results:
-        for name, value in result.training.val_metrics.items():
-            if number(value) is not None:
-                return clean(name)
-    return "loss" if any(number(result.training.val_loss) is not None for result in results) else ""
+def _metric(points: Sequence[RunResult]) -> str:
+    trained = [point.result.training for point in points]
+    names = (name for each in trained for name, value in each.val_metrics.items() if words.number(value) is not None)
+    loss = "loss" * any(words.number(each.val_loss) is not None for each in trained)
+    return clean(next(names, loss))
 
 
 def _validation(result: Result, metric: str) -> float | None:
     metrics = {clean(name): value for name, value in result.training.val_metrics.items()}
-    return number(result.training.val_loss if metric == "loss" else metrics.get(metric))
+    return words.number((metrics | {"loss": result.training.val_loss}).get(metric))

@@ -9,29 +9,11 @@ from pipeline.analyze import comparable
 from pipeline.analyze.comparable import MARGIN, Difference, Marks
 from pipeline.analyze.history import LoggedRun
 from pipeline.record.results import Result
-from pipeline.views.terminal.words import (
-    MISSING,
-    bare_times,
-    brackets,
-    cells,
-    clean,
-    columns,
-    figure,
-    listed,
-    or_missing,
-    percent,
-    plural,
-    rate,
-    shortened,
-    span,
-    speedup_span,
-    throughput_span,
-    times,
-)
+from pipeline.views.terminal import words
+from pipeline.views.terminal.words import bare_times, brackets, clean, columns, listed, percent, plural, rate, span
 
 if TYPE_CHECKING:
     from pipeline.analyze.compare import Comparison, Contestant
-    from pipeline.analyze.outlook import Knee
     from pipeline.analyze.verdict import Verdict
 
 # Why a doubt about one of two speeds keeps them from being compared.
@@ -57,21 +39,13 @@ Row = tuple[str, tuple[object, ...]]
 
 
 def mark_texts(marks: Marks) -> list[str]:
-    """Returns the marks to write beside a speed.
-
-    >>> mark_texts(Marks(("rehearsal",), ("scaling", "batch rule"), "jax"))
-    ['engine jax', 'rehearsal', 'differs in scaling and batch rule']
-    """
+    """Returns the marks to write beside a speed."""
     engine = [f"engine {clean(marks.engine)}"] * bool(marks.engine)
     return [*engine, *marks.doubts, *[f"differs in {' and '.join(marks.differs)}"] * bool(marks.differs)]
 
 
 def unlike_text(unlike: Difference) -> str:
-    """Returns why the speeds of two runs are not comparable.
-
-    >>> unlike_text(("model", {"mlp": [0], "cnn": [1]})), unlike_text(("rehearsal", {}))
-    ('model differs (mlp, cnn)', 'one of them is a rehearsal')
-    """
+    """Returns why the speeds of two runs are not comparable."""
     name, values = unlike
     return f"{name} differs ({', '.join(values)})" if values else REFUSED[name]
 
@@ -99,21 +73,14 @@ def pair_text(number: int, other: int, pair: Comparison | Difference | None, eng
 
 
 def compared_lines(
-    runs: Sequence[LoggedRun],
-    marks: Sequence[Marks],
-    verdicts: Sequence[str],
-    unlike: Sequence[str],
-    settings: Sequence[Row],
-    outcomes: Sequence[Row],
+    runs: Sequence[LoggedRun], marks: Sequence[Marks], verdicts: Sequence[str], tables: Mapping[str, Sequence[Row]]
 ) -> list[str]:
-    """A row for each run, then who is faster, what was asked for differently, and what came out of each."""
+    """A row for each run, then who is faster, and tables: what was asked for differently, and what came out of each."""
     places = [str(place) for place in range(len(runs))]
-    header, *rows = columns([HEADER, *map(_row, places, runs, marks)], (0, 3))
-    lines = [header, *rows, "", *verdicts]
-    lines += [f"Speeds are not comparable: {why}." for why in unlike]
-    for title, body in (("asked for", settings), ("results", outcomes)):
-        if body:
-            table = columns([(title, *places), *((key, *map(_value, values)) for key, values in body)], ())
+    lines = [*columns([HEADER, *map(_row, places, runs, marks)], (0, 3)), "", *verdicts]
+    for title, rows in tables.items():
+        if rows:
+            table = columns([(title, *places), *((key, *map(_value, values)) for key, values in rows)], ())
             lines += ["", *table]
     return lines
 
@@ -134,8 +101,23 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         doubts = {doubt for why in verdict.left_out for doubt in why.doubts}
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
-    lines = [_answer(verdict.best, verdict), *_others(verdict), *_disturbed(verdict), *_engines(verdict)]
-    return [*lines, *_workers(verdict.best, verdict), *_more(verdict.best, verdict), *outside]
+    by_reason = comparable.grouped((why, place) for place, why in verdict.disturbed)
+    disturbed = [f"{_points(by_reason[why])} ({why})" for why in comparable.DISTURBED if why in by_reason]
+    lines = [
+        _answer(verdict.best, verdict),
+        *_others(verdict),
+        *[f"Disturbed: {'; '.join(disturbed)}."] * bool(disturbed),
+        *_engines(verdict),
+        *_workers(verdict.best, verdict),
+    ]
+    unknown = any(each.answer == "not known" for each in verdict.against)
+    if not verdict.against:
+        lines.append("To compare it, type more values, such as workers=1,2.")
+    elif unknown or confidence(verdict) != SURE[0][1]:
+        quiet = ", when the machine is quiet" * bool(verdict.disturbed)
+        repeats = max(3, len(verdict.best.runs) + 2)
+        lines.append(f"To know more, type it again with sweep.repeats={repeats}{quiet}.")
+    return [*lines, *outside]
 
 
 def contestant_name(contestant: Contestant) -> str:
@@ -175,19 +157,19 @@ def single_line(result: Result) -> str:
 def _answer(best: Contestant, verdict: Verdict) -> str:
     marked = brackets(", ".join(comparable.doubts(best.result.layout)))
     busy = f"{marked}{'; the machine was busy meanwhile' * bool(verdict.disturbed)}"
-    name, over_one = contestant_name(best), verdict.over_one
+    name, over_one, several = contestant_name(best), verdict.over_one, best.devices > 1
     ratio, low, high = best.speedup or ((over_one.ratio, over_one.low, over_one.high) if over_one else best.interval)
     times_one = f"{bare_times(ratio)} times{brackets(span(low, high, bare_times, ' to '))}"
-    if verdict.use == "not known" and best.devices > 1:
+    if verdict.use == "not known" and several:
         return f"Not known whether {name} is faster than one device: {times_one} is too noisy to say{busy}."
     if verdict.use == "not known":
         return f"Not known whether more than one device pays: nothing is known to beat {name}{busy}."
-    if verdict.use == "one device" and best.devices > 1 and over_one is not None:
+    if verdict.use == "one device" and several and over_one is not None:
         no_faster = f"is {bare_times(over_one.ratio)} times as fast, {sure(over_one.odds)}"
         return f"Use one device: {name}, the fastest on several, {no_faster}{busy}."
     if verdict.use == "one device":
         return f"Use {name}: nothing on more devices is faster, {confidence(verdict)}{busy}."
-    if over_one is not None and best.devices > 1:
+    if over_one is not None and several:
         return f"Use {name}: it is {sure(over_one.odds)} faster than one device, {times_one}{busy}."
     speed, low, high = best.interval
     return f"Use {name}: {rate(speed)} examples/s{brackets(span(low, high, rate, ' to '))}{busy}."
@@ -210,24 +192,9 @@ def _others(verdict: Verdict) -> list[str]:
 def _named(compared: Sequence[Comparison]) -> str:
     names = []
     for other in (each.other for each in compared[:MOST_NAMED] if each.other):
-        figure = times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
+        figure = words.times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
         names.append(f"{contestant_name(other)[:-1]}, {figure})")
     return enumerated([*names, *[f"{len(compared) - MOST_NAMED} more"] * (len(compared) > MOST_NAMED)])
-
-
-def _disturbed(verdict: Verdict) -> list[str]:
-    places = comparable.grouped((why, place) for place, why in verdict.disturbed)
-    texts = [f"{_points(places[why])} ({why})" for why in comparable.DISTURBED if why in places]
-    return [f"Disturbed: {'; '.join(texts)}."] if texts else []
-
-
-def _more(best: Contestant, verdict: Verdict) -> list[str]:
-    if not verdict.against:
-        return ["To compare it, type more values, such as workers=1,2."]
-    if confidence(verdict) == SURE[0][1] and all(each.answer != "not known" for each in verdict.against):
-        return []
-    quiet = ", when the machine is quiet" * bool(verdict.disturbed)
-    return [f"To know more, type it again with sweep.repeats={max(3, len(best.runs) + 2)}{quiet}."]
 
 
 def _engines(verdict: Verdict) -> list[str]:
@@ -238,27 +205,26 @@ def _engines(verdict: Verdict) -> list[str]:
         return [f"Which engine pays is not known: {enumerated([*map(clean, engines.first)])} cannot be told apart."]
     if engines.rival is None or engines.rival.other is None:
         return []
-    first, rival = clean(engines.first[0]), clean(comparable.engine_of(engines.rival.other.result))
+    rival = clean(comparable.engine_of(engines.rival.other.result))
     ratio = f"{bare_times(engines.rival.ratio)} times as fast as {rival}"
-    return [f"Of the engines {first} pays: {ratio}, each at its best, {sure(engines.odds)}."]
+    return [f"Of the engines {clean(engines.first[0])} pays: {ratio}, each at its best, {sure(engines.odds)}."]
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     unknown = [each.other.result for each in verdict.against if each.other and each.answer == "not known"]
-    called, workers = best.result.choices.called, best.result.layout.workers or 1
-    alike = any(other.choices.called == called and other.layout.workers != workers for other in unknown)
-    return [] if verdict.knee is None or alike or verdict.use != "best" else [_knee(verdict.knee, workers)]
-
-
-def _knee(knee: Knee, count: int) -> str:
+    called, count, knee = best.result.choices.called, best.result.layout.workers or 1, verdict.knee
+    alike = any(other.choices.called == called and other.layout.workers != count for other in unknown)
+    if knee is None or alike or verdict.use != "best":
+        return []
+    share = percent(knee.share)
     if knee.found is None:
-        return f"Up to {knee.most} workers, the most measured, each brought {percent(knee.share)} of one alone or more."
+        return [f"Up to {knee.most} workers, the most measured, each brought {share} of one alone or more."]
     few, many, brought = knee.found
-    each = f"each brought {percent(brought)} of what one of the first did; predict.knee_share is {percent(knee.share)}"
+    each = f"each brought {percent(brought)} of what one of the first did; predict.knee_share is {share}"
     of_them = f"from {few} to {plural(many, 'worker')} {'it got slower' if brought < 0 else each}"
     if count > few:
-        return f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."
-    return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."
+        return [f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."]
+    return [f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."]
 
 
 def _points(places: Sequence[int]) -> str:
@@ -267,13 +233,13 @@ def _points(places: Sequence[int]) -> str:
 
 def _row(place: str, run: LoggedRun, marks: Marks) -> list[str]:
     result, speed, marked = run.result, run.result.speed, brackets(listed(*mark_texts(marks)))
-    throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (throughput_span, speedup_span))
-    return cells(HEADER, result, {
+    throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (words.throughput_span, words.speedup_span))
+    return words.cells(HEADER, result, {
         "": place,
         "run": clean(run.folder.name),
-        "workers": or_missing(result.layout.workers, str),
-        "examples/s": or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
-        "speedup": or_missing(speed.speedup, lambda value: times(value) + speedup),
+        "workers": words.or_missing(result.layout.workers, str),
+        "examples/s": words.or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
+        "speedup": words.or_missing(speed.speedup, lambda value: words.times(value) + speedup),
     })  # fmt: skip
 
 
@@ -286,14 +252,10 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return figure(value)
-    return shortened(MISSING if value is None else clean(value) or str(value), MOST_CHARACTERS)
+        return words.figure(value)
+    return words.shortened(words.MISSING if value is None else clean(value) or str(value), MOST_CHARACTERS)
 
 
 def enumerated(parts: Sequence[str]) -> str:
-    """The parts, with commas between and "and" before the last.
-
-    >>> enumerated(["a"]), enumerated(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
+    """The parts, with commas between and "and" before the last."""
     return ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + "".join(parts[-1:])

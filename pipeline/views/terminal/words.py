@@ -6,6 +6,7 @@ What is missing or odd becomes "" or None, never an error.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import re
@@ -65,25 +66,17 @@ def rate(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A speedup.
-
-    >>> [times(value) for value in (1.8437, 15.84, 127.6)]
-    ['1.84x', '15.8x', '128x']
-    """
+    """A speedup."""
     return f"{bare_times(value)}x"
 
 
 def bare_times(value: float) -> str:
     """A speedup as an end of an interval, whose unit is plain."""
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    return f"{value:.{(value < 9.995) + (value < 99.95)}f}"
 
 
 def percent(value: float) -> str:
-    """A share.
-
-    >>> percent(0.923), percent(0.0412), percent(-0.122)
-    ('92%', '4.1%', '-12%')
-    """
+    """A share."""
     return f"{value:.0%}" if abs(value) >= 0.0995 else f"{value:.1%}"
 
 
@@ -106,12 +99,10 @@ def duration(seconds: float) -> str:
         return "-"
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
-    whole_seconds = round(seconds)
-    if whole_seconds < 60:
-        return f"{whole_seconds} s"
-    if whole_seconds < 3600:
-        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
-    return f"{whole_seconds // 3600:,} h {whole_seconds % 3600 // 60:02} min"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60:02} min"
+    return f"{minutes} min {left:02} s" if minutes else f"{left} s"
 
 
 def time_of_day(seconds: float) -> str:
@@ -131,16 +122,14 @@ def plural(count: int | None, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
-def spread(counts: Iterable[int], noun: str, none: str) -> str:
+def spread(counts: Sequence[int], noun: str, none: str) -> str:
     """One count for all, or the least and the most; `none` where all are 0.
 
     >>> [spread(cores, "core", none="any core") for cores in ((1, 1), (1, 3), (0, 0))]
     ['1 core', '1 to 3 cores', 'any core']
     """
-    distinct = sorted(set(counts))
-    if distinct == [0]:
-        return none
-    return plural(distinct[0], noun) if len(distinct) == 1 else f"{distinct[0]:,} to {plural(distinct[-1], noun)}"
+    least, most = min(counts), max(counts)
+    return none if most == 0 else f"{least:,} to " * (least < most) + plural(most, noun)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -149,21 +138,14 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges((0, 1, 2, 5, 7, 8))
     '0-2,5,7-8'
     """
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    places = enumerate(sorted(set(numbers)))
+    # The numbers of a run are as far from their places.
+    runs = ([number for _, number in run] for _, run in itertools.groupby(places, lambda pair: pair[1] - pair[0]))
+    return ",".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
 
 
 def points_text(places: Sequence[int]) -> str:
-    """Points of a sweep by their places.
-
-    >>> points_text([3]), points_text([0, 1, 2])
-    ('point 3', 'points 0-2')
-    """
+    """Points of a sweep by their places."""
     return f"point{'s' * (len(places) > 1)} {ranges(places)}"
 
 
@@ -173,8 +155,8 @@ def span(low: float | None, high: float | None, write: Callable[[float], str], b
     >>> span(3301.2, 3502.4, rate, " to "), span(None, 3502.4, rate, " to "), span(2.0, 2.0, times, "-")
     ('3,301 to 3,502', '', '')
     """
-    least, highest = number(low), number(high)
-    return "" if least is None or highest is None or least == highest else f"{write(least)}{between}{write(highest)}"
+    least, most = number(low), number(high)
+    return "" if least is None or most is None or least == most else f"{write(least)}{between}{write(most)}"
 
 
 def throughput_span(speed: Speed, between: str = " to ") -> str:
@@ -193,29 +175,17 @@ def speedup_span(speed: Speed, between: str = " to ") -> str:
 
 
 def by_points(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
-    """Returns (points of a sweep, text) for each text, from its points.
-
-    >>> by_points([("Slow.", 1), ("Late.", 3), ("Slow.", 2)])
-    [('Points 1-2', 'Slow.'), ('Point 3', 'Late.')]
-    """
+    """Returns (points of a sweep, text) for each text, from its points."""
     return [(points_text(places).capitalize(), text) for text, places in grouped(texts).items()]
 
 
 def or_missing(value: Value | None, write: Callable[[Value], str], missing: str = MISSING) -> str:
-    """Returns the value as it is written, where it is known.
-
-    >>> or_missing(0.5, percent), or_missing(None, percent)
-    ('50%', '-')
-    """
+    """Returns the value as it is written, where it is known."""
     return missing if value is None else write(value)
 
 
 def shortened(text: str, letters: int) -> str:
-    """Returns a text in at most so many letters.
-
-    >>> shortened("multi_worker/jax", 12)
-    'multi_work..'
-    """
+    """Returns a text in at most so many letters."""
     return text if len(text) <= letters else f"{text[: letters - 2]}.."
 
 
@@ -241,11 +211,7 @@ def cells(header: Sequence[str], result: Result, others: Mapping[str, str]) -> l
 
 
 def marks(layout: Layout) -> str:
-    """Returns the doubts that make a speedup less than it seems, to be written wherever one is shown.
-
-    >>> "1.84x" + marks(Layout(rehearsal=True))
-    '1.84x (rehearsal)'
-    """
+    """Returns the doubts that make a speedup less than it seems, to be written wherever one is shown."""
     return brackets(listed(*doubts(layout)))
 
 
@@ -257,17 +223,26 @@ def fitted(text: str, width: int, indent: int = 0) -> list[str]:
     >>> fitted("plan       cnn on mnist5k, mirrored", 24, 8), fitted("see outputs/runs/2026_mirrored", 16)
     (['plan       cnn on', '        mnist5k,', '        mirrored'], ['see outputs/', 'runs/', '2026_mirrored'])
     """
-    indent = indent if indent <= width // 3 else 2
-    lines: list[str] = []
-    for word in WORD.findall(text) if len(text) > width else [text]:
-        whole = len(word.strip()) <= width
-        for piece in [word] if whole else re.findall(r"\s*[^/\s]*/?", word)[:-1]:
-            if not lines or len(lines[-1]) + len(piece) > width:
-                bare = piece.lstrip() if lines else piece
-                lines.append(" " * max(0, min(indent, width - len(bare))) * bool(lines) + bare)
+    if len(text) <= width:
+        return [text]
+    lines, indent = [""], indent if indent <= width // 3 else 2
+    for word in WORD.findall(text):
+        for piece in [word] if len(word.strip()) <= width else re.findall(r"\s*[^/\s]*/?", word)[:-1]:
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append(" " * max(0, min(indent, width - len(piece.lstrip()))) + piece.lstrip())
             else:
                 lines[-1] += piece
     return lines
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns (label, text) as lines whose texts stand under each other."""
+    return [f"{label:<11}{text}" for label, text in rows]
+
+
+def under(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns (label, line) for the first line, and the others without a label."""
+    return [("" if place else label, line) for place, line in enumerate(lines)]
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
@@ -316,9 +291,7 @@ def clean(value: object) -> str:
     >>> clean("two\\nlines, \\x1b[31mred\\x1b[0m")
     'two lines, red'
     """
-    if value is None:
-        return ""
-    words = " ".join(CONTROL_SEQUENCE.sub("", str(value)).split())
+    words = " ".join(CONTROL_SEQUENCE.sub("", "" if value is None else str(value)).split())
     return "".join(letter for letter in words if letter.isprintable())
 
 
@@ -388,7 +361,7 @@ class Fitted:
 def say_error(message: str) -> None:
     """Prints an error as one message to stderr, without Rich, whose import would be a tenth of a refusal's time."""
     stream = _lenient(sys.stderr)
-    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else NO_WIDTH
+    width = stream.isatty() and os.get_terminal_size(stream.fileno()).columns
     for line in error_text(message).splitlines():
         print(_broken(line, width or NO_WIDTH), file=stream, flush=True)
 
