@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.errors import UserError, first_line
 from pipeline.launch import LaunchError
@@ -40,17 +40,14 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
     # What they say of workers that are ended in the middle of their work says nothing to a person.
     for name in ("distributed", "tornado", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    settings = {
+    # For good, since Dask's threads may read it to the very end.
+    dask.config.set({
         "distributed.scheduler.allowed-failures": RETRIES,
         "distributed.comm.timeouts.connect": f"{CONNECT_SECONDS}s",
         "distributed.admin.log-format": "%(message)s",
         "distributed.logging.distributed": "critical",
-        "distributed.worker.memory.target": False,
-        "distributed.worker.memory.spill": False,
-        "distributed.worker.memory.pause": False,
-    }
-    # For good, since Dask's threads may read it to the very end.
-    dask.config.set(settings)
+        **{f"distributed.worker.memory.{limit}": False for limit in ("target", "spill", "pause")},
+    })  # fmt: skip
     with warnings.catch_warnings():
         # Of a port that is taken, and of versions that differ a little.
         warnings.simplefilter("ignore")
@@ -72,55 +69,44 @@ class Workers:
 
     def results(self, function: Callable[..., T], tasks: Sequence[tuple[object, ...]]) -> Iterator[T]:
         """Calls the function with the arguments of each task; yields results as they come. Raises as `on_each`."""
-        from distributed import as_completed
+        from distributed import KilledWorker, as_completed
 
         futures = [self._client.submit(function, *task, pure=False) for task in tasks]
         try:
             for future in as_completed(futures, loop=self._client.loop):
-                yield cast("T", self._result(future))
+                try:
+                    result: T = future.result()
+                except UserError:
+                    raise
+                except KilledWorker as error:
+                    died = f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely"
+                    instead = "fewer processes, or a smaller shard_mib"
+                    raise LaunchError("Dask workers that live", died, instead) from error
+                except Exception as error:
+                    where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
+                    received = f"from {where}: {type(error).__name__}: {first_line(error)}"
+                    instead = "the same Python packages on all of them, or scheduler=null"
+                    raise LaunchError("Dask workers that can do this work", received, instead) from error
+                yield result
         finally:
             with suppress(Exception):
                 self._client.cancel(futures, force=True)
-
-    def _result(self, future: distributed.Future) -> object:
-        from distributed import KilledWorker
-
-        try:
-            return future.result()
-        except UserError:
-            raise
-        except KilledWorker as error:
-            received = f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely"
-            instead = "fewer processes, or a smaller shard_mib"
-            raise LaunchError("Dask workers that live", received, instead) from error
-        except Exception as error:
-            where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
-            received = f"from {where}: {type(error).__name__}: {first_line(error)}"
-            instead = "the same Python packages on all of them, or scheduler=null"
-            raise LaunchError("Dask workers that can do this work", received, instead) from error
 
 
 @contextmanager
 def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
     from distributed import Client, LocalCluster
 
-    log = str(folders.log(str(folder.absolute())))
-    environment = {DRIVER_PID: str(os.getpid()), LOG: log, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    absolute = folder.absolute()
+    environment = {DRIVER_PID: str(os.getpid()), LOG: str(folders.log(str(absolute))), "TF_CPP_MIN_LOG_LEVEL": "3"}
     cluster = client = None
     try:
+        # Without a limit of memory: a worker's data are not Dask's, which could not free any of them.
         cluster = LocalCluster(
-            n_workers=processes,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            # A worker's data are not Dask's, which could not free any of them.
-            memory_limit=0,
-            local_directory=str(folder.absolute() / folders.HIDDEN / "dask"),
-            silence_logs=logging.CRITICAL,
-            preload=[__name__],
-            env=environment,
-        )
+            n_workers=processes, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+            memory_limit=0, local_directory=str(absolute / folders.HIDDEN / "dask"), silence_logs=logging.CRITICAL,
+            preload=[__name__], env=environment,
+        )  # fmt: skip
         client = Client(cluster, set_as_default=False)
         client.wait_for_workers(processes)
         yield client

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config import targets
 from pipeline.config.schema import OnError, PrepareConfig
 from pipeline.data.errors import DataError
-from pipeline.data.manifest import TRAIN, Feature, Manifest
-from pipeline.errors import UserError
+from pipeline.data.manifest import TRAIN, Manifest
+from pipeline.errors import UserError, refuse
 from pipeline.prepare import folder as folders
 from pipeline.prepare import work
 from pipeline.prepare.cluster import Workers
 from pipeline.prepare.folder import Folder, FolderState, SourceFacts
 from pipeline.prepare.work import NAMED, Description, ShardJob
+
+MIB = 2**20
 
 
 class Shows(Protocol):
@@ -56,189 +58,129 @@ def prepare(
     Raises `DataError` or `LaunchError` once it has begun, and another `UserError` for what is refused.
     """
     began = time.monotonic()
-    folder = Folder(Path(config.out or ""))
-    try:
-        manifest, state = folder.manifest(), folder.state
+    with closing(Folder(Path(config.out or ""))) as folder:
+        finished, state = folder.manifest(), folder.state
         settings = _settings(config, search)
         if state is not None and state.digest is None and state.gathered is None:
             # Nothing has been made of it.
             state = None
-        _expect_same(folder.path, settings, manifest, state)
+        _expect_same(folder.path, settings, finished, state)
         folder.clear_partial()
-        whole = folder.whole(manifest)
-        if manifest is not None:
-            shards = {split: len(shards) for split, shards in manifest.splits.items()}
+        whole = folder.whole(finished)
+        if finished is not None:
+            shards = {split: len(of_split) for split, of_split in finished.splits.items()}
             if len(whole) == sum(shards.values()):
-                folder.finish(manifest)
-                return Prepared(manifest, len(whole), time.monotonic() - began, 0.0)
-            state = state or FolderState(settings, manifest.source.get("digest"), shards)
+                folder.finish(finished)
+                return Prepared(finished, len(whole), time.monotonic() - began, 0.0)
+            state = state or FolderState(settings, finished.source.get("digest"), shards)
         state = state or FolderState(settings)
         folder.begin(state)
         shows.say("Reading the source.")
         with start() as workers:
-            filling = _Filling(config, folder, state, whole, workers, shows)
-            shards = filling.plan(manifest)
+            job = ShardJob(
+                str(folder.path.absolute()), config.data.build, config.data.num_classes, config.seed,
+                config.validation_fraction, skip=config.data.on_error is OnError.skip,
+            )  # fmt: skip
+            filling = _Filling(config, folder, state, job, workers, shows)
+            filling.describe()
+            if finished is None:
+                shards = filling.plan()
             shards_began = time.monotonic()
-            manifest = filling.make(shards, manifest)
+            facts = filling.make(shards, whole)
+            manifest = finished or filling.manifest(shards, facts)
+            if any(facts[one.file].shard.sha256 != one.sha256 for split in manifest.splits.values() for one in split):
+                expected = f"the shards that {folder.path} lacks to come out as they were"
+                raise DataError(expected, "others", f"removing {folder.path}, and the same command")
+            folder.finish(manifest)
         now = time.monotonic()
         return Prepared(manifest, len(whole), now - began, now - shards_began)
-    finally:
-        folder.close()
 
 
+@dataclass
 class _Filling:
-    def __init__(
-        self,
-        config: PrepareConfig,
-        folder: Folder,
-        state: FolderState,
-        whole: Mapping[str, SourceFacts],
-        workers: Workers,
-        shows: Shows,
-    ) -> None:
-        self._config, self._folder, self._state, self._whole = config, folder, state, whole
-        self._workers, self._shows = workers, shows
-        self._job = ShardJob(
-            folder=str(folder.path.absolute()),
-            build=config.data.build,
-            num_classes=config.data.num_classes,
-            seed=config.seed,
-            validation_fraction=config.validation_fraction,
-            skip=config.data.on_error is OnError.skip,
-        )
-        self._source = Description()
+    """The steps of a command, in order; each notes in the folder what it has found out."""
 
-    def plan(self, manifest: Manifest | None) -> dict[str, int]:
-        """Describes the source; the number of shards of each split, as in the manifest of a finished folder."""
-        source = self._source = self._describe()
-        if manifest is not None:
-            return {split: len(shards) for split, shards in manifest.splits.items()}
-        for note in source.notes:
-            self._shows.say(note)
-        self._job.refuse(source.broken, source.flaws)
-        self._expect_examples()
-        shards = self._shards()
-        self._note(replace(self._state, digest=source.digest, shards=shards))
-        return shards
+    config: PrepareConfig
+    folder: Folder
+    state: FolderState
+    job: ShardJob
+    workers: Workers
+    shows: Shows
+    source: Description = field(default_factory=Description)
 
-    def make(self, shards: Mapping[str, int], finished: Manifest | None) -> Manifest:
-        """Makes the shards that are not there, and the manifest unless a `finished` folder has one."""
-        facts = self._make(shards)
-        manifest = finished or self._manifest(shards, facts)
-        if any(facts[shard.file].shard.sha256 != shard.sha256 for split in manifest.splits.values() for shard in split):
-            path = self._folder.path
-            expected = f"the shards that {path} lacks to come out as they were"
-            raise DataError(expected, "others", f"removing {path}, and the same command")
-        self._folder.finish(manifest)
-        return manifest
-
-    def _describe(self) -> Description:
+    def describe(self) -> None:
+        """Describes the source, once what comes one after another is gathered."""
         flaws: tuple[str, ...] = ()
-        if self._state.gathered is None:
-            source = self._description()
-            if not source.pieces:
-                return source
-            flaws = source.flaws
-            self._job.refuse((), flaws)
+        if self.state.gathered is None:
+            self.source = self._description()
+            if not self.source.pieces:
+                return
+            flaws = self.source.flaws
+            self.job.refuse((), flaws)
             # Where all workers find them, but for those that an earlier command has gathered.
-            job = self._job
-            pieces = [(job, number, kind, which) for number, (kind, which) in enumerate(source.pieces)]
-            missing = [piece for piece in pieces if not folders.piece_path(job.folder, piece[1]).is_file()]
-            self._shows.begin("reading", len(pieces), len(pieces) - len(missing))
-            for _ in self._workers.results(work.gather, missing):
-                self._shows.done(0)
-            named, count = source.class_names, source.num_classes
-            self._note(replace(self._state, gathered=len(source.pieces), num_classes=count, class_names=named))
-        count, named = self._state.num_classes, self._state.class_names
-        self._job = replace(self._job, gathered=self._state.gathered, num_classes=count, class_names=named)
-        return replace(self._description(), flaws=flaws)
+            pieces = [(self.job, number, *piece) for number, piece in enumerate(self.source.pieces)]
+            missing = [piece for piece in pieces if not folders.piece_path(self.job.folder, piece[1]).is_file()]
+            self.shows.begin("reading", len(pieces), len(pieces) - len(missing))
+            for _ in self.workers.results(work.gather, missing):
+                self.shows.done(0)
+            named, count = self.source.class_names, self.source.num_classes
+            self._note(gathered=len(pieces), num_classes=count, class_names=named)
+        count, named = self.state.num_classes, self.state.class_names
+        self.job = replace(self.job, gathered=self.state.gathered, num_classes=count, class_names=named)
+        self.source = replace(self._description(), flaws=flaws)
 
     def _description(self) -> Description:
         """The description that all workers give, which must be the one that an earlier command was given."""
-        first, *others = self._workers.on_each(work.describe, self._job)
+        first, *others = self.workers.on_each(work.describe, self.job)
         if any(other != first for other in others):
-            raise work.not_the_same(self._job)
-        if self._state.digest not in (None, first.digest) and not first.pieces:
-            path = self._folder.path
+            raise work.not_the_same(self.job)
+        if self.state.digest not in (None, first.digest) and not first.pieces:
+            path = self.folder.path
             instead = f"out=ANOTHER, or removing {path}"
             raise DataError(f"the source that {path} was begun with", "one that has changed since", instead)
         return first
 
-    def _shards(self) -> dict[str, int]:
-        config, parts = self._config, self._source.parts
-        if self._state.shards:
-            return dict(self._state.shards)
-        folders.check_shards(parts[TRAIN].examples, config.shards, config.workers)
+    def _note(self, **facts: Any) -> None:
+        self.state = replace(self.state, **facts)
+        self.folder.begin(self.state)
 
-        def count(split: str, workers: int | None) -> int:
-            part = parts[split]
-            return folders.shard_count(part.examples, part.nbytes, config.shard_mib * folders.MIB, workers)
-
-        counts = {split: count(split, config.workers) for split in parts}
-        if config.shards:
-            counts[TRAIN] = config.shards
-        elif config.workers and counts[TRAIN] != (by_size := count(TRAIN, None)):
-            reason = f"so that {config.workers} workers have equally many"
-            self._shows.say(f"{counts[TRAIN]} shards instead of {by_size}, {reason}.")
-        return counts
-
-    def _make(self, shards: Mapping[str, int]) -> dict[str, SourceFacts]:
-        facts, tasks = {}, []
-        for split, count in shards.items():
-            for number in range(count):
-                name = folders.file_name(split, number, count)
-                if name in self._whole:
-                    facts[name] = self._whole[name]
-                else:
-                    tasks.append((self._job, split, number, count, self._source.digest))
-        self._shows.begin("shards", sum(shards.values()), len(facts))
-        for of_shard in facts.values():
-            self._job.refuse(of_shard.skipped)
-        for of_shard in self._workers.results(work.shard, tasks):
-            facts[of_shard.shard.file] = of_shard
-            self._shows.done(of_shard.shard.examples)
-        if missing := [name for name, of_shard in facts.items() if not self._folder.has(of_shard.shard)]:
-            expected = f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it"
-            raise DataError(expected, f"no {missing[0]} there", "a folder that all machines share")
-        return facts
-
-    def _manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
-        config, source = self._config, self._source
-        splits = {
-            split: tuple(facts[folders.file_name(split, number, count)].shard for number in range(count))
-            for split, count in shards.items()
-        }
-        if source.num_classes is None:
-            splits = {split: tuple(replace(shard, classes={}) for shard in shards) for split, shards in splits.items()}
-        sizes = {size for of_shard in facts.values() for size in of_shard.sizes}
-        skipped = sum(source.skipped.values()) + sum(len(of_shard.skipped) for of_shard in facts.values())
-        manifest = Manifest(
-            features=tuple(_of_size(feature, sizes) for feature in source.features),
-            splits=splits,
-            num_classes=source.num_classes,
-            class_names=source.class_names,
-            source={
-                "data": config.data.name,
-                "build": dict(config.data.build),
-                "skipped": skipped,
-                "digest": source.digest,
-                "asked": dict(self._state.asked),
-            },
-            seed=config.seed,
-        )
-        if not manifest.examples(TRAIN):
-            raise _no_examples(skipped)
-        return manifest
-
-    def _expect_examples(self) -> None:
-        source = self._source
+    def plan(self) -> dict[str, int]:
+        """Returns the number of shards of each split. Refuses a source that cannot be trained on."""
+        source, config = self.source, self.config
+        for note in source.notes:
+            self.shows.say(note)
+        self.job.refuse(source.broken, source.flaws)
         if TRAIN not in source.parts or not source.parts[TRAIN].examples:
-            raise _no_examples(sum(source.skipped.values()))
-        if source.has_validation and (fraction := self._config.validation_fraction):
+            raise _no_examples(len(source.broken))
+        self._expect_parts()
+        shards = dict(self.state.shards)
+        if not shards:
+            parts, workers = source.parts, config.workers
+            examples, nbytes = parts[TRAIN].examples, config.shard_mib * MIB
+            refuse(
+                (workers and examples < workers, f"at least one training example for each of {workers} workers",
+                 examples, f"workers={examples}"),
+                (config.shards and examples < config.shards,
+                 f"at least one training example in each of {config.shards} shards", examples,
+                 f"shards={examples // (workers or 1) * (workers or 1)}"),
+            )  # fmt: skip
+            shards = {name: shard_count(part.examples, part.nbytes, nbytes, workers) for name, part in parts.items()}
+            by_size = shard_count(examples, parts[TRAIN].nbytes, nbytes, None)
+            if config.shards:
+                shards[TRAIN] = config.shards
+            elif shards[TRAIN] != by_size:
+                reason = f"so that {workers} workers have equally many"
+                self.shows.say(f"{shards[TRAIN]} shards instead of {by_size}, {reason}.")
+        self._note(digest=source.digest, shards=shards)
+        return shards
+
+    def _expect_parts(self) -> None:
+        source = self.source
+        if source.has_validation and (fraction := self.config.validation_fraction):
             expected = "validation_fraction=0 for a source that has a validation part of its own"
             raise DataError(expected, f"{fraction:g}", "validation_fraction=0")
         classes = source.parts[TRAIN].classes
-        if source.num_classes is None or classes is None or self._job.skip:
+        if source.num_classes is None or classes is None or self.job.skip:
             return
         named = source.class_names or [*map(str, range(source.num_classes))]
         if empty := [named[number] for number in range(source.num_classes) if number not in classes]:
@@ -246,9 +188,50 @@ class _Filling:
             instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
             raise DataError(f"training examples of each of {source.num_classes} classes", received, instead)
 
-    def _note(self, state: FolderState) -> None:
-        self._state = state
-        self._folder.begin(state)
+    def make(self, shards: Mapping[str, int], whole: Mapping[str, SourceFacts]) -> dict[str, SourceFacts]:
+        """Makes the shards that are not `whole`; returns the facts of all, by file."""
+        numbered = [(split, number, count) for split, count in shards.items() for number in range(count)]
+        named = {folders.file_name(*one): one for one in numbered}
+        facts = {name: whole[name] for name in named if name in whole}
+        tasks = [(self.job, *one, self.source.digest) for name, one in named.items() if name not in whole]
+        self.shows.begin("shards", len(named), len(facts))
+        for of_shard in facts.values():
+            self.job.refuse(of_shard.skipped)
+        for of_shard in self.workers.results(work.shard, tasks):
+            facts[of_shard.shard.file] = of_shard
+            self.shows.done(of_shard.shard.examples)
+        if missing := [name for name, of_shard in facts.items() if not self.folder.has(of_shard.shard)]:
+            expected = f"Dask workers that write to {self.folder.path.absolute()} as this machine sees it"
+            raise DataError(expected, f"no {missing[0]} there", "a folder that all machines share")
+        return facts
+
+    def manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
+        """Returns the manifest of a folder of such shards."""
+        config, source = self.config, self.source
+        splits = {
+            split: tuple(facts[folders.file_name(split, number, count)].shard for number in range(count))
+            for split, count in shards.items()
+        }
+        if source.num_classes is None:
+            splits = {split: tuple(replace(shard, classes={}) for shard in shards) for split, shards in splits.items()}
+        # Encoded images whose sizes are all the same have that one.
+        sizes = {size for of_shard in facts.values() for size in of_shard.sizes}
+        features = tuple(
+            replace(one, shape=(*next(iter(sizes)), one.shape[2])) if one.stored == "image" and len(sizes) == 1 else one
+            for one in source.features
+        )
+        skipped = len(source.broken) + sum(len(of_shard.skipped) for of_shard in facts.values())
+        origin = {
+            "data": config.data.name,
+            "build": dict(config.data.build),
+            "skipped": skipped,
+            "digest": source.digest,
+            "asked": dict(self.state.asked),
+        }
+        manifest = Manifest(features, splits, source.num_classes, source.class_names, origin, config.seed)
+        if not manifest.examples(TRAIN):
+            raise _no_examples(skipped)
+        return manifest
 
 
 def _settings(config: PrepareConfig, search: Sequence[str]) -> dict[str, Any]:
@@ -256,14 +239,11 @@ def _settings(config: PrepareConfig, search: Sequence[str]) -> dict[str, Any]:
     code = hashlib.sha256()
     for path in sorted(targets.sources(config.data.build, search)):
         code.update(path.read_bytes())
+    names = ("seed", "validation_fraction", "shard_mib", "shards", "workers")
     return {
         **{f"data.build.{name}": value for name, value in config.data.build.items()},
         "data.num_classes": config.data.num_classes,
-        "seed": config.seed,
-        "validation_fraction": config.validation_fraction,
-        "shard_mib": config.shard_mib,
-        "shards": config.shards,
-        "workers": config.workers,
+        **{name: getattr(config, name) for name in names},
         "code": code.hexdigest()[:16],
     }
 
@@ -283,13 +263,20 @@ def _expect_same(path: Path, settings: Mapping[str, Any], manifest: Manifest | N
         raise UserError(f"the settings that {path} was begun with, {old}", new, f"out=ANOTHER, or {old}")
 
 
-def _of_size(feature: Feature, sizes: set[tuple[int, int]]) -> Feature:
-    """A feature of encoded images with their size, if all have the same."""
-    if feature.stored != "image" or len(sizes) != 1:
-        return feature
-    return replace(feature, shape=(*next(iter(sizes)), feature.shape[2]))
-
-
 def _no_examples(skipped: int) -> DataError:
     lost = f" once {skipped} broken ones are left out" if skipped else ""
     return DataError("training data with examples", f"none{lost}", "another source")
+
+
+def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: int | None) -> int:
+    """The number of shards of about `shard_bytes`; as many as workers, or a multiple, if there are enough examples.
+
+    >>> [shard_count(1_000, total_bytes=250, shard_bytes=100, workers=workers) for workers in (None, 2)]
+    [3, 4]
+    >>> [shard_count(examples, total_bytes=250, shard_bytes=1, workers=2) for examples in (5, 1)]
+    [4, 1]
+    """
+    by_size = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
+    if not workers or examples < workers:
+        return by_size if not workers else max(1, examples)
+    return min(-(-by_size // workers), examples // workers) * workers

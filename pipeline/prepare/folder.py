@@ -12,24 +12,21 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest
-from pipeline.data.arrays import split as split_rows
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.errors import UserError, refuse
+from pipeline.errors import UserError
 from pipeline.record.log import read_json, write_json, write_whole
 
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -79,22 +76,21 @@ class Folder:
     """A folder that this process alone fills, from when it is made until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        hidden = path / HIDDEN
+        self.path, self.hidden = path, path / HIDDEN
         try:
-            foreign = path.exists() and not hidden.exists() and any(path.iterdir())
+            foreign = path.exists() and not self.hidden.exists() and any(path.iterdir())
             if foreign and not (path / manifest.FILE).is_file():
                 expected = "out to be a folder that is empty, or that this command began"
                 raise UserError(expected, f"{path} with other files", f"out={path / 'prepared'}")
-            hidden.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.hidden.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.hidden / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             received = f"{path}: {error.strerror or error}"
             raise UserError("out to be a folder that can be written to", received, "out=prepared") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._lock)
+            self.close()
             expected, received = f"{path} to be filled by one command at a time", "one that another is filling"
             raise UserError(expected, received, "again when that has ended, or out=ANOTHER") from error
 
@@ -105,33 +101,29 @@ class Folder:
     @property
     def state(self) -> FolderState | None:
         """The state that was written last; None if there is none."""
-        return read_json(FolderState, self.path / HIDDEN / "state.json")
+        return read_json(FolderState, self.hidden / "state.json")
 
     def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
-        write_json(self.path / HIDDEN / "state.json", state)
+        write_json(self.hidden / "state.json", state)
 
     def manifest(self) -> Manifest | None:
         """The manifest; None if the folder is not finished."""
-        if not (self.path / manifest.FILE).is_file():
-            return None
-        return manifest.load(str(self.path))
+        return manifest.load(str(self.path)) if (self.path / manifest.FILE).is_file() else None
 
     def clear_partial(self) -> None:
         """Removes what a command that was killed left of files and Dask workers."""
-        for place in (self.path, self.path / HIDDEN / "pieces"):
-            for path in place.glob(f".*{PARTIAL}") if place.is_dir() else ():
+        for place in (self.path, self.hidden / "pieces"):
+            for path in place.glob(f".*{PARTIAL}"):
                 path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / HIDDEN / "dask", ignore_errors=True)
+        shutil.rmtree(self.hidden / "dask", ignore_errors=True)
 
     def whole(self, finished: Manifest | None) -> dict[str, SourceFacts]:
         """The shards that are here whole, by file: those whose size is that of their facts."""
-        shards = [] if finished is None else [shard for split in finished.splits.values() for shard in split]
-        by_file = {shard.file: SourceFacts(shard) for shard in shards}
-        for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
-            if (facts := read_json(SourceFacts, path)) is not None:
-                by_file[facts.shard.file] = facts
-        return {name: facts for name, facts in by_file.items() if self.has(facts.shard)}
+        facts = [] if finished is None else [SourceFacts(one) for split in finished.splits.values() for one in split]
+        noted = (read_json(SourceFacts, path) for path in (self.hidden / "shards").glob("*.json"))
+        by_file = {one.shard.file: one for one in (*facts, *noted) if one is not None}
+        return {name: one for name, one in by_file.items() if self.has(one.shard)}
 
     def has(self, shard: Shard) -> bool:
         """True if a shard is here whole, as seen from this machine."""
@@ -142,29 +134,24 @@ class Folder:
         write_whole(self.path / manifest.FILE, complete.to_json())
         _sync_folder(self.path)
         for name in ("shards", "pieces", "dask"):
-            shutil.rmtree(self.path / HIDDEN / name, ignore_errors=True)
+            shutil.rmtree(self.hidden / name, ignore_errors=True)
         for name in ("state.json", "workers.log"):
-            (self.path / HIDDEN / name).unlink(missing_ok=True)
+            (self.hidden / name).unlink(missing_ok=True)
 
 
 class Writing:
-    """Counts what is written to a file."""
+    """A file that is written record by record, and what is counted of it."""
 
-    def __init__(self) -> None:
-        self.examples = self.bytes = 0
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.examples, self.bytes = file, 0, 0
         # Why examples were left out, and the sizes of images.
-        self.skipped: tuple[str, ...] = ()
-        self.sizes: tuple[tuple[int, int], ...] = ()
+        self.skipped: list[str] = []
+        self.sizes: set[tuple[int, int]] = set()
         self._hash, self._classes = hashlib.sha256(), Counter[int]()
 
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of all records."""
-        return self._hash.hexdigest()
-
-    def write(self, file: BinaryIO, record: bytes, label: int | None) -> None:
+    def write(self, record: bytes, label: int | None = None) -> None:
         """Writes one record."""
-        file.write(record)
+        self._file.write(record)
         self._hash.update(record)
         self.examples += 1
         self.bytes += len(record)
@@ -174,11 +161,12 @@ class Writing:
     def facts(self, name: str) -> SourceFacts:
         """The facts of the file."""
         classes = {str(label): count for label, count in sorted(self._classes.items())}
-        return SourceFacts(Shard(name, self.examples, self.bytes, self.sha256, classes), self.skipped, self.sizes)
+        shard = Shard(name, self.examples, self.bytes, self._hash.hexdigest(), classes)
+        return SourceFacts(shard, tuple(self.skipped), tuple(sorted(self.sizes)[:2]))
 
 
 @contextmanager
-def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, Writing]]:
+def partial(path: Path, facts: Path | None = None) -> Iterator[Writing]:
     """A file that comes to be at `path` once the block has ended without an error, and until then has a hidden name.
 
     Its facts are written to `facts` before, so that every file that is there has them.
@@ -186,10 +174,10 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
     path.parent.mkdir(parents=True, exist_ok=True)
     # A worker that is taken for dead may still write beside the one that has its task now.
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
-    writing = Writing()
     try:
         with hidden.open("wb", buffering=1 << 20) as file:
-            yield file, writing
+            writing = Writing(file)
+            yield writing
             file.flush()
             os.fsync(file.fileno())
         if facts is not None:
@@ -202,19 +190,8 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
 
 
 def piece_path(folder: str, number: int) -> Path:
-    """The file that has the facts of a piece, and says that it is there."""
+    """The file that has the parts of a piece by split, and says that it is there."""
     return Path(folder, HIDDEN, "pieces", f"{number:05d}.msgpack")
-
-
-def write_piece(folder: str, number: int, pieces: Mapping[str, ShardPiece]) -> None:
-    """Notes the parts of a piece that is whole, by split."""
-    with partial(piece_path(folder, number)) as (file, _):
-        file.write(msgspec.msgpack.encode(pieces))
-
-
-def read_piece(folder: str, number: int) -> dict[str, ShardPiece]:
-    """The parts of a piece by split."""
-    return msgspec.msgpack.decode(piece_path(folder, number).read_bytes(), type=dict[str, ShardPiece])
 
 
 def log(folder: str) -> Path:
@@ -224,10 +201,9 @@ def log(folder: str) -> Path:
 
 def file_bytes(path: str | Path) -> int | None:
     """The size of a file; None if it cannot be told."""
-    try:
+    with suppress(OSError):
         return os.stat(path).st_size
-    except OSError:
-        return None
+    return None
 
 
 def _sync_folder(path: Path) -> None:
@@ -239,59 +215,5 @@ def _sync_folder(path: Path) -> None:
 
 
 def file_name(split: str, number: int, shards: int) -> str:
-    """The name of a shard.
-
-    >>> file_name("train", 3, 12)
-    'train-00003-of-00012.tfrecord'
-    """
+    """The name of a shard, as train-00003-of-00012.tfrecord."""
     return f"{split}-{number:05d}-of-{shards:05d}.tfrecord"
-
-
-def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: int | None) -> int:
-    """The number of shards of about `shard_bytes`; as many as workers, or a multiple, if there are enough examples.
-
-    >>> shard_count(1_000, total_bytes=250, shard_bytes=100, workers=None)
-    3
-    >>> shard_count(1_000, total_bytes=250, shard_bytes=100, workers=2)
-    4
-    >>> shard_count(5, total_bytes=250, shard_bytes=1, workers=2)
-    4
-    >>> shard_count(1, total_bytes=250, shard_bytes=1, workers=2)
-    1
-    """
-    by_size = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
-    if not workers or examples < workers:
-        return by_size if not workers else max(1, examples)
-    return min(-(-by_size // workers), examples // workers) * workers
-
-
-def check_shards(examples: int, shards: int | None, workers: int | None) -> None:
-    """Refuses more shards or workers than there are training examples. Raises `UserError`."""
-    refuse(
-        (workers and examples < workers, f"at least one training example for each of {workers} workers", examples,
-         f"workers={examples}"),
-        (shards and examples < shards, f"at least one training example in each of {shards} shards", examples,
-         f"shards={examples // (workers or 1) * (workers or 1)}"),
-    )  # fmt: skip
-
-
-def orders(
-    whole: NDArray[np.int64], groups: NDArray[np.int64] | None, fraction: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that train and those that are held out, each in the order in which they fill shards.
-
-    `whole` are the rows that can be used, `groups` the class of each of these, where there are classes.
-
-    >>> train, validation = orders(np.arange(10), None, fraction=0.2, seed=0)
-    >>> len(train), len(validation), len({*train, *validation})
-    (8, 2, 10)
-    """
-    if not fraction:
-        return shuffled(whole, seed, 0), whole[:0]
-    train, held_out = split_rows(np.zeros(len(whole), np.int64) if groups is None else groups, fraction, seed)
-    return whole[train], whole[held_out]
-
-
-def shuffled(rows: NDArray[np.int64], seed: int, use: int) -> NDArray[np.int64]:
-    """The rows in an order that the seed decides, and what they are used for."""
-    return np.random.default_rng([seed, use]).permutation(rows)

@@ -10,9 +10,10 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,11 @@ from pipeline.data import files, manifest, pictures, records
 from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment, leaves
-from pipeline.data.manifest import Feature
+from pipeline.data.manifest import Feature, Manifest
 from pipeline.errors import first_of
 from pipeline.prepare import values
 from pipeline.prepare.folder import ShardPiece, file_bytes
-from pipeline.prepare.values import LOOKED_AT, MOST, Example, Labels, in_words, kind_of
+from pipeline.prepare.values import LOOKED_AT, Example, Labels, in_words, kind_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,14 +34,17 @@ if TYPE_CHECKING:
 MOST_OPEN = 64
 # Rows that are taken out of arrays at a time.
 BLOCK = 256
+# What a record's frame takes.
+FRAME = records.HEADER + records.FOOTER
 
 
-class Rows(Protocol):
+@dataclass(frozen=True)
+class Rows:
     """One part of a source: so many examples, of which any can be made a record.
 
     `labels` are int64 [examples] where each example has one whole number for a label, and None otherwise. `broken` has
     the rows that are known to be broken, and why; others may turn out to be when their record is made. `nbytes` is
-    about what all records come to, and `digest` names the content.
+    about what all records come to, and `digest` names the content. `make` yields rows as records, in their order.
     """
 
     count: int
@@ -49,99 +53,67 @@ class Rows(Protocol):
     labels: Labels | None
     broken: Mapping[int, str]
     digest: str
+    make: Callable[[NDArray[np.int64]], Iterator[Example]]
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
-        """The chosen rows as records, in this order."""
+    @property
+    def usable(self) -> NDArray[np.int64]:
+        """The rows that are not known to be broken."""
+        return np.delete(np.arange(self.count), list(self.broken))
 
 
-class Arrays(Rows):
-    """Arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
+def of_arrays(part: Sequence[Nested[np.ndarray | float]], split: str, classes: int | None) -> Rows:
+    """Rows of arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
+    arrays = values.flat(part, split)
+    lengths = {len(array) if array.ndim else -1 for array in arrays.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        listed = [f"{name} of shape {array.shape}" for name, array in arrays.items()]
+        shapes = first_of(listed, between=", ", last=" and")
+        expected = "arrays with as many examples along their first axis"
+        raise DataError(expected, f"for {split}: {shapes}", "numpy.asarray around lists of numbers")
+    (count,) = lengths
+    features = tuple(values.feature(name, array, array.shape[1:]) for name, array in arrays.items())
+    labels, digest = values.labels_of(arrays), hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        for start in range(0, count, LOOKED_AT):
+            digest.update(np.ascontiguousarray(array[start : start + LOOKED_AT]).data)
+    # A whole number takes a byte or two, whatever its array has for it.
+    sizes = [2 * arrays[one.name].size if one.stored == "ints" else arrays[one.name].nbytes for one in features]
 
-    def __init__(self, part: Nested[np.ndarray | float], split: str, classes: int | None) -> None:
-        self._split = split
-        self._arrays = {name: np.asarray(leaf) for name, leaf in values.flat(part, split).items()}
-        lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
-        if len(set(lengths.values())) != 1 or -1 in lengths.values():
-            listed = [f"{name} of shape {array.shape}" for name, array in self._arrays.items()]
-            shapes = first_of(listed, between=", ", last=" and")
-            expected = "arrays with as many examples along their first axis"
-            raise DataError(expected, f"for {split}: {shapes}", "numpy.asarray around lists of numbers")
-        self.count = next(iter(lengths.values()))
-        self.features = tuple(values.feature(name, array, array.shape[1:]) for name, array in self._arrays.items())
-        self.labels = values.labels_of(self._arrays.get("y"))
-        self.broken = self._broken(classes)
-        # A whole number takes a byte or two, whatever its array has for it.
-        sizes = [
-            2 * array.size if one.stored == "ints" else array.nbytes
-            for one, array in zip(self.features, self._arrays.values(), strict=True)
-        ]
-        self.nbytes = sum(sizes) + self.count * (records.HEADER + records.FOOTER + 16 * len(sizes))
-        self.digest = self._digest()
-
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
-        """The chosen rows as records, in this order."""
+    def make(chosen: NDArray[np.int64]) -> Iterator[Example]:
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
-            columns = {one.name: (self._arrays[one.name][block], one.stored) for one in self.features}
+            columns = {name: array[block] for name, array in arrays.items()}
             for place, row in enumerate(block.tolist()):
-                data = records.example(
-                    {name: values.stored(np.asarray(array[place]), kind) for name, (array, kind) in columns.items()}
-                )
-                yield Example(records.framed(data), None if self.labels is None else int(self.labels[row]))
+                record = values.record({name: column[place] for name, column in columns.items()}, features)
+                yield Example(record, None if labels is None else int(labels[row]))
 
-    def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for name, array in self._arrays.items():
-            digest.update(repr((name, array.dtype.str, array.shape)).encode())
-            for start in range(0, self.count, LOOKED_AT):
-                digest.update(np.ascontiguousarray(array[start : start + LOOKED_AT]).data)
-        return digest.hexdigest()[:16]
-
-    def _broken(self, classes: int | None) -> dict[int, str]:
-        whys: dict[int, str] = {}
-        for name, array in self._arrays.items():
-            for start in range(0, self.count, LOOKED_AT):
-                block = array[start : start + LOOKED_AT]
-                if array.dtype.kind == "f":
-                    bad, why = ~np.isfinite(block), f"has NaN or infinity in {name}"
-                elif array.dtype == np.uint64:
-                    bad, why = block > MOST, f"has a number in {name} that int64 does not hold"
-                else:
-                    break
-                if bad.any():
-                    lost = np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))
-                    whys |= {int(start + row): why for row in lost}
-        if self.labels is not None:
-            wrong = (self.labels < 0) | (self.labels >= (MOST if classes is None else classes))
-            whys |= {int(row): str(values.wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
-        return {row: f"example {row} of {self._split} {whys[row]}" for row in sorted(whys)}
+    return Rows(
+        count,
+        sum(sizes) + count * (FRAME + 16 * len(sizes)),
+        features,
+        labels,
+        {row: f"example {row} of {split} {why}" for row, why in sorted(values.faults(arrays, classes).items())},
+        digest.hexdigest()[:16],
+        make,
+    )
 
 
-class Images(Rows):
-    """Files of images with a label each, which are stored as they are."""
+def of_images(part: Examples, classes: int | None) -> Rows:
+    """Rows of files of images with a label each, which are stored as they are."""
+    paths = [str(path) for path in part.raw["path"]]
+    labels = np.asarray(part.raw["label"]).astype(np.int64)
+    sizes = [file_bytes(path) for path in paths]
+    missing = {row: "cannot be read (no such file)" for row, size in enumerate(sizes) if size is None}
+    # Where the finished example says so, the channels that images are made with.
+    shape = getattr(leaves(part.spec)[0], "shape", None) if part.spec is not None else None
+    channels = int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
 
-    def __init__(self, part: Examples, classes: int | None) -> None:
-        self._paths = [str(path) for path in part.raw["path"]]
-        self._classes = labels = np.asarray(part.raw["label"]).astype(np.int64)
-        sizes = [file_bytes(path) for path in self._paths]
-        self.count = len(self._paths)
-        self.nbytes = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
-        # Where the finished example says so, the channels that images are made with.
-        shape = getattr(leaves(part.spec)[0], "shape", None) if part.spec is not None else None
-        channels = int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
-        self.features = (Feature("x", (None, None, channels), "float32", "image"), Feature("y", (), "int32", "ints"))
-        self.labels = labels
-        whys = (
-            values.wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")
-            for label, size in zip(labels.tolist(), sizes, strict=True)
-        )
-        self.broken = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
-        self.digest = digest_of(json.dumps([self._paths, sizes, labels.tolist()]))
+    def make(chosen: NDArray[np.int64]) -> Iterator[Example]:
+        from PIL import Image
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
-        """The chosen rows as records, in this order."""
         for row in chosen.tolist():
-            path, label = self._paths[row], int(self._classes[row])
+            path, label = paths[row], int(labels[row])
             try:
                 data = Path(path).read_bytes()
                 why = pictures.fault(data)
@@ -150,56 +122,66 @@ class Images(Rows):
             if why:
                 yield Example(None, label, f"{path} {why}")
                 continue
-            from PIL import Image
-
             with Image.open(io.BytesIO(data)) as image:
                 size = image.height, image.width
             yield Example(records.framed(records.example({"x": data, "y": np.asarray(label)})), label, size=size)
 
+    return Rows(
+        len(paths),
+        sum((size or 0) + FRAME + 32 for size in sizes),
+        (Feature("x", (None, None, channels), "float32", "image"), Feature("y", (), "int32", "ints")),
+        labels,
+        {row: f"{paths[row]} {why}" for row, why in sorted((missing | values.wrong_labels(labels, classes)).items())},
+        digest_of(json.dumps([paths, sizes, labels.tolist()])),
+        make,
+    )
 
-class Records(Rows):
-    """Records that are in files already, one piece after the other, and are copied."""
 
-    def __init__(self, pieces: Sequence[ShardPiece]) -> None:
-        self._pieces = [piece for piece in pieces if piece.index]
-        self._starts = np.cumsum([0, *(len(piece.rows) for piece in self._pieces)])
-        self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.rows for piece in self._pieces)])
-        self.count = len(self._index)
-        self.nbytes = int(self._index[:, 1].sum())
-        self.features = self._pieces[0].features if self._pieces else ()
-        for piece in self._pieces:
-            if piece.features != self.features:
-                received = f"{in_words(self.features)} and {in_words(piece.features)}"
-                instead = "the same shapes and types in every example"
-                raise DataError("examples that are all alike", received, instead)
-        labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
-        self.labels = self._index[:, 2] if labelled else None
-        starts = zip(self._starts.tolist(), self._pieces, strict=False)
-        self.broken = {start + row: why for start, piece in starts for row, why in piece.broken.items()}
-        self.digest = digest_of("".join(piece.digest for piece in self._pieces))
+def of_pieces(pieces: Sequence[ShardPiece]) -> Rows:
+    """Rows of records that are in files already, one piece after the other, and are copied."""
+    pieces = [piece for piece in pieces if piece.index]
+    starts = np.cumsum([0, *(len(piece.rows) for piece in pieces)])
+    index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.rows for piece in pieces)])
+    features = pieces[0].features if pieces else ()
+    for piece in pieces:
+        if piece.features != features:
+            received = f"{in_words(features)} and {in_words(piece.features)}"
+            raise DataError("examples that are all alike", received, "the same shapes and types in every example")
+    labels = index[:, 2] if pieces and all(piece.labelled for piece in pieces) else None
 
-    def make(self, chosen: NDArray[np.int64]) -> Iterator[Example]:
-        """The chosen rows as records, in this order."""
+    def make(chosen: NDArray[np.int64]) -> Iterator[Example]:
         opened: dict[int, BinaryIO] = {}
         try:
             for row in chosen.tolist():
-                place = int(np.searchsorted(self._starts, row, "right")) - 1
+                place = int(np.searchsorted(starts, row, "right")) - 1
                 if place not in opened:
                     if len(opened) >= MOST_OPEN:
                         opened.pop(next(iter(opened))).close()
-                    opened[place] = files.opened(self._pieces[place].path)
-                offset, length, label = self._index[row].tolist()
+                    opened[place] = files.opened(pieces[place].path)
+                offset, length, label = index[row].tolist()
                 opened[place].seek(offset)
                 data = opened[place].read(length)
-                class_label = label if self.labels is not None else None
-                name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
-                if records.unframed(data) is None:
-                    yield Example(None, class_label, f"{name} has a wrong checksum")
-                else:
-                    yield Example(data, class_label)
+                name = f"{pieces[place].path} record {row - int(starts[place])}"
+                whole = records.unframed(data) is not None
+                why = None if whole else f"{name} has a wrong checksum"
+                yield Example(data if whole else None, None if labels is None else label, why)
         finally:
             for file in opened.values():
                 file.close()
+
+    return Rows(
+        len(index),
+        int(index[:, 1].sum()),
+        features,
+        labels,
+        {
+            start + row: why
+            for start, piece in zip(starts[:-1].tolist(), pieces, strict=True)
+            for row, why in piece.broken.items()
+        },
+        digest_of("".join(piece.digest for piece in pieces)),
+        make,
+    )
 
 
 def digest_of(text: str) -> str:
@@ -222,17 +204,6 @@ def is_in_files(part: object) -> TypeGuard[Examples]:
     return isinstance(part, Examples) and part.in_files
 
 
-def is_prepared(path: str) -> bool:
-    """True for a shard of prepared data, which a manifest beside it names."""
-    folder, _, name = path.rpartition("/")
-    try:
-        files.size_of(f"{folder}/{manifest.FILE}")
-    except OSError:
-        return False
-    description = manifest.load(folder, files.read)
-    return any(shard.file == name for shards in description.splits.values() for shard in shards)
-
-
 def is_stream(part: object) -> bool:
     """True for examples that come one after another."""
     if isinstance(part, Examples):
@@ -243,16 +214,15 @@ def is_stream(part: object) -> bool:
 
 def rows_of(part: object, split: str, classes: int | None) -> Rows:
     """A part that is neither a stream nor in files, as rows. Raises `DataError`."""
-    if isinstance(part, Examples) and part.image_files:
-        return Images(part, classes)
     if isinstance(part, Examples):
-        arrays = Arrays(part.raw, split, classes)
-        arrays.broken = {**arrays.broken, **_whys(part)}
-        return arrays
+        if part.image_files:
+            return of_images(part, classes)
+        rows = of_arrays(part.raw, split, classes)
+        return dataclasses.replace(rows, broken={**rows.broken, **_whys(part)})
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         expected = f"data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these"
         raise DataError(expected, kind_of(part), "(x, y), (x_validation, y_validation)")
-    return Arrays(tuple(part), split, classes)
+    return of_arrays(part, split, classes)
 
 
 def examples_of(part: object) -> Iterator[object]:
@@ -296,26 +266,35 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
     return dataset.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
 
 
-def piece_of_file(part: Examples, segment: Segment) -> ShardPiece:
+def manifest_of(path: str) -> Manifest | None:
+    """The manifest beside a shard of prepared data, which names it; None where there is none or it names others."""
+    folder, _, name = path.rpartition("/")
+    try:
+        files.size_of(f"{folder}/{manifest.FILE}")
+    except OSError:
+        return None
+    contents = manifest.load(folder, files.read)
+    return contents if any(shard.file == name for split in contents.splits.values() for shard in split) else None
+
+
+def piece_of_file(part: Examples, segment: Segment, contents: Manifest) -> ShardPiece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
-    folder, _, file_name = segment.path.rpartition("/")
-    description = manifest.load(folder, files.read)
-    classed = [feature for feature in description.features if feature.name == "y" and values.is_label(feature)]
+    labelled = any(map(values.is_label, contents.features))
     whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):
             label = 0
             if frame.data is None:
                 whys.setdefault(frame.number, f"{segment.path} record {frame.number} {frame.broken}")
-            elif classed and frame.number not in whys:
+            elif labelled and frame.number not in whys:
                 label = int(records.parsed(frame.data)["y"][0])
             index.append((frame.start, (frame.stop or frame.start) - frame.start, label))
-    shards = {shard.file: shard.sha256 for split in description.splits.values() for shard in split}
+    name = segment.path.rpartition("/")[2]
     return ShardPiece(
         segment.path,
-        description.features,
-        bool(classed),
-        shards.get(file_name, ""),
+        contents.features,
+        labelled,
+        next(shard.sha256 for split in contents.splits.values() for shard in split if shard.file == name),
         {row: why for row, why in whys.items() if row < len(index)},
         tuple(why for row, why in whys.items() if row >= len(index)),
         np.array(index, np.int64).tobytes(),

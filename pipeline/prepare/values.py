@@ -34,38 +34,37 @@ def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
     if kind.kind not in "fiub" or kind.itemsize > 8:
         instead = "numbers in its place, such as the places of words in a vocabulary"
         raise DataError(f"{name} to be numbers of at most 8 bytes, or true and false", kind, instead)
-    if kind == np.float32:
-        stored = "floats"
-    elif kind.kind == "f":
-        stored = "bytes"
-    elif not shape or kind in (np.uint32, np.uint64):
-        # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
-        stored = "ints"
-    else:
-        stored = "ints" if values <= SHORT and kind != np.uint8 else "bytes"
+    # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
+    as_ints = not shape or kind in (np.uint32, np.uint64) or (values <= SHORT and kind != np.uint8)
+    stored = "floats" if kind == np.float32 else "ints" if kind.kind != "f" and as_ints else "bytes"
     return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
 
 
-def stored(value: np.ndarray, kind: str) -> bytes | np.ndarray:
-    """An array as `records.example` takes it."""
-    if kind != "bytes":
-        return value
-    return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+def record(arrays: Mapping[str, np.ndarray], features: Sequence[Feature]) -> bytes:
+    """One example as a record in its frame; bytes of arrays are little endian."""
+    stored = {
+        one.name: array if one.stored != "bytes" else array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        for one in features
+        for array in [np.asarray(arrays[one.name])]
+    }
+    return records.framed(records.example(stored))
 
 
-def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray | float]:
-    """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
-    check_names(part, split)
-    assert isinstance(part, Sequence), "x, y and perhaps weights"
+def flat(part: Sequence[Nested[np.ndarray | float]], split: str) -> dict[str, np.ndarray]:
+    """The arrays of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
     leaves: dict[str, np.ndarray | float] = manifest.flat(tuple(_without_lists(values, split) for values in part))
     if not any(name == "x" or name.startswith("x/") for name in leaves):
         raise DataError(f"examples with an x for {split}", "none", "(x, y)")
-    return {name: leaf for name, leaf in leaves.items() if leaf is not None}
+    return {name: np.asarray(leaf) for name, leaf in leaves.items() if leaf is not None}
 
 
 def _without_lists(values: Nested[np.ndarray | float], split: str) -> Nested[np.ndarray | float]:
     """The same structure, with an array in place of each list of numbers; Python's floats are float32, as in Keras."""
     if isinstance(values, Mapping):
+        for key in values:
+            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
+                expected = f"names of inputs and outputs that are text without /, and no numbers, for {split}"
+                raise DataError(expected, f"{key!r}", "another name")
         return {key: _without_lists(inner, split) for key, inner in values.items()}
     if not isinstance(values, list | tuple):
         refuse_masked(values, split)
@@ -80,24 +79,39 @@ def _without_lists(values: Nested[np.ndarray | float], split: str) -> Nested[np.
     return floats(array, np.float32, f"the lists of {split}") if array.dtype == np.float64 else array
 
 
-def labels_of(y: np.ndarray | None) -> Labels | None:
-    """Labels as int64 where each is one whole number; None where they are something else.
-
-    >>> labels_of(np.array([2, 0], np.uint8)), labels_of(np.array([0.5]))
-    (array([2, 0]), None)
-    """
+def labels_of(arrays: Mapping[str, np.ndarray]) -> Labels | None:
+    """The labels y where each is one whole number; None where they are something else."""
+    y = arrays.get("y")
     return None if y is None or y.dtype.kind not in "iu" or y.ndim != 1 else y.astype(np.int64)
 
 
-def wrong_label(label: int, classes: int | None) -> str | None:
-    """The fault of a label; None if it has none.
+def faults(arrays: Mapping[str, np.ndarray], classes: int | None) -> dict[int, str]:
+    """Reasons not to train on examples by their rows, which are the first axis of the arrays."""
+    whys: dict[int, str] = {}
+    for name, array in arrays.items():
+        for start in range(0, len(array), LOOKED_AT):
+            block = array[start : start + LOOKED_AT]
+            if array.dtype.kind == "f":
+                bad, why = ~np.isfinite(block), f"has NaN or infinity in {name}"
+            elif array.dtype == np.uint64:
+                bad, why = block > MOST, f"has a number in {name} that int64 does not hold"
+            else:
+                break
+            for row in np.flatnonzero(bad.reshape(len(block), -1).any(axis=1)).tolist():
+                whys.setdefault(start + row, why)
+    labels = labels_of(arrays)
+    return whys if labels is None else wrong_labels(labels, classes) | whys
 
-    >>> wrong_label(-1, None), wrong_label(3, 3), wrong_label(2, 3)
-    ('has label -1, 0 or more was expected', 'has label 3, 0 to 2 was expected', None)
+
+def wrong_labels(labels: Labels, classes: int | None) -> dict[int, str]:
+    """The faults of labels by their rows.
+
+    >>> wrong_labels(np.array([-1, 2]), None), wrong_labels(np.array([3, 2]), 3)
+    ({0: 'has label -1, 0 or more was expected'}, {0: 'has label 3, 0 to 2 was expected'})
     """
-    if label >= 0 and (classes is None or label < classes):
-        return None
-    return f"has label {label}, {'0 or more' if classes is None else f'0 to {classes - 1}'} was expected"
+    wrong = np.flatnonzero((labels < 0) | (labels >= (MOST if classes is None else classes)))
+    right = "0 or more" if classes is None else f"0 to {classes - 1}"
+    return {row: f"has label {labels[row]}, {right} was expected" for row in wrong.tolist()}
 
 
 def in_words(features: Sequence[Feature]) -> str:
@@ -105,29 +119,14 @@ def in_words(features: Sequence[Feature]) -> str:
     return ", ".join(f"{feature.name} of {feature.dtype} {list(feature.shape)}" for feature in features)
 
 
-def check_names(node: object, split: str) -> None:
-    """Refuses names that a TFRecord feature cannot have."""
-    if isinstance(node, Mapping):
-        for key, inner in node.items():
-            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
-                expected = f"names of inputs and outputs that are text without /, and no numbers, for {split}"
-                raise DataError(expected, f"{key!r}", "another name")
-            check_names(inner, split)
-    elif isinstance(node, tuple | list):
-        for inner in node:
-            check_names(inner, split)
-
-
 def kind_of(value: object) -> str:
     """The kind of a value, in words."""
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
 
 
 def is_label(feature: Feature) -> bool:
     """True for one whole number for each example."""
-    return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
+    return feature.name == "y" and feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
 
 
 @dataclass(frozen=True)
@@ -156,22 +155,14 @@ class Encoder:
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
             received, instead = f"{name} as {kind_of(example)}", "yielding (x, y) of one example at a time"
             raise DataError("examples (x, y) or (x, y, weight)", received, instead)
-        arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
+        arrays = flat(example, self._split)
         features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
         if not self.features:
-            self.features = features
-            self.labelled = any(one.name == "y" and is_label(one) for one in features)
-        why = None
+            self.features, self.labelled = features, any(map(is_label, features))
         if features != self.features:
             why = f"has {in_words(features)}, {in_words(self.features)} as in the first was expected"
-        for leaf, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                why = why or f"has NaN or infinity in {leaf}"
-            if array.dtype == np.uint64 and array.size and array.max() > MOST:
-                why = why or f"has a number in {leaf} that int64 does not hold"
-        label = int(arrays["y"]) if self.labelled and not why else None
-        why = why or (None if label is None else wrong_label(label, self._classes))
+        else:
+            why = faults({leaf: array[None] for leaf, array in arrays.items()}, self._classes).get(0, "")
         if why:
-            return Example(None, label, f"{name} {why}")
-        data = records.example({one.name: stored(arrays[one.name], one.stored) for one in features})
-        return Example(records.framed(data), label)
+            return Example(None, None, f"{name} {why}")
+        return Example(record(arrays, features), int(arrays["y"]) if self.labelled else None)

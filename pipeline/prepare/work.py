@@ -7,22 +7,24 @@ Each process calls the data set's function once and keeps the data. Results are 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import targets
+from pipeline.data.arrays import split as split_rows
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Segment, share_of
+from pipeline.data.examples import share_of
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.errors import UserError, first_line, first_of
 from pipeline.prepare import folder as folders
@@ -35,7 +37,6 @@ from pipeline.prepare.sources import Rows
 PIECES = 16
 # Broken examples that an error names.
 NAMED = 5
-T = TypeVar("T")
 # A piece to gather: "stream" and (shard, shards), or "files" and (split, place of the file).
 PieceId: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 
@@ -49,7 +50,7 @@ class ShardJob:
     """
 
     folder: str
-    build: Mapping[str, Any]
+    build: Mapping[str, Any] = field(hash=False)
     num_classes: int | None
     seed: int
     validation_fraction: float
@@ -80,8 +81,8 @@ class ShardPart:
 class Description:
     """The content of a source, once its rows are known; or the pieces that must be gathered before they are.
 
-    `broken` says why examples are left out, `skipped` how many of each part of the source, `flaws` the faults of the
-    source as a whole, `notes` how it was read. `digest` names its content.
+    `broken` says why examples are left out, `flaws` are of the source as a whole, `notes` say how it was read, and
+    `digest` names its content.
     """
 
     pieces: tuple[PieceId, ...] = ()
@@ -92,7 +93,6 @@ class Description:
     flaws: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
     digest: str = ""
     has_validation: bool = False
 
@@ -107,15 +107,16 @@ def describe(job: ShardJob) -> Description:
         return _source(job)[0]
 
 
-def gather(job: ShardJob, number: int, kind: str, which: tuple[int, int] | tuple[str, int]) -> None:
+def gather(job: ShardJob, number: int, kind: str, which: tuple[Any, int]) -> None:
     """Puts piece `number` where every worker finds it: a stream's examples as records, with an index of them.
 
     `kind` is "stream", and `which` (shard, shards); or "files", and `which` the file's place in each part.
     """
     with _named_errors(job):
-        pieces = _streamed(job, number, *which) if kind == "stream" else _indexed(job, number, *which)
+        pieces = (_streamed if kind == "stream" else _indexed)(job, number, *which)
         job.refuse([why for piece in pieces.values() for why in (*piece.broken.values(), *piece.lost)])
-        folders.write_piece(job.folder, number, pieces)
+        with folders.partial(folders.piece_path(job.folder, number)) as writing:
+            writing.write(msgspec.msgpack.encode(pieces))
 
 
 def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> folders.SourceFacts:
@@ -126,19 +127,16 @@ def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> f
             raise not_the_same(job)
         rows, order = orders[split]
         name = folders.file_name(split, number, shards)
-        lost: list[str] = []
-        sizes: set[tuple[int, int]] = set()
         facts, own = Path(job.folder, folders.HIDDEN, "shards", f"{name}.json"), share_of(len(order), number, shards)
-        with folders.partial(Path(job.folder, name), facts) as (file, writing):
+        with folders.partial(Path(job.folder, name), facts) as writing:
             for example in rows.make(order[own.start : own.stop]):
                 if example.record is None:
-                    lost.append(str(example.why))
+                    writing.skipped.append(str(example.why))
                     continue
-                writing.write(file, example.record, example.label)
-                if example.size is not None and len(sizes) < 2:
-                    sizes.add(example.size)
-            job.refuse(lost)
-            writing.skipped, writing.sizes = tuple(lost), tuple(sorted(sizes))
+                writing.write(example.record, example.label)
+                if example.size is not None:
+                    writing.sizes.add(example.size)
+            job.refuse(writing.skipped)
         return writing.facts(name)
 
 
@@ -168,108 +166,82 @@ def _named_errors(job: ShardJob) -> Iterator[None]:
         raise DataError(f"{job.build[targets.KEY]} to make data", received, instead) from None
 
 
-_KEPT: dict[str, Any] = {}
+def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> dict[str, object]:
+    """The parts of the data by split, without one that is None."""
+    parts = sources.parts_of(targets.call(dict(job.build), "data.build", shard=shard, shards=shards))
+    return {split: part for split, part in zip(SPLITS, parts, strict=True) if part is not None}
 
 
-def _kept(job: ShardJob, use: str, make: Callable[[], T]) -> T:
-    """The value of a job for a use, made when it is first needed in this process."""
-    key = json.dumps([dataclasses.asdict(dataclasses.replace(job, skip=False)), use], default=str)
-    if key not in _KEPT:
-        _KEPT[key] = make()
-    value: T = _KEPT[key]
-    return value
+# For the job that a process works on.
+_parts = lru_cache(maxsize=1)(_call)
 
 
-def _call(job: ShardJob, shard: int = 0, shards: int = 1) -> tuple[object, object]:
-    return sources.parts_of(targets.call(dict(job.build), "data.build", shard=shard, shards=shards))
-
-
-def _parts(job: ShardJob) -> tuple[object, object]:
-    return _kept(dataclasses.replace(job, gathered=None), "call", lambda: _call(job))
-
-
+@lru_cache(maxsize=1)
 def _source(job: ShardJob) -> Source:
-    return _kept(job, "source", lambda: _open(job))
-
-
-def _open(job: ShardJob) -> Source:
     if job.gathered is not None:
-        pieces = [folders.read_piece(job.folder, number) for number in range(job.gathered)]
+        kind, paths = dict[str, ShardPiece], (folders.piece_path(job.folder, each) for each in range(job.gathered))
+        pieces = [msgspec.msgpack.decode(path.read_bytes(), type=kind) for path in paths]
         of_split = {split: [piece[split] for piece in pieces if split in piece] for split in SPLITS}
-        records = {split: sources.Records(some) if some else None for split, some in of_split.items()}
-        lost = {split: [why for piece in some for why in piece.lost] for split, some in of_split.items()}
+        records = {split: sources.of_pieces(some) for split, some in of_split.items() if some}
+        lost = [why for some in of_split.values() for piece in some for why in piece.lost]
         return _lay_out(job, records, lost, Description(num_classes=job.num_classes, class_names=job.class_names))
     parts = _parts(job)
-    train = parts[0]
+    train = parts.get(TRAIN)
     outline = Description(
         pieces=_pieces(job, parts),
         num_classes=job.num_classes or getattr(train, "num_classes", None),
         class_names=getattr(train, "class_names", None),
-        flaws=tuple(flaw for part in parts for flaw in getattr(part, "flaws", ())),
+        flaws=tuple(flaw for part in parts.values() for flaw in getattr(part, "flaws", ())),
+        notes=tuple(getattr(train, "notes", ())),
     )
     if outline.pieces:
         return outline, {}
-    rows = {
-        split: None if part is None else sources.rows_of(part, split, outline.num_classes)
-        for split, part in zip(SPLITS, parts, strict=True)
-    }
-    return _lay_out(job, rows, {}, dataclasses.replace(outline, notes=tuple(getattr(train, "notes", ()))))
+    rows = {split: sources.rows_of(part, split, outline.num_classes) for split, part in parts.items()}
+    return _lay_out(job, rows, (), outline)
 
 
-def _pieces(job: ShardJob, parts: tuple[object, object]) -> tuple[PieceId, ...]:
+def _pieces(job: ShardJob, parts: Mapping[str, object]) -> tuple[PieceId, ...]:
     """The pieces to gather before the rows of the parts are known; none if they are known at once."""
-    if any(sources.is_in_files(part) for part in parts):
-        return tuple(
-            ("files", (split, place))
-            for split, part in zip(SPLITS, parts, strict=True)
-            if part is not None
-            for place in range(len(part.raw) if sources.is_in_files(part) else 0)
-        )
-    if any(part is not None and sources.is_stream(part) for part in parts):
+    in_files = {split: part for split, part in parts.items() if sources.is_in_files(part)}
+    if in_files:
+        return tuple(("files", (split, place)) for split, part in in_files.items() for place in range(len(part.raw)))
+    if any(map(sources.is_stream, parts.values())):
         pieces = PIECES if targets.asks_for(dict(job.build), "data.build", "shard") else 1
         return tuple(("stream", (number, pieces)) for number in range(pieces))
     return ()
 
 
-def _lay_out(
-    job: ShardJob, rows: Mapping[str, Rows | None], lost: Mapping[str, Sequence[str]], outline: Description
-) -> Source:
+def _lay_out(job: ShardJob, rows: Mapping[str, Rows], lost: Sequence[str], outline: Description) -> Source:
     """Returns the rows of each split in the order of their shards, and the rest of the source by its `outline`."""
     orders: dict[str, tuple[Rows, NDArray[np.int64]]] = {}
-    train, validation = rows[TRAIN], rows[VALIDATION]
-    if train is not None:
-        groups = None if train.labels is None else train.labels[_usable(train)]
-        fraction = job.validation_fraction if validation is None else 0.0
-        trains, held_out = folders.orders(_usable(train), groups, fraction, job.seed)
-        orders[TRAIN] = train, trains
-        if len(held_out):
-            orders[VALIDATION] = train, held_out
-    if validation is not None and len(_usable(validation)):
-        orders[VALIDATION] = validation, folders.shuffled(_usable(validation), job.seed, 1)
-    features = train.features if train is not None else ()
-    if train is not None and validation is not None and validation.count and validation.features != features:
+    usable = {split: of_split.usable for split, of_split in rows.items()}
+    if TRAIN in rows and VALIDATION not in rows and job.validation_fraction:
+        train, whole = rows[TRAIN], usable[TRAIN]
+        groups = np.zeros(len(whole), np.int64) if train.labels is None else train.labels[whole]
+        chosen = split_rows(groups, job.validation_fraction, job.seed)
+        orders = {split: (train, whole[part]) for split, part in zip(SPLITS, chosen, strict=True)}
+    else:
+        for split, whole in usable.items():
+            rng = np.random.default_rng([job.seed, SPLITS.index(split)])
+            orders[split] = rows[split], rng.permutation(whole)
+    if VALIDATION in orders and not len(orders[VALIDATION][1]):
+        del orders[VALIDATION]
+    features = rows[TRAIN].features if TRAIN in rows else ()
+    if TRAIN in rows and VALIDATION in rows and rows[VALIDATION].count and rows[VALIDATION].features != features:
         expected = f"validation examples as those that train, {values.in_words(features)}"
-        raise DataError(expected, values.in_words(validation.features), "the same shapes and types in both")
+        received = values.in_words(rows[VALIDATION].features)
+        raise DataError(expected, received, "the same shapes and types in both")
     parts = {split: _part(of_split, order) for split, (of_split, order) in orders.items()}
-    both = {split: of_split for split, of_split in rows.items() if of_split is not None}
-    broken = [why for of_split in both.values() for why in of_split.broken.values()]
     description = dataclasses.replace(
         outline,
         parts=parts,
         features=features,
         num_classes=outline.num_classes if outline.num_classes is not None else _count_classes(parts),
-        broken=(*broken, *(why for whys in lost.values() for why in whys)),
-        skipped={split: len(of_split.broken) + len(lost.get(split, ())) for split, of_split in both.items()},
-        digest=sources.digest_of("".join(of_split.digest for of_split in both.values())),
-        has_validation=validation is not None,
+        broken=(*(why for of_split in rows.values() for why in of_split.broken.values()), *lost),
+        digest=sources.digest_of("".join(of_split.digest for of_split in rows.values())),
+        has_validation=VALIDATION in rows,
     )
     return description, orders
-
-
-def _usable(rows: Rows) -> NDArray[np.int64]:
-    whole = np.ones(rows.count, bool)
-    whole[list(rows.broken)] = False
-    return np.flatnonzero(whole)
 
 
 def _part(rows: Rows, order: NDArray[np.int64]) -> ShardPart:
@@ -292,47 +264,46 @@ def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, 
     parts = _parts(job) if shards == 1 else _call(job, shard, shards)
     if shards == 1:
         # An iterator can be gone through once.
-        _KEPT.clear()
+        _parts.cache_clear()
     named = f" of shard {shard} of {shards}" if shards > 1 else ""
-    present = {split: part for split, part in zip(SPLITS, parts, strict=True) if part is not None}
-    return {split: _streamed_part(job, number, split, part, named) for split, part in present.items()}
+    return {split: _streamed_part(job, number, split, part, named) for split, part in parts.items()}
 
 
 def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
-    encoder = values.Encoder(split, job.num_classes)
     path = Path(job.folder, folders.HIDDEN, "pieces", f"{number:05d}-{split}.tfrecord")
+    encoder = values.Encoder(split, job.num_classes)
     rows = None if sources.is_stream(part) else sources.rows_of(part, split, job.num_classes)
     examples: Iterator[values.Example]
     if rows is None:
         stream = enumerate(sources.examples_of(part))
         examples = (encoder.make(example, f"example {place} of {split}{named}") for place, example in stream)
     else:
-        examples = rows.make(_usable(rows))
-    lost: list[str] = [] if rows is None else list(rows.broken.values())
+        examples = rows.make(rows.usable)
+    lost = [] if rows is None else list(rows.broken.values())
     index: list[tuple[int, int, int]] = []
-    with folders.partial(path) as (file, facts):
+    with folders.partial(path) as writing:
         for example in examples:
-            if example.record is None:
-                lost.append(str(example.why))
-                if not job.skip and len(lost) > NAMED:
-                    break
+            if example.record is not None:
+                index.append((writing.bytes, len(example.record), example.label or 0))
+                writing.write(example.record)
                 continue
-            index.append((facts.bytes, len(example.record), example.label or 0))
-            facts.write(file, example.record, None)
-    labelled = encoder.labelled if rows is None else rows.labels is not None
-    features = encoder.features if rows is None else rows.features
-    table = np.array(index, np.int64).tobytes()
-    return ShardPiece(str(path), features, labelled, facts.sha256, lost=tuple(lost), index=table)
+            lost.append(str(example.why))
+            if not job.skip and len(lost) > NAMED:
+                break
+    if rows is not None:
+        encoder.features, encoder.labelled = rows.features, rows.labels is not None
+    digest, table = writing.facts(path.name).shard.sha256, np.array(index, np.int64).tobytes()
+    return ShardPiece(str(path), encoder.features, encoder.labelled, digest, lost=tuple(lost), index=table)
 
 
 def _indexed(job: ShardJob, number: int, split: str, place: int) -> dict[str, ShardPiece]:
     """One file of records of a source, with an index of them; those of another kind become records of ours."""
-    part = _parts(job)[0 if split == TRAIN else 1]
+    part = _parts(job)[split]
     assert sources.is_in_files(part), "the piece is a file"
-    segment: Segment = part.raw[place]
-    if sources.is_prepared(segment.path):
-        return {split: sources.piece_of_file(part, segment)}
+    segment = part.raw[place]
+    if (contents := sources.manifest_of(segment.path)) is not None:
+        return {split: sources.piece_of_file(part, segment, contents)}
     one = dataclasses.replace(part, raw=(segment,))
     broken = part.look(one, 0, 1, True) if part.look else []
     piece = _streamed_part(job, number, split, one.without(broken), f" of {segment.path}")

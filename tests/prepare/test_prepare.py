@@ -1,19 +1,21 @@
 """Preparing data: what comes to be in the folder, what is refused, and what survives a kill, by the command itself."""
 
 import hashlib
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import sources as own_sources
 from conftest import QUICK, SUPPORT, environment, left_behind
 from under_way import UnderWay
 
@@ -23,55 +25,50 @@ from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
+from pipeline.data.manifest import Feature
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import filling, sources, values, work
+from pipeline.prepare import cluster, filling, sources, values, work
 from pipeline.prepare.folder import Folder, FolderState
 from pipeline.worker.data import array_parts, conversion
 
 OWN_SOURCE = "data.build._target_=sources."
 
 
+def forget() -> None:
+    for cached in (work._parts, work._source):
+        cached.cache_clear()
+
+
 class Here:
     """Workers that are this process; each that it stands for begins with nothing kept."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
 
     def on_each(self, function: Any, *arguments: Any) -> list[Any]:
-        return [(work._KEPT.clear(), function(*arguments))[1] for _ in range(self.count)]
+        return [(forget(), function(*arguments))[1] for _ in range(self.count)]
 
     def results(self, function: Any, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         yield from (function(*task) for task in tasks)
 
 
-class Silent:
-    """Shows nothing."""
+class Lines(list[str]):
+    """A view that keeps its lines, and nothing else."""
 
-    said: list[str]
+    say = list.append
 
-    def __init__(self) -> None:
-        self.said = []
+    def begin(self, *_: object) -> None: ...
 
-    def say(self, line: str) -> None:
-        self.said.append(line)
-
-    def begin(self, label: str, total: int, before: int) -> None: ...
-
-    def done(self, examples: int) -> None: ...
+    done = begin
 
 
-def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> filling.Prepared:
+def prepared(folder: Path, *overrides: str, processes: int = 1, lines: Lines | None = None) -> filling.Prepared:
     """What comes of a command, made in this process, which need not start others."""
     search = (str(SUPPORT), *sys.path)
     config = config_of(PrepareConfig, [f"out={folder}", *overrides])
     command.check(config, search)
-
-    @contextmanager
-    def workers() -> Iterator[Here]:
-        yield Here(processes)
-
-    return filling.prepare(config, search, workers, said or Silent())
+    return filling.prepare(config, search, lambda: nullcontext(Here(processes)), Lines() if lines is None else lines)
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -81,11 +78,8 @@ def checksums(folder: Path) -> dict[str, str]:
 
 def stored(folder: Path, split: str = "train") -> list[dict[str, list[Any]]]:
     """The features of every record of a split, in order."""
-    found = []
-    for path in sorted(folder.glob(f"{split}-*.tfrecord")):
-        with path.open("rb") as file:
-            found += [records.parsed(frame.data or b"") for frame in records.frames(file)]
-    return found
+    files = (io.BytesIO(path.read_bytes()) for path in sorted(folder.glob(f"{split}-*.tfrecord")))
+    return [records.parsed(frame.data or b"") for file in files for frame in records.frames(file)]
 
 
 def read_back(folder: Path, split: str = "train") -> list[Any]:
@@ -109,10 +103,7 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
     ran = pipeline("prepare", f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2").ok()
     assert ran.err == ""
     made = manifest.load(str(tmp_path / "d"))
-    assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
-        ("x", (4, 4, 1), "float32", "floats"),
-        ("y", (), "int32", "ints"),
-    ]
+    assert made.features == (Feature("x", (4, 4, 1), "float32", "floats"), Feature("y", (), "int32", "ints"))
     assert (made.examples("train"), made.examples("validation"), made.num_classes) == (200, 40, 4)
     assert made.classes("train") == {"0": 50, "1": 50, "2": 50, "3": 50}
     assert {each.file: each.sha256 for split in made.splits.values() for each in split} == checksums(tmp_path / "d")
@@ -120,15 +111,13 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
     assert [each.examples for each in made.splits["train"]] == [50] * 4
     for said in ("200 examples, 4 shards", "0 50, 1 50, 2 50, 3 50", "python -m pipeline data=tfrecord data.path=d"):
         assert said in ran.out
-    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {
         ".prepare",
         "manifest.json",
         *checksums(tmp_path / "d"),
-    ]
+    }
     assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
-    from sources import arrays
-
-    (x, y), (held, _) = arrays()
+    (x, y), (held, _) = own_sources.arrays()
     found = [(tuple(each["x"]), each["y"][0]) for each in stored(tmp_path / "d")]
     there = [(tuple(row), int(label)) for row, label in zip(x.reshape(200, 16).tolist(), y, strict=True)]
     assert sorted(found) == sorted(there)
@@ -175,9 +164,7 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
 
 def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}nested").manifest
-    from sources import nested
-
-    wanted, _ = nested()
+    wanted, _ = own_sources.nested()
     found = read_back(tmp_path / "d")
     order = {float(weight): row for row, weight in enumerate(wanted[2])}
     assert len(found) == 50
@@ -196,11 +183,9 @@ def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
 
 def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(tmp_path):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "shards=4", "validation_fraction=0.2")
-    from sources import stream
-
     found = stored(tmp_path / "d") + stored(tmp_path / "d", "validation")
     assert sorted((*each["x/a"], each["y"][0]) for each in found) == sorted(
-        (*x["a"].tolist(), int(y)) for x, y in stream()
+        (*x["a"].tolist(), int(y)) for x, y in own_sources.stream()
     )
     assert (made.manifest.examples("train"), made.manifest.classes("validation")) == (240, {"0": 20, "1": 20, "2": 20})
     assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
@@ -245,10 +230,7 @@ def photos(tmp_path) -> Path:
 
 def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2").manifest
-    assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
-        ("x", (6, 5, None), "float32", "image"),
-        ("y", (), "int32", "ints"),
-    ]
+    assert made.features == (Feature("x", (6, 5, None), "float32", "image"), Feature("y", (), "int32", "ints"))
     assert made.class_names == ("cat", "dog")
     assert any("2 classes: cat 10, dog 10" in line for line in summary_lines(filling.Prepared(made, 0, 1.0, 1.0), "d"))
     wanted = {path.read_bytes(): int(path.parent.name == "dog") for path in photos.glob("*/*")}
@@ -260,7 +242,7 @@ def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
 def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, photos):
     made = prepared(tmp_path / "d", "data=images", f"data.path={photos}", "shards=2").manifest
     assert (made.examples("train"), made.examples("validation")) == (16, 4)
-    assert [(each.name, each.shape) for each in made.features] == [("x", (6, 5, 3)), ("y", ())]
+    assert [each.shape for each in made.features] == [(6, 5, 3), ()]
     assert read_back(tmp_path / "d", "validation")[0][0].shape == (6, 5, 3)
     (tmp_path / "t.csv").write_text(
         "a,b,kind\n" + "".join(f"{n},{n / 3},{'no yes'.split()[n % 2]}\n" for n in range(20))
@@ -284,11 +266,11 @@ def test_files_of_another_kind_of_record_are_read_one_by_one_and_what_is_broken_
 
 
 def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pipeline, tmp_path):
-    said = Silent()
-    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).manifest
+    lines = Lines()
+    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", lines=lines).manifest
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
-    assert "8 shards instead of 5, so that 4 workers have equally many." in said.said
+    assert "8 shards instead of 5, so that 4 workers have equally many." in lines
     pipeline(
         "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5", *QUICK
     ).ok()
@@ -313,7 +295,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a command that nothing has ended."""
     folder = tmp_path_factory.mktemp("whole") / "d"
     prepared(folder, *ASKED)
-    work._KEPT.clear()
+    forget()
     return folder
 
 
@@ -440,6 +422,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     (["uneven"], r"received for train: x of shape \(3, 2\), y of shape \(2,\)"),
     (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
     (["nothing"], r"Expected training data with examples, received none\."),
+    (["endless"], r"received one without end\. Try dataset\.take\(examples\)\."),
     (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
     (["moody"], r"Expected sources\.moody to return the same on every call"),
     (["arrays", "shards=201"], r"example in each of 201 shards, received 200\. Try shards=200"),
@@ -455,9 +438,7 @@ def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, word
     assert not (tmp_path / "d/manifest.json").exists()
 
 
-def test_a_broken_image_is_named_with_its_file_and_can_be_left_out_and_a_class_without_images_is_named(
-    tmp_path, photos
-):
+def test_a_broken_image_is_named_and_can_be_left_out_and_a_class_without_images_is_named(tmp_path, photos):
     bad, cut = photos / "cat/3.png", photos / "dog/4.jpg"
     bad.write_bytes(b"no image")
     cut.write_bytes(cut.read_bytes()[:-200])
@@ -483,21 +464,10 @@ def test_an_error_in_a_function_is_one_message_that_names_it(pipeline, tmp_path)
     assert "in raising_data" in (tmp_path / "d/.prepare/workers.log").read_text()
 
 
-@pytest.mark.slow
-def test_a_data_set_without_end_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"received one without end\. Try dataset\.take\(examples\)\."):
-        prepared(tmp_path / "d", f"{OWN_SOURCE}endless")
-
-
 def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.prepare.cluster.CONNECT_SECONDS", 0.5)
-    config = config_of(PrepareConfig, ["out=d", "scheduler=tcp://127.0.0.1:1"])
-    from pipeline.prepare import cluster
-
-    with (
-        pytest.raises(LaunchError, match=r"a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"),
-        cluster.workers(1, config.scheduler, tmp_path),
-    ):
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    words = r"a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"
+    with pytest.raises(LaunchError, match=words), cluster.workers(1, "tcp://127.0.0.1:1", tmp_path):
         pass
 
 
@@ -563,19 +533,17 @@ def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
 
 
 def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
-    encoder = values.Encoder("train", None)
-    encoder.make(([[1.0, 2.0], [3.0, 4.0]], 1), "first")
-    assert [(one.name, one.shape, one.dtype) for one in encoder.features] == [
-        ("x", (2, 2), "float32"),
-        ("y", (), "int64"),
-    ]
-    encoder = values.Encoder("train", None)
-    encoder.make(((np.float32(1), np.float32(2)), 1), "first")
-    assert [one.name for one in encoder.features] == ["x/0", "x/1", "y"]
-    rows = sources.Arrays(([[1, 2]] * 50, [0, 1] * 25), "train", None)
+    for example, features in (
+        (([[1.0, 2.0], [3.0, 4.0]], 1), [("x", (2, 2), "float32"), ("y", (), "int64")]),
+        (((np.float32(1), np.float32(2)), 1), [("x/0", (), "float32"), ("x/1", (), "float32"), ("y", (), "int64")]),
+    ):
+        encoder = values.Encoder("train", None)
+        encoder.make(example, "first")
+        assert [(one.name, one.shape, one.dtype) for one in encoder.features] == features
+    rows = sources.of_arrays(([[1, 2]] * 50, [0, 1] * 25), "train", None)
     assert [(one.name, one.shape) for one in rows.features] == [("x", (2,)), ("y", ())]
     with pytest.raises(DataError, match="rows of one length"):
-        sources.Arrays(([[1, 2], [1]], [0, 1]), "train", None)
+        sources.of_arrays(([[1, 2], [1]], [0, 1]), "train", None)
 
 
 def test_masked_numbers_are_refused_wherever_arrays_are_taken() -> None:
@@ -583,5 +551,5 @@ def test_masked_numbers_are_refused_wherever_arrays_are_taken() -> None:
     with pytest.raises(DataError, match="4 are masked"):
         conversion.part((masked, y), "training")
     with pytest.raises(DataError, match="4 are masked"):
-        sources.Arrays((masked, y), "train", None)
+        sources.of_arrays((masked, y), "train", None)
     conversion.part((np.ma.masked_array(np.ones((4, 2))), y), "training")
