@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import keras
 from keras import layers, ops
 
+from pipeline.errors import refuse
+
 
 def mlp(
     *, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128,), dropout: float = 0.0
@@ -39,7 +41,12 @@ def cnn(
     >>> cnn(input_shape=(28, 28, 1), num_classes=10).count_params()
     1199882
     """
-    _expect_room(expect_images(input_shape, model="cnn"), convolutions=len(filters))
+    _expect_images(input_shape, "cnn")
+    # A convolution takes two pixels, and the pooling needs two.
+    (height, width, _), smallest = input_shape, 2 * len(filters) + 2
+    expected = f"images of at least {smallest}x{smallest} pixels for {len(filters)} convolutions of model=cnn"
+    instead = "fewer filters, as in 'model.build.filters=[32]', or model=mlp"
+    refuse((min(height, width) < smallest, expected, f"{height}x{width}", instead))
     x = inputs = keras.Input(tuple(input_shape))
     for count in filters:
         x = layers.Conv2D(count, kernel_size=3, activation="relu")(x)
@@ -49,18 +56,6 @@ def cnn(
     # float32 whatever the precision policy: in 16 bits, probabilities near 1 are all the same.
     outputs = layers.Dense(num_classes, activation="softmax", dtype="float32")(x)
     return keras.Model(inputs, outputs, name="cnn")
-
-
-def _expect_room(image: tuple[int, int, int], convolutions: int) -> None:
-    """Refuses images that shrink to nothing: a convolution takes two pixels, and the pooling needs two."""
-    height, width, _ = image
-    smallest = 2 * convolutions + 2
-    if min(height, width) < smallest:
-        raise ValueError(
-            f"Expected images of at least {smallest}x{smallest} pixels for {convolutions} convolutions "
-            f"of model=cnn, received {height}x{width}. "
-            "Try fewer filters, as in 'model.build.filters=[32]', or model=mlp."
-        )
 
 
 def resnet20(
@@ -73,20 +68,16 @@ def resnet20(
     >>> resnet20(input_shape=(32, 32, 3), num_classes=10).count_params()
     271098
     """
-    expect_images(input_shape, model="resnet20")
-    if blocks_per_stage < 1:
-        raise ValueError(
-            f"Expected at least one block per stage for model=resnet20, received {blocks_per_stage}. "
-            "Try model.build.blocks_per_stage=3."
-        )
+    _expect_images(input_shape, "resnet20")
+    expected = "at least one block per stage for model=resnet20"
+    refuse((blocks_per_stage < 1, expected, blocks_per_stage, "model.build.blocks_per_stage=3"))
     inputs = keras.Input(tuple(input_shape))
     x = layers.ReLU()(_convolve(inputs, base_filters, 1))
     for stage in range(3):
         for block in range(blocks_per_stage):
             stride = 2 if stage > 0 and block == 0 else 1
             filters = base_filters * 2**stage
-            y = layers.ReLU()(_convolve(x, filters, stride))
-            y = _convolve(y, filters, 1)
+            y = _convolve(layers.ReLU()(_convolve(x, filters, stride)), filters, 1)
             x = layers.ReLU()(layers.Add()([y, _shortcut(x, filters, stride)]))
     x = layers.GlobalAveragePooling2D()(x)
     # float32 whatever the precision policy: in 16 bits, probabilities near 1 are all the same.
@@ -109,16 +100,6 @@ def _shortcut(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTen
     return ops.pad(x, [[0, 0], [0, 0], [0, 0], [added // 2, added - added // 2]]) if added else x
 
 
-def expect_images(input_shape: Sequence[int], model: str) -> tuple[int, int, int]:
-    """The shape as (height, width, channel), or a ValueError where it has another rank.
-
-    >>> expect_images([28, 28, 1], model="cnn")
-    (28, 28, 1)
-    """
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"Expected images [height, width, channel] for model={model}, "
-            f"received examples of shape {list(input_shape)}. Try model=mlp, which flattens any input."
-        )
-    height, width, channel = input_shape
-    return height, width, channel
+def _expect_images(input_shape: Sequence[int], model: str) -> None:
+    expected, received = f"images [height, width, channel] for model={model}", f"examples of shape {list(input_shape)}"
+    refuse((len(input_shape) != 3, expected, received, "model=mlp, which flattens any input"))

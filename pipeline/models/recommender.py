@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import keras
 from keras import layers
 
+from pipeline.errors import UserError
+
 
 def recommender(
     *,
@@ -22,7 +24,13 @@ def recommender(
     >>> recommender(input_shape={"ids": (2,), "dense": (8,)}, categories=[1_000, 10], hidden=[4]).count_params()
     16329
     """
-    columns = _columns(input_shape, categories)
+    if not isinstance(input_shape, Mapping) or set(input_shape) != {"ids", "dense"}:
+        received = sorted(input_shape) if isinstance(input_shape, Mapping) else f"examples of shape {input_shape}"
+        raise UserError('examples with "ids" and "dense" for model=recommender', received, "data=clicks")
+    columns = int(input_shape["ids"][0])
+    if columns != len(categories):
+        expected = f"categories for each of {columns} columns of ids for model=recommender"
+        raise UserError(expected, len(categories), "'model.build.categories=${data.build.categories}'")
     inputs = {
         "ids": keras.Input((columns,), dtype="int32", name="ids"),
         "dense": keras.Input(tuple(input_shape["dense"]), name="dense"),
@@ -43,19 +51,3 @@ def recommender(
         metrics=[keras.metrics.AUC(name="auc")],
     )
     return model
-
-
-def _columns(input_shape: object, categories: Sequence[int]) -> int:
-    """Returns the number of columns of categories; refuses other input."""
-    if not isinstance(input_shape, Mapping) or set(input_shape) != {"ids", "dense"}:
-        received = sorted(input_shape) if isinstance(input_shape, Mapping) else f"examples of shape {input_shape}"
-        raise ValueError(
-            f'Expected examples with "ids" and "dense" for model=recommender, received {received}. Try data=clicks.'
-        )
-    columns = int(input_shape["ids"][0])
-    if columns != len(categories):
-        raise ValueError(
-            f"Expected categories for each of {columns} columns of ids for model=recommender, received "
-            f"{len(categories)}. Try 'model.build.categories=${{data.build.categories}}'."
-        )
-    return columns

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+from pipeline.errors import refuse
+
 # The rotary embedding's longest wavelength over 2 pi, in tokens (Su et al., 2021).
 _ROTARY_BASE = 10_000.0
 _INITIAL_DEVIATION = 0.02
@@ -130,11 +132,13 @@ class Attention(layers.Layer):  # type: ignore[misc]
 
     def call(self, x: Any) -> Any:
         """[batch, length, width] to the same."""
-        query, key, value = (self._by_head(project(x)) for project in (self.query, self.key, self.value))
-        head_width = query.shape[-1]
+        batch, length, _ = ops.shape(x)
+        head_width = x.shape[-1] // self.heads
+        by_head = (batch, length, self.heads, head_width)
+        query, key, value = (ops.reshape(project(x), by_head) for project in (self.query, self.key, self.value))
         frequencies = _ROTARY_BASE ** (-ops.arange(0, head_width, 2, dtype="float32") / head_width)
         # Places beyond 256 are not to be told apart in 16 bits.
-        angles = ops.expand_dims(ops.arange(ops.shape(x)[1], dtype="float32"), 1) * frequencies
+        angles = ops.expand_dims(ops.arange(length, dtype="float32"), 1) * frequencies
         angles = ops.expand_dims(angles, 1)
         cosine, sine = ops.cast(ops.cos(angles), self.compute_dtype), ops.cast(ops.sin(angles), self.compute_dtype)
         query, key = (_rotated(each, cosine, sine) for each in (query, key))
@@ -148,11 +152,6 @@ class Attention(layers.Layer):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make it again."""
         return {**super().get_config(), "heads": self.heads, "flash_attention": self.flash_attention}
-
-    def _by_head(self, x: Any) -> Any:
-        """[batch, length, width] as [batch, length, head, width of a head]."""
-        batch, length, _ = ops.shape(x)
-        return ops.reshape(x, (batch, length, self.heads, x.shape[-1] // self.heads))
 
 
 @keras.saving.register_keras_serializable(package="pipeline")
@@ -179,31 +178,20 @@ def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
 
 
 def _chosen(input_shape: object, size: str, blocks: int | None, width: int | None, heads: int | None) -> Dimensions:
-    """The size, changed where it was said so. Refuses what cannot be built, in words.
-
-    >>> _chosen((64,), "tiny", blocks=2, width=None, heads=None)
-    Dimensions(blocks=2, width=128, heads=4)
-    """
-    if not isinstance(input_shape, Sequence) or len(input_shape) != 1:
-        received = list(input_shape) if isinstance(input_shape, Sequence) else input_shape
-        raise ValueError(
-            f"Expected sequences of tokens [length] for model=transformer, received examples of shape {received}. "
-            f"Try data=text."
-        )
-    if size not in SIZES:
-        raise ValueError(
-            f"Expected a size of model=transformer ({', '.join(SIZES)}), received {size}. Try model.build.size=tiny."
-        )
+    """The size, changed where it was said so. Refuses what cannot be built, in words."""
+    shape = list(input_shape) if isinstance(input_shape, Sequence) else input_shape
+    refuse(
+        (not isinstance(shape, list) or len(shape) != 1, "sequences of tokens [length] for model=transformer",
+         f"examples of shape {shape}", "data=text"),
+        (size not in SIZES, f"a size of model=transformer ({', '.join(SIZES)})", size, "model.build.size=tiny"),
+    )  # fmt: skip
     typed = {"blocks": blocks, "width": width, "heads": heads}
     chosen = replace(SIZES[size], **{name: count for name, count in typed.items() if count is not None})
-    if chosen.blocks < 1:
-        raise ValueError(
-            f"Expected at least one block for model=transformer, received {chosen.blocks}. "
-            f"Try model.build.blocks={SIZES[size].blocks}."
-        )
-    if chosen.heads < 1 or chosen.width < 1 or chosen.width % (2 * chosen.heads):
-        raise ValueError(
-            f"Expected heads that each have an even number of {chosen.width} for model=transformer, received "
-            f"{chosen.heads}. Try model.build.width={64 * max(chosen.heads, 1)}."
-        )
+    refuse(
+        (chosen.blocks < 1, "at least one block for model=transformer", chosen.blocks,
+         f"model.build.blocks={SIZES[size].blocks}"),
+        (chosen.heads < 1 or chosen.width < 1 or chosen.width % (2 * max(chosen.heads, 1)),
+         f"heads that each have an even number of {chosen.width} for model=transformer", chosen.heads,
+         f"model.build.width={64 * max(chosen.heads, 1)}"),
+    )  # fmt: skip
     return chosen

@@ -15,6 +15,8 @@ from pipeline.models.transformer import SIZES
 Model = Callable[..., Any]
 BUILT_IN: list[Model] = [mlp, cnn, resnet20]
 IMAGES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
+# The perceptron flattens any input.
+ANY = [(16,), (6, 5), (2, 3, 4, 5)]
 SMALL = partial(transformer, input_shape=(16,), num_classes=11, blocks=2, width=16, heads=2)
 TABLES = partial(recommender, categories=[50])
 
@@ -28,8 +30,9 @@ def examples(shape: tuple[int, ...], count: int = 4) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).random((count, *shape), dtype=np.float32)
 
 
-@pytest.mark.parametrize("build", BUILT_IN)
-@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize(("build", "shape"), [
+    *((build, shape) for build in BUILT_IN for shape in IMAGES), *((mlp, shape) for shape in ANY),
+])  # fmt: skip
 def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities(build: Model, shape: tuple[int, ...]) -> None:
     model = build(input_shape=shape, num_classes=7)
     probabilities = keras.ops.convert_to_numpy(model(examples(shape)))
@@ -40,21 +43,20 @@ def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities(build: Mode
 
 def test_resnet20_has_the_parameters_of_the_paper() -> None:
     model = resnet20(input_shape=(32, 32, 3), num_classes=10)
-    trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-    assert trainable == 269_722  # "0.27M" in table 6 of He et al. (2015)
+    # "0.27M" in table 6 of He et al. (2015).
+    assert sum(int(np.prod(weight.shape)) for weight in model.trainable_weights) == 269_722
     weighted = [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
     assert len(weighted) == 20
 
 
 def test_arguments_reach_the_layers() -> None:
-    widths = [
-        layer.units for layer in mlp(input_shape=(5,), num_classes=3, hidden=[4, 2]).layers if hasattr(layer, "units")
-    ]
-    assert widths == [4, 2, 3]
+    def each(model: keras.Model, name: str) -> list[Any]:
+        return [getattr(layer, name) for layer in model.layers if hasattr(layer, name)]
+
+    assert each(mlp(input_shape=(5,), num_classes=3, hidden=[4, 2]), "units") == [4, 2, 3]
     # Images that just fit so many convolutions.
     net = cnn(input_shape=(8, 8, 1), num_classes=3, filters=[4, 6, 8], dense_units=5, dropout=0.25)
-    assert [layer.filters for layer in net.layers if hasattr(layer, "filters")] == [4, 6, 8]
-    assert [layer.rate for layer in net.layers if hasattr(layer, "rate")] == [0.25]
+    assert (each(net, "filters"), each(net, "units"), each(net, "rate")) == ([4, 6, 8], [5, 3], [0.25])
     deep = resnet20(input_shape=(8, 8, 1), num_classes=3, blocks_per_stage=5, base_filters=4)
     assert deep.name == "resnet32"
     norms = [layer for layer in deep.layers if isinstance(layer, keras.layers.BatchNormalization)]
@@ -71,18 +73,10 @@ def test_the_shortcut_keeps_every_second_pixel_and_adds_channels_of_zeros() -> N
     assert not shortcut[..., [0, 3]].any()
 
 
-@pytest.mark.parametrize("shape", [(16,), (6, 5), (2, 3, 4, 5)])
-def test_the_mlp_flattens_any_input(shape: tuple[int, ...]) -> None:
-    model = mlp(input_shape=shape, num_classes=3)
-    assert model(examples(shape)).shape == (4, 3)
-
-
 # Keras 3.15 turns a variable into an array in NumPy 1's way when it saves.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.parametrize("build", BUILT_IN)
-def test_a_model_of_the_list_that_a_yaml_file_gives_loads_with_the_same_predictions(
-    build: Model, tmp_path: Path
-) -> None:
+def test_a_model_of_the_list_that_a_yaml_file_gives_loads_with_the_same_predictions(build, tmp_path):
     model = build(input_shape=[8, 8, 1], num_classes=10)
     assert model.input_shape == (None, 8, 8, 1)
     model.save(tmp_path / "model.keras")
