@@ -11,8 +11,8 @@ caller. Importing this package takes NumPy alone.
 
 from pipeline.data.errors import DataError
 from pipeline.data.image_sets import cifar10, digits, fashion_mnist, mnist, mnist5k
-from pipeline.data.images import images
 from pipeline.data.numpy_files import numpy
+from pipeline.data.pictures import images
 from pipeline.data.synthetic import clicks, synthetic
 from pipeline.data.tables import csv
 from pipeline.data.text import text

@@ -1,11 +1,15 @@
-"""Nested structures of arrays, which of their rows train and which validate, and the types that numbers are trained in.
+"""Nested structures of arrays: the rows that train and validate, the types of numbers, and files that NumPy saved.
 
-Rows are chosen by a seed alone. No number wraps or becomes infinite in a narrower type: its range is looked at before.
+No number wraps or becomes infinite in a narrower type: its range is looked at before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,6 +21,7 @@ T = TypeVar("T")
 # One of something, or tuples, lists and dictionaries of such, as `tf.nest` has them.
 Nested: TypeAlias = T | Sequence["Nested[T]"] | Mapping[str, "Nested[T]"]
 Array: TypeAlias = NDArray[Any]
+Part: TypeAlias = tuple[Array, Array]
 Rows: TypeAlias = NDArray[np.intp]
 
 # In more rows than these, a value that is another in each row is no class. Whole numbers that would be more classes
@@ -24,14 +29,17 @@ Rows: TypeAlias = NDArray[np.intp]
 FEW_ROWS, FEW_CLASSES = 20, 1_000
 # Up to here float32 holds every whole number.
 EXACT = 2**24
+# The names of a part's two arrays: after these.
+TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
+# An .npz of so many bytes is read whole to find out that it is broken before anything starts: 0.1 s.
+WHOLE_BYTES = 64 << 20
+# What NumPy and zipfile raise for files that are broken or none of theirs; NotImplementedError is zipfile's, for a way
+# of compressing that it does not know.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
 
 
 def is_one_array(values: object) -> bool:
-    """True for one array in lists, and not for a list of arrays.
-
-    >>> is_one_array([[1, 2], [3, 4]]), is_one_array([np.ones(2), np.ones(2)])
-    (True, False)
-    """
+    """True for one array in lists, `[[1, 2], [3, 4]]`, and not for a list of arrays."""
     while isinstance(values, list | tuple):
         if not values:
             return True
@@ -40,7 +48,7 @@ def is_one_array(values: object) -> bool:
 
 
 def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
-    """The rows that train and those that validate, each shuffled: the same fraction of every group is held out.
+    """The rows that train and those that validate, shuffled by a seed: the same fraction of every group is held out.
 
     `groups` has one number or text for each row, its class; rows without classes are all of one group. Raises
     `DataError`.
@@ -48,8 +56,6 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     >>> train, validation = split(np.arange(10) % 2, validation_fraction=0.2, split_seed=0)
     >>> len(train), sorted((validation % 2).tolist())
     (8, [0, 1])
-    >>> [len(part) for part in split(np.arange(100), validation_fraction=0.2, split_seed=0)]
-    [80, 20]
     >>> [len(split(np.zeros(178), fraction, 0)[1]) for fraction in (0.2, 0.0001, 0.9999)]
     [36, 1, 177]
     """
@@ -99,10 +105,7 @@ def lost(array: Array, dtype: DTypeLike) -> int | float | None:
 def refuse_masked(values: object, name: str) -> None:
     """Refuses an array some of whose numbers are masked, as those that a netCDF file lacks: others would be trained on.
 
-    >>> refuse_masked(np.ma.masked_array([1.0, 9.9e36], [False, True]), "x")
-    Traceback (most recent call last):
-    pipeline.data.errors.DataError: Expected a number in each place of x, received an array of which 1 is masked. \
-Try .filled(0), or leaving out those examples.
+    Raises `DataError`.
     """
     if isinstance(values, np.ma.MaskedArray) and (count := int(np.sum(values.mask))):
         received = f"an array of which {count:,} {'is' if count == 1 else 'are'} masked"
@@ -111,8 +114,7 @@ Try .filled(0), or leaving out those examples.
 
 def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
     """Returns an array as floating-point numbers of a type. Raises `DataError` for one that it does not hold."""
-    over = lost(array, dtype)
-    if over is not None:
+    if (over := lost(array, dtype)) is not None:
         instead = "dividing them by their largest, or another unit"
         raise DataError(f"numbers in {name} that {np.dtype(dtype)} holds", f"{over:g}", instead)
     return array.astype(dtype)
@@ -125,8 +127,7 @@ def whole(arrays: Sequence[Array], name: str) -> list[Array]:
     ['int64', 'int64']
     """
     for array in arrays:
-        over = lost(array, np.int64)
-        if over is not None:
+        if (over := lost(array, np.int64)) is not None:
             instead = f"{name}.astype('float32'), or numbers below {2**63}"
             raise DataError(f"whole numbers in {name} that int64 holds", over, instead)
     fits = all(lost(array, np.int32) is None for array in arrays)
@@ -138,3 +139,109 @@ def features(arrays: Sequence[Array], name: str) -> list[Array]:
     numbers = [array for array in arrays if array.dtype.kind in "iu" and array.size]
     exact = all(max(abs(int(array.min())), abs(int(array.max()))) <= EXACT for array in numbers)
     return [floats(array, np.float32, name) for array in arrays] if exact else whole(arrays, name)
+
+
+def training_examples(path: str, validation_fraction: float = 0.2, split_seed: int = 0) -> int | None:
+    """Returns how many examples `numpy` trains on, by the labels alone; None where it refuses what they are.
+
+    Arrays of small files are read to their end to find them broken. Raises `DataError`.
+    """
+    where = Path(path)
+    ending, held_out = saved_ending(where, TRAIN), saved_ending(where, VALIDATION)
+    if ending is None:
+        return None
+    names = [f"{name}{end}" for end in (ending, held_out) if end is not None for name in ("x", "y")]
+    if where.is_dir():
+        for name in names:
+            _mapped(where / f"{name}.npy")
+    elif where.stat().st_size <= WHOLE_BYTES:
+        with _opened(where) as arrays:
+            for name in names:
+                with arrays.zip.open(name if name in arrays.zip.namelist() else f"{name}.npy") as file:
+                    while file.read(1 << 20):
+                        pass
+    y = _read(where, f"y{ending}")
+    if not y.size:
+        return None
+    return len(y) if held_out is not None else len(split_saved(_flat(y), validation_fraction, split_seed)[0])
+
+
+def saved_part(where: Path, endings: tuple[str, ...]) -> Part:
+    """The two arrays of a part, as they were saved."""
+    ending = saved_ending(where, endings)
+    if ending is None:
+        expected, received = f"arrays x_train and y_train, or x and y, in {where}", ", ".join(_names(where)) or "none"
+        raise DataError(expected, received, f"numpy.savez('{where.stem}.npz', x=..., y=...)")
+    x, y = (_read(where, f"{name}{ending}") for name in ("x", "y"))
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        received = f"x{ending} of shape {list(x.shape)} and y{ending} of {list(y.shape)}"
+        raise DataError(f"one label for each example in {where}", received, "saving both anew")
+    if len(x) == 0:
+        raise DataError(f"examples in {where}", f"an x{ending} without any", "another data.path")
+    return x, _flat(y)
+
+
+def saved_ending(where: Path, endings: tuple[str, ...]) -> str | None:
+    """The ending of the names of a part's arrays, where both are there."""
+    names = _names(where)
+    return next((ending for ending in endings if f"x{ending}" in names and f"y{ending}" in names), None)
+
+
+def _flat(y: Array) -> Array:
+    """Labels, of which classes of [examples, 1] are those of [examples]."""
+    return y[:, 0] if y.dtype.kind in "iubUS" and y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def split_saved(y: Array, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
+    """The rows that train and those that validate; whole numbers that are more than classes could be are none."""
+    are_classes = y.ndim == 1 and y.dtype.kind in "iubUS"
+    if are_classes and y.dtype.kind in "iu":
+        are_classes = bool(y.min() >= 0 and y.max() < max(len(y), FEW_CLASSES))
+    return split(y if are_classes else np.zeros(len(y)), validation_fraction, split_seed)
+
+
+def _names(where: Path) -> list[str]:
+    if where.is_dir():
+        return sorted(path.stem for path in where.glob("*.npy"))
+    if not where.is_file():
+        raise DataError(f"{where} to be an .npz file, or a folder of .npy files", "no such file", "another data.path")
+    with _opened(where) as arrays:
+        return sorted(arrays)
+
+
+def _read(where: Path, name: str) -> Array:
+    if where.is_dir():
+        # Mapped first: a file that is shorter than it says is found before memory is taken for it.
+        return np.array(_mapped(where / f"{name}.npy"))
+    with _opened(where) as arrays:
+        array: Array = arrays[name]
+        return array
+
+
+def _mapped(path: Path) -> Array:
+    with _named_errors(path):
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The arrays of an .npz file by their names."""
+    with _named_errors(path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("no .npz, or cut off")
+        file.seek(0)
+        yield np.load(file, allow_pickle=False)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        if "Object arrays" in str(error) or "Python objects" in str(error):
+            instead, objects = "saving y.astype(str), or x.astype('float32'), in their place", "Python's objects"
+            expected = f"{path} to hold arrays of numbers or text"
+            raise DataError(expected, f"{objects}, which are not loaded", instead) from error
+        received, instead = f"a file that cannot be read ({error})", "saving it anew, arrays of numbers alone"
+        raise DataError(f"{path} to hold arrays that NumPy saved", received, instead) from error

@@ -13,13 +13,13 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from pipeline.data.errors import DataError, refuse
 from pipeline.errors import first_of
@@ -38,7 +38,6 @@ DECIMALS = {"point": ".", "comma": ","}
 _FIRST = 200
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
-_EXPONENT = r"(?:[eE][+-]?\d+)?"
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 # A whole number with leading zeros, as codes have.
 CODE = re.compile(r"0\d+")
@@ -48,13 +47,11 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2}[,.]\d{3}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """The way a file is written.
+    """The way a file is written; `skipped` lines are empty.
 
-    `decimal` is None where its records have no number that says; `skipped` lines are empty. `codes` are the columns
-    whose numbers have leading zeros.
-
-    A column without a name is called "Unnamed: 0" by its place, as pandas has it; without a line of names each is
-    called by its place alone.
+    `decimal` is None where its records have no number that says. `codes` are the columns whose numbers have leading
+    zeros. A column without a name is called "Unnamed: 0" by its place, as pandas has it; without a line of names each
+    is called by its place alone.
     """
 
     encoding: str
@@ -75,7 +72,7 @@ def number_in(decimal: str) -> re.Pattern[str]:
     """
     sign, group = re.escape(decimal), re.escape("." if decimal == "," else ",")
     whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)"
-    return re.compile(rf"[+-]?(?:{whole}(?:{sign}\d*)?|{sign}\d+){_EXPONENT}")
+    return re.compile(rf"[+-]?(?:{whole}(?:{sign}\d*)?|{sign}\d+)(?:[eE][+-]?\d+)?")
 
 
 def find(
@@ -87,9 +84,8 @@ def find(
     encoding = encoding or _encoding(path)
     chosen = SEPARATORS.get(separator or "", separator) or _separator(path, encoding)
     decimal = DECIMALS.get(decimal or "", decimal)
-    skipped, records = 0, _first(path, encoding, chosen)
-    while records and not records[0]:
-        skipped, records = skipped + 1, records[1:]
+    records = _first(path, encoding, chosen)
+    skipped = next((place for place, record in enumerate(records) if record), 0)
     records = [record for record in records if any(field.strip() for field in record)]
     if not records:
         raise DataError(f"rows in {path}", "none", "another data.path")
@@ -101,50 +97,33 @@ def find(
     return Dialect(encoding, chosen, decimal, named, names, skipped, codes)
 
 
-def numbers(texts: Iterable[str], decimal: str) -> list[float] | None:
-    """Returns texts as numbers with such a decimal sign; None where one of them is none.
-
-    >>> numbers(["1.234,5", "7"], ","), numbers(["1,234", "0.5"], "."), numbers(["1.5"], ",")
-    ([1234.5, 7.0], [1234.0, 0.5], None)
-    """
-    pattern, group, values = number_in(decimal), "." if decimal == "," else ",", []
-    for text in texts:
-        if pattern.fullmatch(text):
-            values.append(float(text.replace(group, "").replace(decimal, ".")))
-        elif _INFINITE.fullmatch(text):
-            values.append(float(text))
-        else:
-            return None
-    return values
+def numbers(texts: Collection[str], decimal: str) -> list[float] | None:
+    """Returns texts as numbers with such a decimal sign; None where one of them is none."""
+    pattern, group = number_in(decimal), "." if decimal == "," else ","
+    if all(pattern.fullmatch(text) or _INFINITE.fullmatch(text) for text in texts):
+        return [float(text.replace(group, "").replace(decimal, ".")) for text in texts]
+    return None
 
 
 def is_ambiguous(text: str) -> bool:
-    """True if a comma in a number may be its decimal sign, or group thousands.
-
-    >>> [is_ambiguous(text) for text in ("1,234", "0,123", "1,23", "1.234")]
-    [True, False, False, False]
-    """
+    """True if a comma in a number may be its decimal sign, or group thousands, as in "1,234"."""
     return "," in text and _EITHER.fullmatch(text) is not None
 
 
 def lines(path: str, dialect: Dialect) -> list[int]:
     """Returns the line that each record below the names begins in, from 1: quotes may hold several lines."""
-    with _records(path, dialect.encoding, dialect.separator) as records:
-        starts = [1, *(records.line_num + 1 for _ in records)]
-    return starts[dialect.skipped + dialect.named : -1]
+    return [line for line, _ in _records(path, dialect.encoding, dialect.separator)][dialect.skipped + dialect.named :]
 
 
 def too_long(path: str, dialect: Dialect) -> str | None:
     """Returns what is wrong with the first record that is no row of the table, and its line; None where none is."""
-    width, line = len(dialect.names), 1
+    width = len(dialect.names)
     try:
-        with _records(path, dialect.encoding, dialect.separator, strict=True) as records:
-            for record in records:
-                if len(record) > width:
-                    return f"{len(record)} fields in line {line}, {width} in the first"
-                line = records.line_num + 1
-    except csv.Error:
-        return f"a quote that nothing ends in line {line}"
+        for line, record in _records(path, dialect.encoding, dialect.separator, strict=True):
+            if len(record) > width:
+                return f"{len(record)} fields in line {line}, {width} in the first"
+    except csv.Error as error:
+        return f"a quote that nothing ends in line {error.args[1]}"
     return None
 
 
@@ -158,15 +137,16 @@ def opened(path: str) -> Iterator[BinaryIO]:
         raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error
 
 
-@contextmanager
-def _records(path: str, encoding: str, separator: str, strict: bool = False) -> Iterator[Any]:
-    """A file's records, as `csv.reader` gives them. With `strict`, `csv.Error` says that quotes do not end."""
-    is_space = separator == SEPARATORS["space"]
+def _records(path: str, encoding: str, separator: str, strict: bool = False) -> Iterator[tuple[int, Record]]:
+    """Yields a file's records, each with the line that it begins in. With `strict`, quotes have to end: `csv.Error`."""
+    is_space, line = separator == SEPARATORS["space"], 1
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-            source = ("\t".join(line.split()) if is_space else line for line in text)
-            delimiter = "\t" if is_space else separator
-            yield csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict)
+            source = ("\t".join(each.split()) if is_space else each for each in text)
+            reader = csv.reader(source, delimiter="\t" if is_space else separator, skipinitialspace=True, strict=strict)
+            for record in reader:
+                yield line, record
+                line = reader.line_num + 1
     except UnicodeError as error:
         expected = f"{path} to be text in {encoding.removesuffix('-sig')}"
         offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
@@ -174,13 +154,12 @@ def _records(path: str, encoding: str, separator: str, strict: bool = False) -> 
         raise DataError(expected, "bytes that are none", instead) from error
     except csv.Error as error:
         if strict:
-            raise
+            raise csv.Error(error, line) from error
         raise DataError(f"{path} to be a table", error, "another data.path") from error
 
 
 def _first(path: str, encoding: str, separator: str) -> list[Record]:
-    with _records(path, encoding, separator) as records:
-        return list(islice(records, _FIRST))
+    return [record for _, record in islice(_records(path, encoding, separator), _FIRST)]
 
 
 def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
@@ -203,9 +182,8 @@ def _encoding(path: str) -> str:
     """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
     with opened(path) as file:
         head = file.read(4)
-    for name, others in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
-        if others == b"\0\0":
-            return name
+    if b"\0\0" in (head[1::2], head[::2]):
+        return "utf-16-le" if head[1::2] == b"\0\0" else "utf-16-be"
     return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
 
 
@@ -213,8 +191,7 @@ def _separator(path: str, encoding: str) -> str:
     """The separator by which most records have as many fields as the first."""
     scores = {}
     for name in ("comma", "semicolon", "tab", "bar"):
-        separator = SEPARATORS[name]
-        records = [record for record in _first(path, encoding, separator) if record]
+        records = [record for record in _first(path, encoding, SEPARATORS[name]) if record]
         width = len(records[0]) if records else 0
         if width > 1:
             alike = sum(len(record) == width for record in records) / len(records)
@@ -242,8 +219,8 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
     """True if the first record is the names of columns: words above numbers, and no value of a column."""
     first, rest = records[0], records[1:]
     words = values = again = 0
-    for place, name in enumerate(first):
-        column = [record[place] for record in rest if place < len(record) and record[place].strip() not in MISSING]
+    for name, *fields in zip_longest(*records, fillvalue=""):
+        column = [field for field in fields if field.strip() not in MISSING]
         numbers = sum(map(_is_number, column))
         if _is_number(name):
             values += 1
@@ -264,14 +241,12 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
 
 def _decimal(path: str, records: Sequence[Record]) -> str | None:
     signs: dict[str, str] = {}
-    for place in range(max(map(len, records), default=0)):
-        fields = [record[place].strip() for record in records if place < len(record)]
-        column = [field for field in fields if field not in MISSING]
-        if sum(map(_is_number, column)) * 2 <= len(column):
-            continue
-        for field in column:
-            if sign := _sign_of(field):
-                signs.setdefault(sign, field)
+    for fields in zip_longest(*records, fillvalue=""):
+        column = [text for field in fields if (text := field.strip()) not in MISSING]
+        if sum(map(_is_number, column)) * 2 > len(column):
+            for field in column:
+                if sign := _sign_of(field):
+                    signs.setdefault(sign, field)
     if len(signs) > 1:
         instead = "data.build.decimal=point, or comma, which says what it is"
         raise DataError(f"numbers with one decimal sign in {path}", " and ".join(signs.values()), instead)
@@ -284,16 +259,13 @@ def _sign_of(field: str) -> str | None:
     >>> [_sign_of(field) for field in ("1.5", "0,123", "1,234", "1,234,567", "1.234,5", "7", "Oslo")]
     ['.', ',', None, '.', ',', None, None]
     """
-    if ("," not in field and "." not in field) or _EITHER.fullmatch(field):
-        return None
-    says = [sign for sign in (".", ",") if number_in(sign).fullmatch(field)]
-    return says[0] if len(says) == 1 else None
+    says = [sign for sign in ".," if number_in(sign).fullmatch(field)]
+    return says[0] if len(says) == 1 and not _EITHER.fullmatch(field) else None
 
 
 def _names(path: str, record: Record) -> tuple[str, ...]:
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(record)]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         received = f"{first_of(twice, between=', ', last=' and')} more than once"
         instead = "another name for one of them, or data.build.header=false, if that is a row"
         raise DataError(f"columns of different names in {path}", received, instead)

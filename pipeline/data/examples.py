@@ -60,11 +60,11 @@ class Leaf:
 class Examples:
     """A part of the data whose examples are made while they are read.
 
-    `raw` is one of two: arrays, or a nested structure of them, with the examples along the first axis; or segments
-    of TFRecord files, whose elements are scalar strings. `parse` makes a batch of raw elements a batch of examples
-    `(x, y)` or `(x, y, weight)`; then `decode` makes each of these what is trained, and `augment`, which is given an
-    example and a seed, int32 [2], varies it anew in each epoch. The functions are TensorFlow's: they are traced once.
-    `spec` is the structure of a finished example, a `Leaf` or a `tf.TensorSpec` for each array, without a batch axis.
+    `raw` is a nested structure of arrays with the examples along the first axis, or segments of TFRecord files, whose
+    elements are scalar strings. `parse` makes a batch of raw elements a batch of examples `(x, y)` or `(x, y, weight)`;
+    then `decode` makes each of these what is trained, and `augment`, which is given an example and a seed, int32 [2],
+    varies it anew in each epoch. The functions are TensorFlow's: they are traced once. `spec` is the structure of a
+    finished example, a `Leaf` or a `tf.TensorSpec` for each array, without a batch axis.
 
     `look` is given these examples, the number of a share of them, how many shares there are, and whether to look
     through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are complaints
@@ -87,8 +87,7 @@ class Examples:
     @property
     def in_files(self) -> bool:
         """True if they are records in files, read in order, and not arrays of which any row can be had."""
-        raw = self.raw
-        return isinstance(raw, tuple) and bool(raw) and all(isinstance(segment, Segment) for segment in raw)
+        return isinstance(self.raw, tuple) and {Segment} == {type(segment) for segment in self.raw}
 
     @property
     def is_made(self) -> bool:
@@ -112,24 +111,18 @@ class Examples:
     @property
     def count(self) -> int:
         """The number of examples."""
-        if self.in_files:
-            return sum(segment.records for segment in self.raw)
-        return len(leaves(self.raw)[0])
+        return sum(segment.records for segment in self.raw) if self.in_files else len(leaves(self.raw)[0])
 
     def without(self, broken: Sequence[Broken]) -> Examples:
         """The same without what is broken."""
-        if not self.in_files:
-            return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
-        raw = tuple(part for segment in self.raw for part in _whole(segment, broken))
-        return dataclasses.replace(self, raw=raw)
+        if self.in_files:
+            raw = tuple(part for segment in self.raw for part in _whole(segment, broken))
+            return dataclasses.replace(self, raw=raw)
+        return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
 
 
 def leaves(structure: Nested[T]) -> list[T]:
-    """The arrays of a nested structure of dictionaries, tuples and lists.
-
-    >>> leaves({"ids": 1, "more": (2, 3)})
-    [1, 2, 3]
-    """
+    """The arrays of a nested structure of dictionaries, tuples and lists."""
     if isinstance(structure, Mapping):
         return [leaf for key in sorted(structure) for leaf in leaves(structure[key])]
     if isinstance(structure, tuple | list):
@@ -138,28 +131,18 @@ def leaves(structure: Nested[T]) -> list[T]:
 
 
 def rows(structure: Nested[np.ndarray], chosen: np.ndarray) -> Nested[np.ndarray]:
-    """The chosen rows of each array of a nested structure.
-
-    >>> from collections import namedtuple
-    >>> rows(namedtuple("Pair", "x y")(np.arange(3), [np.arange(6)]), np.array([2, 0]))
-    Pair(x=array([2, 0]), y=[array([2, 0])])
-    """
+    """The chosen rows of each array of a nested structure."""
     if isinstance(structure, Mapping):
         return {key: rows(inner, chosen) for key, inner in structure.items()}
     if isinstance(structure, tuple | list):
         # A named tuple is made of parts one by one.
         make = getattr(structure, "_make", type(structure))
         return cast("Nested[np.ndarray]", make(rows(inner, chosen) for inner in structure))
-    array: np.ndarray = cast("np.ndarray", structure)[chosen]
-    return array
+    return cast("np.ndarray", cast("np.ndarray", structure)[chosen])
 
 
 def share_of(count: int, number: int, shares: int) -> range:
-    """The rows of one of several shares, which are all of about one size.
-
-    >>> [share_of(5, number, 2) for number in range(2)]
-    [range(0, 2), range(2, 5)]
-    """
+    """The rows of one of several shares, which are all of about one size."""
     return range(number * count // shares, (number + 1) * count // shares)
 
 
@@ -186,11 +169,7 @@ def are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:
 
 
 def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
-    """Returns a mask of the rows that are not broken, boolean [count].
-
-    >>> whole_rows(4, [Broken(None, 1, 2, "example 1", "is broken")]).tolist()
-    [True, False, False, True]
-    """
+    """Returns a mask of the rows that are not broken, boolean [count]."""
     whole = np.ones(count, bool)
     for flaw in broken:
         whole[flaw.first : flaw.first + flaw.examples] = False

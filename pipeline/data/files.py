@@ -11,11 +11,7 @@ from typing import IO, Any, BinaryIO
 
 
 def is_remote(path: str) -> bool:
-    """True if it is an address of another file system.
-
-    >>> is_remote("gs://bucket/folder"), is_remote("folder")
-    (True, False)
-    """
+    """True if it is an address of another file system, as gs://bucket/folder."""
     return "://" in path
 
 

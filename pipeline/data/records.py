@@ -57,17 +57,18 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
     """
     number = start = 0
     while header := file.read(HEADER):
-        right = len(header) == HEADER and _checksum(header[:8]) == header[8:]
-        if not right:
+        length = _length(header)
+        if length is None:
             rest = header + file.read()
-            offset = _next_record(rest)
+            nearest = ((place, _length(rest[place : place + HEADER])) for place in range(1, len(rest) - HEADER))
+            ends = ((place, place + HEADER + size + FOOTER) for place, size in nearest if size is not None)
+            offset = next((place for place, end in ends if end <= len(rest)), None)
             if offset is None:
                 yield Frame(number, start, None, None, CUT_OFF if len(header) < HEADER else WRONG_LENGTH)
                 return
             yield Frame(number, start, start + offset, None, WRONG_LENGTH)
             number, start, file = number + 1, start + offset, io.BytesIO(rest[offset:])
             continue
-        (length,) = struct.unpack("<Q", header[:8])
         rest = file.read(length + FOOTER)
         if len(rest) < length + FOOTER:
             yield Frame(number, start, None, None, CUT_OFF)
@@ -78,14 +79,10 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
         number, start = number + 1, stop
 
 
-def _next_record(data: bytes) -> int | None:
-    """Returns the start of the first record after the beginning: a length that fits, with the right checksum."""
-    for start in range(1, len(data) - HEADER):
-        if _checksum(data[start : start + 8]) == data[start + 8 : start + HEADER]:
-            (length,) = struct.unpack("<Q", data[start : start + 8])
-            if start + HEADER + length + FOOTER <= len(data):
-                return start
-    return None
+def _length(header: bytes) -> int | None:
+    """The length of the data after such bytes; None where they are not it and its checksum."""
+    right = len(header) == HEADER and _checksum(header[:8]) == header[8:]
+    return int.from_bytes(header[:8], "little") if right else None
 
 
 def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> bytes:
@@ -95,27 +92,20 @@ def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> byt
     {'x': [0.5, 2.0], 'y': [3]}
     """
     entries = []
-    for name in sorted(features):
-        key, value = name.encode(), features[name]
-        if isinstance(value, bytes):
-            kind, inner = _BYTES, _field(value)
-        elif not isinstance(value, np.ndarray):
-            kind, inner = _BYTES, b"".join(map(_field, value))
+    for name, value in sorted(features.items()):
+        if not isinstance(value, np.ndarray):
+            feature = _field(b"".join(map(_field, [value] if isinstance(value, bytes) else value)), _FIRST)
         elif value.dtype.kind == "f":
-            kind, inner = _FLOATS, _field(value.astype("<f4", copy=False).tobytes()) if value.size else b""
+            feature = _field(_field(value.astype("<f4", copy=False).tobytes()) if value.size else b"", _SECOND)
         else:
-            kind, inner = _INTS, _field(b"".join(map(_varint, value.ravel().tolist()))) if value.size else b""
-        feature = kind + _varint(len(inner)) + inner
-        entries.append(_field(_field(key) + b"\x12" + _varint(len(feature)) + feature))
+            numbers = b"".join(map(_varint, value.ravel().tolist()))
+            feature = _field(_field(numbers) if value.size else b"", _THIRD)
+        entries.append(_field(_field(name.encode()) + _field(feature, _SECOND)))
     return _field(b"".join(entries)) if entries else b""
 
 
 def unframed(data: bytes) -> bytes | None:
-    """The data of one record with its length and checksums; None where they do not fit.
-
-    >>> unframed(framed(b"one")), unframed(framed(b"one")[:-1])
-    (b'one', None)
-    """
+    """The data of one record with its length and checksums; None where they do not fit."""
     frame = data[HEADER:-FOOTER]
     return frame if framed(frame) == data else None
 
@@ -135,23 +125,19 @@ def parsed(data: bytes) -> dict[str, list[Any]]:
     return features
 
 
-# The tags of the kinds of features, of which each has its values in field 1. That is protobuf's encoding of messages,
-# written by hand: with lists of numbers it is many times faster than a message's `extend`.
-_BYTES, _FLOATS, _INTS = b"\x0a", b"\x12", b"\x1a"
+# The tags of a message's fields: a feature has its bytes, floats or integers in one of these, as the first field there.
+# That is protobuf's encoding, written by hand: with lists of numbers it is many times faster than a message's `extend`.
+_FIRST, _SECOND, _THIRD = b"\x0a", b"\x12", b"\x1a"
 
 
-def _field(data: bytes) -> bytes:
-    """Field 1 of a message: bytes with their length."""
-    return b"\x0a" + _varint(len(data)) + data
+def _field(data: bytes, tag: bytes = _FIRST) -> bytes:
+    """A field of a message, the first by default: bytes with their length."""
+    return tag + _varint(len(data)) + data
 
 
 @lru_cache(maxsize=2**14)  # lengths and labels come again and again
 def _varint(value: int) -> bytes:
-    """A number in groups of 7 bits, the lowest first; a negative one as its two's complement of 64 bits.
-
-    >>> _varint(3), _varint(300), len(_varint(-1))
-    (b'\\x03', b'\\xac\\x02', 10)
-    """
+    """A number in groups of 7 bits, the lowest first; a negative one as its two's complement of 64 bits."""
     value &= 0xFFFFFFFFFFFFFFFF
     encoded = bytearray()
     while value > 127:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,10 +38,6 @@ def synthetic(
     """Two parts of one distribution: float32 [examples, *shape] in [0, 1], and int32 [examples].
 
     An example is `(1 - noise) * mean of its class + noise * uniform noise`: a linear model can learn it.
-
-    >>> (x, y), validation = synthetic(shape=[5], num_classes=3, train_examples=6, validation_examples=2)
-    >>> x.shape, x.dtype.name, y.shape, y.dtype.name
-    ((6, 5), 'float32', (6,), 'int32')
     """
     refuse((len(shape) < 1 or min(shape) < 1, "a shape of one or more sizes of at least 1 for data=synthetic",
             list(shape), "'data.build.shape=[28,28,1]'"))  # fmt: skip
@@ -57,17 +54,6 @@ def synthetic(
     return train, _draw(means, shape, validation_examples, noise, streams[2])
 
 
-def _spread(cells: NDArray[np.float32], shape: Sequence[int]) -> NDArray[np.float32]:
-    """Repeats the cells of each example until it has its shape: float32 [examples, *shape].
-
-    >>> _spread(np.array([[[1], [2]]], np.float32), shape=[5, 1])[0, :, 0].tolist()
-    [1.0, 1.0, 1.0, 2.0, 2.0]
-    """
-    for axis, size in enumerate(shape, start=1):
-        cells = cells.take(np.arange(size) * cells.shape[axis] // size, axis=axis)
-    return cells
-
-
 def _draw(
     means: NDArray[np.float32], shape: Sequence[int], examples: int, noise: float, rng: np.random.Generator
 ) -> Part:
@@ -75,9 +61,12 @@ def _draw(
     labels = rng.integers(len(means), size=examples, dtype=np.int32)
     x = rng.random((examples, *shape), dtype=np.float32)
     for start in range(0, examples, _BLOCK_EXAMPLES):
-        block = x[start : start + _BLOCK_EXAMPLES]
+        block, cells = x[start : start + _BLOCK_EXAMPLES], means[labels[start : start + _BLOCK_EXAMPLES]]
+        # Each cell is repeated until an example has its shape.
+        for axis, size in enumerate(shape, start=1):
+            cells = cells.take(np.arange(size) * cells.shape[axis] // size, axis=axis)
         block *= np.float32(noise)
-        block += _spread(means[labels[start : start + _BLOCK_EXAMPLES]], shape)
+        block += cells
     return np.minimum(x, 1, out=x), labels
 
 
@@ -99,10 +88,6 @@ def clicks(
     of each category plus a weighted sum of the dense features, together with a standard deviation of about `signal`:
     with 1.6, knowing them gives an area under the ROC curve of 0.82. Process `shard` of `shards` makes every
     `shards`-th block of 1,024 examples.
-
-    >>> train, validation = clicks(train_examples=3, validation_examples=2)
-    >>> len(list(train)), train.element_spec[0]["ids"].shape
-    (3, TensorShape([3]))
     """
     refuse((len(categories) < 1 or min(categories) < 1,
             "categories of one or more columns of at least 1 for data=clicks", list(categories),
@@ -121,22 +106,9 @@ def clicks(
     ]
     weights = tf.math.l2_normalize(tf.random.stateless_normal([dense_features], keys[1]))
     weights *= signal * math.sqrt(1 - _OF_CATEGORIES)
-    train = _log(effects, weights, keys[2], train_examples, shard, shards)
-    return train, _log(effects, weights, keys[3], validation_examples, shard, shards)
+    sizes = tf.constant(list(categories), tf.float32)
 
-
-def _log(
-    effects: Sequence[tf.Tensor], weights: tf.Tensor, key: tf.Tensor, examples: int, shard: int, shards: int
-) -> tf.data.Dataset:
-    """This shard's examples, in blocks that depend on their numbers and the key alone."""
-    import tensorflow as tf
-
-    sizes = tf.constant([len(effect) for effect in effects], tf.float32)
-    blocks = -(-examples // BLOCK)
-    own_effects = range(shard, blocks, shards)
-    count = len(own_effects) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in own_effects else 0)
-
-    def block(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def block(key: tf.Tensor, number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         keys = tf.random.split(tf.random.fold_in(key, number), 3)
         # Squared, a uniform number is often small: a few categories have most of the examples.
         ids = tf.cast(tf.square(tf.random.stateless_uniform([BLOCK, len(effects)], keys[0])) * sizes, tf.int32)
@@ -147,7 +119,13 @@ def _log(
         clicked = tf.random.stateless_uniform([BLOCK], keys[2]) < tf.sigmoid(odds)
         return {"ids": ids, "dense": dense}, tf.cast(clicked, tf.int32)
 
-    dataset = tf.data.Dataset.range(shard, max(blocks, shard), shards).map(
-        tf.autograph.experimental.do_not_convert(block)
-    )
-    return dataset.unbatch().take(count).apply(tf.data.experimental.assert_cardinality(count))
+    def part(key: tf.Tensor, examples: int) -> tf.data.Dataset:
+        # This shard's examples, in blocks that depend on their numbers and the key alone.
+        blocks = -(-examples // BLOCK)
+        own = range(shard, blocks, shards)
+        count = len(own) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in own else 0)
+        make = tf.autograph.experimental.do_not_convert(partial(block, key))
+        dataset = tf.data.Dataset.range(shard, max(blocks, shard), shards).map(make)
+        return dataset.unbatch().take(count).apply(tf.data.experimental.assert_cardinality(count))
+
+    return part(keys[2], train_examples), part(keys[3], validation_examples)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.data import dialect, folders
 from pipeline.data.arrays import EXACT, FEW_CLASSES, FEW_ROWS, Array, split
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples, Leaf, share_of
+from pipeline.data.examples import Broken, Examples, Leaf, rows, share_of
 from pipeline.data.needed import table_files
 
 if TYPE_CHECKING:
@@ -63,42 +64,35 @@ def csv(
     train, held = split(y if are_classes else np.zeros(len(y)), validation_fraction, split_seed)
     if validates:
         train, held = table.rows_of(range(len(trains)), split_seed), table.rows_of(range(len(trains), len(paths)), 0)
-    x = _standardized(x, train) if standardize else x.astype(np.float32)
-    make = _maker(table, (*columns, table.label), int(y.max()) + 1 if are_classes else None, names)
+    if standardize:
+        train_rows = np.ma.masked_invalid(x[train])
+        mean, deviation = (np.ma.filled(each(axis=0), 0.0) for each in (train_rows.mean, train_rows.std))
+        # A column of one value is left as it is, but for its mean.
+        x = (x - mean) / np.where(deviation > 0, deviation, 1)
+    examples = Examples(
+        raw=(x.astype(np.float32), y), spec=(Leaf((len(columns),), "float32"), Leaf((), y.dtype.name)),
+        num_classes=int(y.max()) + 1 if are_classes else None, class_names=names,
+    )  # fmt: skip
+    parts = [
+        dataclasses.replace(
+            examples, raw=rows(examples.raw, chosen), look=partial(_look, table, (*columns, table.label), chosen)
+        )
+        for chosen in (train, held)
+    ]
     missing = sorted(set(names or ()) - {names[number] for number in y[train]}) if names else []
     flaws = tuple(f"no training examples of class {name}" for name in missing)
     notes = (*file_notes, *table.notes(columns, features is None, rounds=not standardize))
-    return dataclasses.replace(make(x, y, train), notes=notes, flaws=flaws), make(x, y, held)
+    return dataclasses.replace(parts[0], notes=notes, flaws=flaws), parts[1]
 
 
-def _maker(
-    table: _Table, columns: Sequence[str], num_classes: int | None, names: tuple[str, ...] | None
-) -> Callable[[Array, Array, Array], Examples]:
-
-    def make(x: Array, y: Array, chosen: Array) -> Examples:
-        def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
-            values = np.column_stack(examples.raw)
-            share = share_of(len(values), number, shares)
-            wrong = ~np.isfinite(values[share.start : share.stop])
-            flaws = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
-            return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in flaws]
-
-        spec = Leaf((x.shape[1],), "float32"), Leaf((), y.dtype.name)
-        return Examples((x[chosen], y[chosen]), spec, num_classes=num_classes, class_names=names, look=look)
-
-    return make
-
-
-def _standardized(x: Array, train: Array) -> Array:
-    """Each column with the mean and the standard deviation of its rows that train taken out.
-
-    >>> _standardized(np.array([[1.0, 7.0], [3.0, 7.0], [5.0, 8.0]]), np.array([0, 1])).tolist()
-    [[-1.0, 0.0], [1.0, 0.0], [3.0, 1.0]]
-    """
-    train_rows = np.ma.masked_invalid(x[train].astype(np.float64))
-    mean, deviation = (np.ma.filled(statistic, 0.0) for statistic in (train_rows.mean(axis=0), train_rows.std(axis=0)))
-    # A column of one value is left as it is, but for its mean.
-    return ((x - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
+def _look(
+    table: _Table, columns: Sequence[str], chosen: Array, examples: Examples, number: int, shares: int, thorough: bool
+) -> list[Broken]:
+    values = np.column_stack(examples.raw)
+    share = share_of(len(values), number, shares)
+    wrong = ~np.isfinite(values[share.start : share.stop])
+    flaws = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
+    return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in flaws]
 
 
 class _Table:
@@ -157,39 +151,41 @@ class _Table:
 
     def notes(self, features: Sequence[str], automatic: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
-        from pandas.api import types
-
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, each in dialects.items() if each is not None and not each.named]
         zeros = {name for each in dialects.values() if each is not None for name in each.codes if name in features}
         numbering = [name for name in self._numbering if automatic and name not in features and name != self.label]
-        whole = [name for name in features if rounds and types.is_integer_dtype(self._frame[name])]
-        large = [name for name in whole if self._frame[name].abs().max() > EXACT]
-        where = self._paths[0]
+        whole = [name for name in features if rounds and self._frame[name].dtype.kind in "iu"]
+        remarks = [
+            *((name, "is its index, and is no feature.") for name in numbering if name in self._index),
+            *((name, "only numbers the rows, and is no feature.") for name in numbering if name not in self._index),
+        ]
+        for name in whole:
+            if self._frame[name].abs().max() > EXACT:
+                instead = "If they are ids, number them from 0, or train on them with data=numpy, which keeps them."
+                remarks.append((name, f"has whole numbers above 2^24, which float32 rounds. {instead}"))
+        for name in sorted(zeros):
+            instead = "If they are codes, leave it out of data.build.features."
+            remarks.append((name, f"has leading zeros, and is read as numbers. {instead}"))
         return (
-            *(
-                f"Column {name} of {where} has whole numbers above 2^24, which float32 rounds. If they are ids, number "
-                f"them from 0, or train on them with data=numpy, which keeps them."
-                for name in large
-            ),
             *(f"The first line of {path} is a row: columns are called by their places." for path in unnamed),
-            *(
-                f"Column {name} of {where} {'is its index' if name in self._index else 'only numbers the rows'}, "
-                f"and is no feature."
-                for name in numbering
-            ),
-            *(
-                f"Column {name} of {where} has leading zeros, and is read as numbers. If they are codes, leave it out "
-                f"of data.build.features."
-                for name in sorted(zeros)
-            ),
+            *(f"Column {name} of {self._paths[0]} {words}" for name, words in remarks),
         )
 
     def numbers(self, name: str, chosen: Sequence[str]) -> Array:
         """Returns a column of features, float64, with NaN where there is no number."""
         values = self._frame[name]
         if not _is_number(values):
-            self._refuse_text(name, values, chosen)
+            import pandas
+
+            wrong = values[values.notna() & pandas.to_numeric(values.astype(object), errors="coerce").isna()]
+            row = int((wrong if len(wrong) else values).index[0])
+            numeric = [other for other in chosen if _is_number(self._frame[other])]
+            offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
+            if dialect.is_ambiguous(str(values[row])):
+                offer = "data.build.decimal=comma, data.build.decimal=point"
+            received = f"{str(values[row])!r} in {self.place(row)}"
+            raise DataError(f"numbers in column {name}", received, f"{offer}, or a number in its place")
         numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
         over = np.flatnonzero(np.isfinite(numbers) & (np.abs(numbers) > np.finfo(np.float32).max))
         if len(over):
@@ -198,29 +194,15 @@ class _Table:
             raise DataError(f"numbers in column {name} that float32 holds", received, instead)
         return numbers
 
-    def _refuse_text(self, name: str, values: pandas.Series, chosen: Sequence[str]) -> None:
-        import pandas
-
-        wrong = values[values.notna() & pandas.to_numeric(values.astype(object), errors="coerce").isna()]
-        row = int((wrong if len(wrong) else values).index[0])
-        numeric = [other for other in chosen if _is_number(self._frame[other])]
-        offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
-        if dialect.is_ambiguous(str(values[row])):
-            offer = "data.build.decimal=comma, data.build.decimal=point"
-        received = f"{str(values[row])!r} in {self.place(row)}"
-        raise DataError(f"numbers in column {name}", received, f"{offer}, or a number in its place")
-
     def labels(self, quantity: bool) -> tuple[Array, tuple[str, ...] | None]:
         """Returns the labels, int32 [rows] of classes or float32 [rows] of quantities, and what classes are called."""
-        from pandas.api import types
-
         name, values = self.label, self._frame[self.label]
-        if quantity or types.is_float_dtype(values):
+        if quantity or values.dtype.kind == "f":
             return self.numbers(name, [name]).astype(np.float32), None
         if values.isna().any():
             place = self.place(int(np.flatnonzero(values.isna())[0]))
             raise DataError(f"a class in column {name} of every row", f"none in {place}", "removing that row")
-        if not types.is_integer_dtype(values):
+        if values.dtype.kind not in "iu":
             classes, numbers = np.unique(values.astype(str).to_numpy(object), return_inverse=True)
             if len(values) > FEW_ROWS and len(classes) == len(values):
                 expected, received = f"classes in column {name}, fewer than rows", "another text in each row"
@@ -241,9 +223,7 @@ def _label(path: str, names: Sequence[str], label: str | None) -> str:
 
 
 def _is_number(values: pandas.Series) -> bool:
-    from pandas.api import types
-
-    return bool(types.is_numeric_dtype(values) or types.is_bool_dtype(values))
+    return values.dtype.kind in "iufb"
 
 
 def _is_unnamed(name: str) -> bool:
@@ -252,11 +232,9 @@ def _is_unnamed(name: str) -> bool:
 
 def _numbers_rows(name: str, values: pandas.Series) -> bool:
     """True if a column only numbers or names the rows, as pandas and R write them beside a table."""
-    from pandas.api import types
-
     if name.startswith("Unnamed: 0"):
         return True
-    if not types.is_integer_dtype(values) or not values.is_unique or values.isna().any():
+    if values.dtype.kind not in "iu" or not values.is_unique or values.isna().any():
         return False
     steps = values.to_numpy(np.int64)
     counts = len(steps) > 1 and steps[0] in (0, 1) and bool((np.diff(steps) == 1).all())
@@ -269,7 +247,12 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
 
     try:
         if written is None:
-            return _of_parquet(pandas.read_parquet(path, dtype_backend="numpy_nullable"))
+            frame = pandas.read_parquet(path, dtype_backend="numpy_nullable")
+            index = [name for name in frame.index.names if name is not None and name not in frame.columns]
+            # What databases write as decimals are numbers, and an index is columns too.
+            frame = frame.reset_index(index).reset_index(drop=True).apply(_without_decimals)
+            frame.attrs["index"] = index
+            return frame
         target = _label(path, written.names, label)
         # What stands for a missing number may be the name of a class: NA, None, null.
         missing = {name: [""] if name == target else list(dialect.MISSING) for name in written.names}
@@ -297,17 +280,6 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
     return frame.drop(columns=empty).dropna(how="all")
 
 
-def _of_parquet(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns a table whose decimals are numbers, as Parquet of databases has them, and whose index is columns too."""
-    named = [name for name in frame.index.names if name is not None and name not in frame.columns]
-    index = frame.index.to_frame(index=False)[named]
-    frame = frame.reset_index(drop=True).apply(_without_decimals)
-    for place, name in enumerate(named):
-        frame.insert(place, name, index[name])
-    frame.attrs["index"] = named
-    return frame
-
-
 def _without_decimals(values: pandas.Series) -> pandas.Series:
     from pandas.api import types
 
@@ -329,9 +301,9 @@ def _converted(values: pandas.Series, path: str, written: Dialect, is_label: boo
     if not len(texts) and values.nunique() < 2:
         return values.where(values.isna(), None)
     if not len(texts) or numbers is None:
-        flags = values.str.lower().isin(("true", "false"))
-        are_flags = is_label and flags.all()
-        return (values.str.lower() == "true").astype("boolean") if are_flags else values.replace("", None)
+        lower = values.str.lower()
+        are_flags = is_label and lower.isin(("true", "false")).all()
+        return (lower == "true").astype("boolean") if are_flags else values.replace("", None)
     unsaid = [] if is_plain or written.decimal else list(filter(dialect.is_ambiguous, texts))
     if unsaid and is_label:
         instead = "data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.data import folders
 from pipeline.data.errors import DataError, expect_at_least, refuse
 from pipeline.data.examples import Examples, Leaf
-from pipeline.data.files import is_remote, opened
+from pipeline.data.files import is_remote, read
 
 Tokens: TypeAlias = NDArray[np.int32]
 
@@ -35,11 +35,6 @@ def text(
     is held out, unless files or folders are named as parts (see `folders.role`); what is left over at the end of a
     part, shorter than `length` and the token after it, is left out. `class_names` has what each token stands for.
     Raises `DataError`.
-
-    >>> train, validation = text(length=16)
-    >>> x, y = train.raw
-    >>> bool((x[:, 1:] == y[:, :-1]).all()), train.num_classes
-    (True, 256)
     """
     refuse((tokens not in (BYTES, CHARACTERS), f"tokens of {BYTES} or {CHARACTERS} for data=text", tokens,
             "data.build.tokens=bytes"))  # fmt: skip
@@ -47,8 +42,15 @@ def text(
     refuse((not 0 < validation_fraction < 1, "validation_fraction between 0 and 1 for data=text", validation_fraction,
             "data.build.validation_fraction=0.1"))  # fmt: skip
     train_files, held_files, notes = folders.divided(path, [] if path is None else _files(path))
-    texts = [_BETWEEN.join(_topics() if path is None else _documents(files)) for files in (train_files, held_files)]
-    whole = "".join(texts) if held_files else texts[0]
+    if path is None:
+        if importlib.util.find_spec("pydoc_data") is None:
+            raise DataError("Python's reference topics", "a Python without pydoc_data", "data.path=FILE.txt")
+        from pydoc_data.topics import topics
+
+        texts = [_BETWEEN.join(topics[name] for name in sorted(topics))]
+    else:
+        texts = [_BETWEEN.join(map(_document, files)) for files in (train_files, held_files)]
+    whole = "".join(texts)
     if tokens == BYTES:
         numbers: Tokens = np.frombuffer(whole.encode(), np.uint8).astype(np.int32)
         names = tuple(chr(byte) if byte in _PRINTABLE else f"\\x{byte:02x}" for byte in range(256))
@@ -64,34 +66,22 @@ def text(
         expected = f"text of more than {length} {tokens} to train on and to validate with"
         instead = f"data.build.length={max(min(map(len, parts)) // 2, 1)}, or a longer text"
         raise DataError(expected, f"{len(parts[0]):,} and {len(parts[1]):,}", instead)
-    train, validation = (_packed(part, length, names) for part in parts)
+    # Sequences that follow on each other, and those a token after them, as views of the same array.
+    raw = (
+        tuple(part[first : first + (len(part) - 1) // length * length].reshape(-1, length) for first in (0, 1))
+        for part in parts
+    )
+    spec = (Leaf((length,), "int32"),) * 2
+    train, validation = (Examples(each, spec, num_classes=len(names), class_names=names) for each in raw)
     return dataclasses.replace(train, notes=notes), validation
 
 
-def _packed(numbers: Tokens, length: int, names: tuple[str, ...]) -> Examples:
-    """Sequences of `length` tokens that follow on each other, and those after them, as views of the same array."""
-    count = (len(numbers) - 1) // length
-    x, y = (numbers[first : first + count * length].reshape(count, length) for first in (0, 1))
-    leaf = Leaf((length,), "int32")
-    return Examples(raw=(x, y), spec=(leaf, leaf), num_classes=len(names), class_names=names)
-
-
-def _documents(files: Sequence[str]) -> Iterator[str]:
-    for file in files:
-        try:
-            with opened(file) as lines:
-                yield lines.read().decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            received = f"one that cannot be read so ({error})"
-            raise DataError(f"{file} to be a file of UTF-8 text", received, "another data.path") from error
-
-
-def _topics() -> list[str]:
-    if importlib.util.find_spec("pydoc_data") is None:
-        raise DataError("Python's reference topics", "a Python without pydoc_data", "data.path=FILE.txt")
-    from pydoc_data.topics import topics
-
-    return [topics[name] for name in sorted(topics)]
+def _document(file: str) -> str:
+    try:
+        return read(file).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        received = f"one that cannot be read so ({error})"
+        raise DataError(f"{file} to be a file of UTF-8 text", received, "another data.path") from error
 
 
 def _files(path: str) -> Sequence[str]:

@@ -53,8 +53,16 @@ def tfds(
     refuse((kind != "tfrecord", f"{builder.data_dir} to have TFRecord files", kind,
             "preparing it with file_format='tfrecord'"))  # fmt: skip
     train = _part(builder, train_split, "train_split", keys, image_size)
-    validation = _validation(builder) if validation_split == AUTO else validation_split
-    return train, None if validation is None else _part(builder, validation, "validation_split", keys, image_size)
+    if validation_split == AUTO:
+        info = builder.info
+        validation_split = next((split for split in VALIDATION if split in info.splits), None)
+        if validation_split is None:
+            expected = f"a split {' or '.join(VALIDATION)} in {info.full_name}"
+            parts = "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\""
+            raise DataError(expected, ", ".join(info.splits), f"{parts}, or data.build.validation_split=null")
+    if validation_split is None:
+        return train, None
+    return train, _part(builder, validation_split, "validation_split", keys, image_size)
 
 
 def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Builder:
@@ -89,15 +97,6 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
         expected = f"Expected {path or name} to be a data set of TensorFlow Datasets that can be had, received: "
         instead = "data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared"
         raise DataError(f"{expected}{first_line(error).rstrip('.')}. Try {instead}.") from error
-
-
-def _validation(builder: Builder) -> str:
-    validation = next((split for split in VALIDATION if split in builder.info.splits), None)
-    if validation is None:
-        expected, received = f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}", builder.info.splits
-        parts = "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\""
-        raise DataError(expected, ", ".join(received), f"{parts}, or data.build.validation_split=null")
-    return validation
 
 
 def _part(
@@ -139,33 +138,31 @@ def _part(
 
 def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
     chosen = (info.supervised_keys if keys is None else keys) or ()
-    right = len(chosen) == 2 and all(isinstance(name, str) and name in info.features for name in chosen)
-    if not right:
+    if len(chosen) != 2 or not all(isinstance(name, str) and name in info.features for name in chosen):
+        # Two features that might be x and y: the first that is no class, and the first that is one.
+        names = sorted(info.features, key=lambda name: (_is_class(info.features[name]), name))
+        classes = [name for name in names if _is_class(info.features[name])]
+        images = [name for name in names if len(info.features[name].shape or ()) == 3]
+        likely = f"{(images or names)[0]},{(classes or names[::-1])[0]}"
         expected = f"data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))})"
         received = list(chosen) or "none, and it names none itself"
-        raise DataError(expected, received, f"'data.build.keys=[{_likely(info)}]'")
+        raise DataError(expected, received, f"'data.build.keys=[{likely}]'")
     return chosen[0], chosen[1]
 
 
-def _likely(info: Info) -> str:
-    """Two features that might be x and y: the first that is no class, and the first that is one."""
-    names = sorted(info.features, key=lambda name: (hasattr(info.features[name], "num_classes"), name))
-    classes = [name for name in names if hasattr(info.features[name], "num_classes")]
-    images = [name for name in names if len(info.features[name].shape or ()) == 3]
-    return ",".join(((images or names)[0], (classes or names[::-1])[0]))
+def _is_class(feature: object) -> bool:
+    return hasattr(feature, "num_classes")
 
 
 def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
     import tensorflow as tf
 
     size = (image_size[0], image_size[1]) if image_size else None
+    are_classes = _is_class(info.features[keys[1]])
 
     def inputs(x: tf.Tensor) -> tf.Tensor:
-        if x.dtype != tf.uint8 or x.shape.rank != 3:
-            return x
-        return pictures.sized(tf.cast(x, tf.float32) / 255, size, resize=True)
-
-    are_classes = hasattr(info.features[keys[1]], "num_classes")
+        is_image = x.dtype == tf.uint8 and x.shape.rank == 3
+        return pictures.sized(tf.cast(x, tf.float32) / 255, size, resize=True) if is_image else x
 
     def targets(y: tf.Tensor) -> tf.Tensor:
         # Other whole numbers may be larger than int32 holds.
@@ -187,10 +184,9 @@ def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:
                 if frame.number >= last:
                     return
                 lost_rest = frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)
-                stop = None if lost_rest else frame.stop
                 if frame.broken and (lost_rest or frame.number >= segment.first):
                     first = max(frame.number, segment.first)
-                    count = last - first if lost_rest else 1
+                    count, stop = (last - first, None) if lost_rest else (1, frame.stop)
                     yield Broken(path, first, count, f"{path} record {frame.number}", frame.broken, stop)
                 if lost_rest:
                     return

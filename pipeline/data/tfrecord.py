@@ -45,8 +45,8 @@ def tfrecord(
         raise DataError(f"training examples in {path}", "a manifest without any", anew)
     contents = _with_images(contents, channels, image_size, path)
     vary = pictures.augmenter(augment)
-    images = [feature for feature in contents.features if feature.name == "x" and feature.dtype == "float32"]
-    if vary and not any(len(feature.shape) == 3 for feature in images):
+    x = next((feature for feature in contents.features if feature.name == "x"), None)
+    if vary and (x is None or x.dtype != "float32" or len(x.shape) != 3):
         raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
     parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
     varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
@@ -54,16 +54,17 @@ def tfrecord(
 
 
 def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:
-    """The manifest with the shape that encoded images are to have; as it is where none are."""
-    encoded = [feature for feature in contents.features if feature.stored == "image"]
-    if not encoded:
-        return contents
-    check_image("tfrecord", channels or 3, image_size)
-    shapes = {one.name: (*(image_size or one.shape[:2]), channels or one.shape[2] or 3) for one in encoded}
-    if any(None in shape for shape in shapes.values()):
-        expected = "images of one size, or a size that they are brought to"
-        raise DataError(expected, f"{path} with images of several", "'data.build.image_size=[32,32]'")
-    features = (dataclasses.replace(one, shape=shapes.get(one.name, one.shape)) for one in contents.features)
+    """The manifest with the shape that encoded images are to have."""
+    features = []
+    for one in contents.features:
+        shape = one.shape
+        if one.stored == "image":
+            check_image("tfrecord", channels or 3, image_size)
+            shape = (*(image_size or shape[:2]), channels or shape[2] or 3)
+            if None in shape:
+                expected = "images of one size, or a size that they are brought to"
+                raise DataError(expected, f"{path} with images of several", "'data.build.image_size=[32,32]'")
+        features.append(dataclasses.replace(one, shape=shape))
     return dataclasses.replace(contents, features=tuple(features))
 
 
@@ -76,65 +77,57 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
         share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::shares]
         return [flaw for path in share for flaw in _broken(contents, path, shard_at[path], thorough, resize)]
 
+    flaws: tuple[str, ...] = ()
+    if contents.num_classes is not None and split == manifest.TRAIN:
+        empty = [label for label, count in contents.classes(split).items() if not count]
+        names = [contents.class_names[int(label)] if contents.class_names else label for label in empty]
+        listed = first_of(names, between=", ", last=" and")
+        flaws = (f"no training examples of class {listed} in {folder}/{manifest.FILE}",) if names else ()
     return Examples(
         raw=tuple(Segment(path, shard.examples) for path, shard in shard_at.items()),
         spec=manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features}),
-        parse=_parser(contents),
-        decode=_decoder(contents, resize),
+        parse=_parser(contents.features),
+        decode=_decoder(contents.features, resize),
         num_classes=contents.num_classes,
         class_names=contents.class_names,
         look=look,
-        flaws=_flaws(contents, folder, split),
+        flaws=flaws,
         digest=hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16],
     )
 
 
-def _flaws(contents: Manifest, folder: str, split: str) -> tuple[str, ...]:
-    if contents.num_classes is None or split != manifest.TRAIN:
-        return ()
-    empty = [int(label) for label, count in contents.classes(split).items() if not count]
-    names = [contents.class_names[label] if contents.class_names else str(label) for label in empty]
-    listed = f"no training examples of class {first_of(names, between=', ', last=' and')} in {folder}/{manifest.FILE}"
-    return (listed,) if names else ()
-
-
-def _parser(contents: Manifest) -> Make:
+def _parser(features: Sequence[Feature]) -> Make:
     """Returns a function from a batch of records to a batch of examples, whose images are still encoded."""
-
-    def value(feature: Feature, tensor: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
-
-        if feature.stored == "image":
-            return tensor
-        if feature.stored == "bytes":
-            # A length of its own for the batch, since an empty one does not tell it.
-            return tf.reshape(tf.io.decode_raw(tensor, feature.dtype), [tf.shape(tensor)[0], *feature.shape])
-        return tf.cast(tensor, feature.dtype)
 
     def parse(batch: tf.Tensor) -> Nested[tf.Tensor]:
         # Only here: who reads without TensorFlow parses otherwise.
         import tensorflow as tf
 
         kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
-        shapes = {one.name: one.shape if one.stored in ("floats", "ints") else () for one in contents.features}
-        features = {one.name: tf.io.FixedLenFeature(shapes[one.name], kinds[one.stored]) for one in contents.features}
-        tensors = tf.io.parse_example(batch, features)
-        return manifest.nested({feature.name: value(feature, tensors[feature.name]) for feature in contents.features})
+        shapes = {one.name: one.shape if one.stored in ("floats", "ints") else () for one in features}
+        layout = {one.name: tf.io.FixedLenFeature(shapes[one.name], kinds[one.stored]) for one in features}
+        tensors = tf.io.parse_example(batch, layout)
+        for one in features:
+            if one.stored == "bytes":
+                # A length of its own for the batch, since an empty one does not tell it.
+                decoded = tf.io.decode_raw(tensors[one.name], one.dtype)
+                tensors[one.name] = tf.reshape(decoded, [tf.shape(batch)[0], *one.shape])
+            elif one.stored != "image":
+                tensors[one.name] = tf.cast(tensors[one.name], one.dtype)
+        return manifest.nested({one.name: tensors[one.name] for one in features})
 
     return parse
 
 
-def _decoder(contents: Manifest, resize: bool) -> Make | None:
-    images = [feature for feature in contents.features if feature.stored == "image"]
+def _decoder(features: Sequence[Feature], resize: bool) -> Make | None:
+    images = [feature for feature in features if feature.stored == "image"]
     decoders = {image.name: pictures.decoder(image.shape[2] or 3, _size(image), resize) for image in images}
-    if not decoders:
-        return None
 
     def decode(example: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         leaves = manifest.flat(example)
         return manifest.nested(leaves | {name: decoder(leaves[name]) for name, decoder in decoders.items()})
 
-    return decode
+    return decode if decoders else None
 
 
 def _size(feature: Feature) -> tuple[int, int]:
@@ -188,32 +181,29 @@ def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
 
 def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
     try:
-        values_by_name = records.parsed(data)
+        by_name = records.parsed(data)
     except ValueError as error:
         return str(error)
     for feature in contents.features:
-        if feature.name not in values_by_name:
-            return f"has no {feature.name}"
-        values = values_by_name[feature.name]
-        one = feature.stored in ("bytes", "image")
-        count = 1 if one else math.prod(size or 0 for size in feature.shape)
-        if len(values) != count or (one and not isinstance(values[0], bytes)):
-            return f"has {len(values)} values of {feature.name}, {count} of shape {feature.shape} were expected"
+        name, values, size = feature.name, by_name.get(feature.name), math.prod(each or 0 for each in feature.shape)
+        if values is None:
+            return f"has no {name}"
+        is_one = feature.stored in ("bytes", "image")
+        count = 1 if is_one else size
+        if len(values) != count or (is_one and not isinstance(values[0], bytes)):
+            return f"has {len(values)} values of {name}, {count} of shape {feature.shape} were expected"
         if feature.stored == "image":
             if why := pictures.fault(values[0], None if resize else _size(feature)):
-                return f"has an image {feature.name} that {why}"
+                return f"has an image {name} that {why}"
             continue
-        kind = np.dtype(feature.dtype)
+        array, kind = np.asarray(values), np.dtype(feature.dtype)
         if feature.stored == "bytes":
-            expected = math.prod(size or 0 for size in feature.shape) * kind.itemsize
-            if (size := len(values[0])) != expected:
-                return f"has {size} bytes of {feature.name}, {expected} of shape {feature.shape} were expected"
+            if len(values[0]) != (expected := size * kind.itemsize):
+                return f"has {len(values[0])} bytes of {name}, {expected} of shape {feature.shape} were expected"
             array = np.frombuffer(values[0], kind)
-        else:
-            array = np.asarray(values)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return f"has NaN or infinity in {feature.name}"
+            return f"has NaN or infinity in {name}"
         classes = contents.num_classes
-        if classes is not None and feature.name == "y" and not ((array >= 0) & (array < classes)).all():
+        if classes is not None and name == "y" and not ((array >= 0) & (array < classes)).all():
             return f"has label {array.flat[0]}, 0 to {classes - 1} were expected"
     return None

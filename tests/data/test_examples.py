@@ -32,11 +32,9 @@ def varied(example: Any, seed: Any) -> Any:
 
 def in_files(folder, examples, vary=False):
     """Examples in three uneven files."""
-    folder = shards.write(
-        folder / f"of {examples}", [examples // 2, examples // 3, examples - examples // 2 - examples // 3]
-    )
-    part = sources.tfrecord(path=str(folder))[0]
-    return dataclasses.replace(part, augment=varied) if vary else part
+    sizes = [examples // 2, examples // 3, examples - examples // 2 - examples // 3]
+    part = sources.tfrecord(path=str(shards.write(folder / f"of {examples}", sizes)))[0]
+    return dataclasses.replace(part, augment=varied if vary else None)
 
 
 def of_rows(folder, examples, vary=False):
@@ -52,16 +50,12 @@ def of_rows(folder, examples, vary=False):
 def opened(folder, examples, vary=False):
     """A data set that was taken apart."""
     made = tf.data.Dataset.range(examples).map(lambda n: (tf.fill([4], tf.cast(n, tf.float32)), tf.cast(n, tf.int32)))
-    part = reading.opened(made)
-    assert isinstance(part, Examples)
-    return part
+    return reading.opened(made)
 
 
-PLAIN = [pytest.param(in_files, id="files"), pytest.param(of_rows, id="rows")]
-VARIED = [
-    pytest.param(lambda *of: in_files(*of, vary=True), id="files varied"),
-    pytest.param(lambda *of: of_rows(*of, vary=True), id="rows varied"),
-]
+KINDS = {"files": in_files, "rows": of_rows}
+PLAIN = [pytest.param(make, id=name) for name, make in KINDS.items()]
+VARIED = [pytest.param(partial(make, vary=True), id=f"{name} varied") for name, make in KINDS.items()]
 MAKES = [*PLAIN, *VARIED]
 
 
@@ -84,11 +78,9 @@ def test_any_number_of_processes_trains_the_same_global_batches(tmp_path, make):
     one = leaves(stream(part, ONE, True, 1, position).take(8))
     two = [dataclasses.replace(ONE, replicas=2, first=first) for first in (0, 1)]
     each = [leaves(stream(part, layout, True, 1, position).take(8)) for layout in two]
-    for whole, *halves in zip(one, *each, strict=True):
-        examples, x, y = whole
-        assert [half[0] for half in halves] == [examples, examples]
-        assert list(chain(*(half[1] for half in halves))) == x
-        assert list(chain(*(half[2] for half in halves))) == y
+    for (examples, x, y), *halves in zip(one, *each, strict=True):
+        sizes, first, second = zip(*halves, strict=True)
+        assert (sizes, [*chain(*first)], [*chain(*second)]) == ((examples, examples), x, y)
 
 
 @pytest.mark.parametrize("make", PLAIN)
@@ -134,13 +126,11 @@ def test_what_is_broken_is_left_out_and_all_else_is_there(tmp_path):
     shards.cut(folder, 2, 6)
     part = sources.tfrecord(path=str(folder))[0]
     found = part.look(part, 0, 1, True)
-    assert [(each.first, each.examples) for each in found] == [
-        (3, 1), (9, 2), (0, 1), (7, 1), (8, 1), (29, 1), (6, 4),
-    ]  # fmt: skip
-    rest = part.without(found)
-    assert count(rest) == 60 - 11
+    flaws = [(each.first, each.examples) for each in found]
+    assert flaws == [(3, 1), (9, 2), (0, 1), (7, 1), (8, 1), (29, 1), (6, 4)]
+    rest, lost = part.without(found), {3, 9, 10, 20, 27, 28, 49, 56, 57, 58, 59}
+    assert count(rest) == 60 - len(lost)
     layout = dataclasses.replace(ONE, counts=(49,))
-    lost = {3, 9, 10, 20, 27, 28, 49, 56, 57, 58, 59}
     trained = list(chain(*labels(stream(rest, layout, True, 1).take(layout.steps))))
     assert sorted(trained) == sorted(set(range(60)) - lost)
     shares = [part.look(part, number, 2, True) for number in range(2)]
@@ -185,7 +175,7 @@ def test_steps_that_are_handed_out_train_what_their_numbers_stand_for(tmp_path, 
 
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
-@pytest.mark.parametrize("make", [in_files, of_rows, lambda *of: in_files(*of, vary=True)])
+@pytest.mark.parametrize("make", [*PLAIN, VARIED[0]])
 def test_examples_that_are_kept_are_those_that_were_made(tmp_path, make, kept):
     part = make(tmp_path, 50)
     again = cache.in_memory(part) if kept == "memory" else cache.in_file(part, tmp_path / "cache", "name")
@@ -222,20 +212,20 @@ def test_examples_of_several_sizes_cannot_be_kept():
         cache.in_memory(part)
 
 
-@pytest.mark.parametrize(
-    "make", [in_files, *(pytest.param(make, marks=pytest.mark.slow) for make in (own.serial_set, opened))]
-)
+def serial(folder, examples):
+    return own.serial_set(examples)[0]
+
+
+@pytest.mark.parametrize("make", [in_files, *(pytest.param(each, marks=pytest.mark.slow) for each in (serial, opened))])
 def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
-    part = own.serial_set(50)[0] if make is own.serial_set else make(tmp_path, 50)
+    part = make(tmp_path, 50)
     with reserved_ports(3) as ports:
         addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         servers = [reading.serve(address) for address in addresses]
         served = Reading(servers=addresses)
         for layout in (ONE, LAYOUTS["second of two processes"]):
-            made, wanted = (
-                leaves(stream(part, layout, True, 1, Position(0, 24), each).take(9)) for each in (served, DEFAULT)
-            )
-            assert made == wanted
+            both = [stream(part, layout, True, 1, Position(0, 24), each).take(9) for each in (served, DEFAULT)]
+            assert leaves(both[0]) == leaves(both[1])
         del servers
 
 

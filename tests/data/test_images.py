@@ -84,9 +84,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("layout", "train", "trained", "validated", "notes"), LAYOUTS)
-def test_what_folders_are_is_found_by_what_is_in_them(
-    tmp_path: Path, layout: str, train: str, trained: int, validated: int, notes: list[str]
-) -> None:
+def test_what_folders_are_is_found_by_what_is_in_them(tmp_path, layout, train, trained, validated, notes):
     parts = images(fill(tmp_path, layout))
     assert [part.class_names for part in parts] == [("cat", "dog")] * 2
     assert [part.count for part in parts] == [trained, validated]
@@ -113,9 +111,7 @@ AMBIGUOUS = [
 
 
 @pytest.mark.parametrize(("layout", "offer"), AMBIGUOUS)
-def test_folders_that_may_be_parts_or_classes_are_asked_about_and_the_answer_is_taken(
-    tmp_path: Path, layout: str, offer: str
-) -> None:
+def test_folders_that_may_be_parts_or_classes_are_asked_about_and_the_answer_is_taken(tmp_path, layout, offer):
     path = fill(tmp_path, layout)
     with pytest.raises(DataError) as refused:
         images(path)
@@ -209,7 +205,6 @@ def test_broken_images_and_one_that_goes_away_are_named_with_what_is_wrong(pets:
     faults["10.png"] = b"", "cannot be read (No such file or directory)"
     found: dict[str, str] = {}
     for part in images(str(pets)):
-        assert part.look is not None
         assert part.look(part, 0, 1, False) == []
         assert broken(part, 4) == broken(part)
         found |= {Path(each.name).name: each.why for each in broken(part)}
@@ -238,7 +233,6 @@ def test_what_is_not_found_broken_can_be_trained_wherever_it_is_cut(kind: str) -
 def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> None:
     options = {"flip": True, "shift": 0.3, "brightness": 0.2, "contrast": 0.2}
     train, validation = images(str(pets), augment=options)
-    assert train.augment is not None
     assert validation.augment is None
     x, y = made(train)[0]
     augment = tf.function(train.augment, autograph=False)
@@ -260,7 +254,6 @@ def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none()
 
     def all_of(**options: Any) -> list[Array]:
         vary = pictures.augmenter(options)
-        assert vary is not None
         return [vary(x, seed).numpy() for seed in seeds]
 
     flipped = {each.tobytes() for each in all_of(flip=True)}

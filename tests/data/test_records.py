@@ -34,13 +34,10 @@ def test_records_and_examples_are_those_that_tensorflow_writes(tmp_path):
     message = tf.train.Example.FromString(example)
     features = message.features.feature
     assert list(features["x"].float_list.value) == FEATURES["x"].ravel().tolist()
-    assert [list(features[name].int64_list.value) for name in ("negative", "many", "true")] == [
-        [-1, 0, 127, 128, 2**40], [], [1]
-    ]  # fmt: skip
-    assert [list(features[name].bytes_list.value) for name in ("image", "many")] == [
-        [b"\x00bytes\xff"],
-        [b"one", b"two"],
-    ]
+    ints = {name: list(features[name].int64_list.value) for name in ("negative", "many", "true")}
+    assert ints == {"negative": [-1, 0, 127, 128, 2**40], "many": [], "true": [1]}
+    texts = {name: list(features[name].bytes_list.value) for name in ("image", "many")}
+    assert texts == {"image": [b"\x00bytes\xff"], "many": [b"one", b"two"]}
     assert example == message.SerializeToString(deterministic=True)
     assert records.parsed(example)["y"] == [7]
 
@@ -63,9 +60,7 @@ def test_a_manifest_comes_back_as_it_was_and_others_are_refused_in_words():
     made = Manifest((Feature("x/ids", (None, 3), "int32", "ints"),), {"train": (shard,)}, 3, ("a", "b", "c"))
     assert load("it", lambda path: made.to_json().encode()) == made
     assert made.classes("train") == {"0": 1, "1": 0, "2": 2}
+    words = r"Expected it/manifest\.json to be a manifest of prepared data, received a file that is none"
     for text in ("{", "[]", "{}", made.to_json().replace('"format": 1', '"format": 2')):
-        with pytest.raises(
-            DataError,
-            match=r"Expected it/manifest\.json to be a manifest of prepared data, received a file that is none",
-        ):
+        with pytest.raises(DataError, match=words):
             load("it", lambda path, text=text: text.encode())

@@ -43,22 +43,16 @@ def seen(folder: Path) -> list[list[float]]:
             for each in epochs.values() for group in ("metrics", "val_metrics")]  # fmt: skip
 
 
-def sums(labels) -> list[float]:
-    labels = np.asarray(list(labels))
-    return [len(labels), labels.sum(), np.square(labels).sum()]
-
-
-def expect_once_an_epoch(ran: Ran, points: int, lost=(), epochs: int = 2) -> None:
-    assert ran.code == 0, ran.err
-    assert len(ran.run_folders) == points
+def expect_once_an_epoch(ran: Ran, points: int, epochs: int = 2) -> None:
+    assert len(ran.ok().run_folders) == points
     for folder in ran.run_folders:
-        expect_seen_once(folder, lost, epochs)
+        expect_seen_once(folder, epochs=epochs)
 
 
 def expect_seen_once(folder: Path, lost=(), epochs: int = 2) -> None:
-    trained = sums(set(range(LABELS)) - set(lost))
-    validated = sums(range(LABELS, LABELS + 13))
-    assert seen(folder) == pytest.approx(np.array([trained, validated] * epochs), rel=1e-6), folder
+    labels = set(range(LABELS)) - set(lost), range(LABELS, LABELS + 13)
+    sums = [[len(each), sum(each), sum(label**2 for label in each)] for each in labels]
+    assert seen(folder) == pytest.approx(np.array(sums * epochs), rel=1e-6), folder
 
 
 @pytest.mark.parametrize(("files", "said"), [
@@ -104,10 +98,6 @@ def test_too_few_files_and_a_folder_without_a_manifest_are_refused_before_anythi
         assert words in ran.err
 
 
-def gone(folder: Path) -> None:
-    shards.file_of(folder, 1).unlink()
-
-
 BROKEN = {
     "bit flipped": (lambda folder: shards.flip(folder, 1, (7, 20)),
      "00001-of-00003.tfrecord record 7 has a wrong checksum", [37]),
@@ -120,7 +110,8 @@ BROKEN = {
     "cut": (lambda folder: shards.cut(folder, 2, 4), "00002-of-00003.tfrecord record 4 is cut off", range(74, 83)),
     "cut between two": (lambda folder: shards.cut(folder, 2, 4, byte=0),
      "00002-of-00003.tfrecord record 4 is not there: 13 were expected", range(74, 83)),
-    "missing": (gone, "00001-of-00003.tfrecord cannot be read (No such file or directory)", range(30, 70)),
+    "missing": (lambda folder: shards.file_of(folder, 1).unlink(),
+     "00001-of-00003.tfrecord cannot be read (No such file or directory)", range(30, 70)),
     "another shape": (lambda folder: shards.put(folder, 1, 5, shards.record(35, np.ones(5, np.float32))),
      "00001-of-00003.tfrecord record 5 has 5 values of x, 4 of shape (4,) were expected", [35]),
     "NaN": (lambda folder: shards.put(folder, 1, 5, shards.record(35, np.array([1, np.nan, 1, 1], np.float32))),
@@ -152,15 +143,11 @@ def test_what_is_broken_is_named_with_its_file_and_record(tmp_path, kind):
     assert words in str(refused.value)
 
 
-OTHERS = sampled([kind for kind in BROKEN if kind not in ("several", "cut")], 3)
-
-
-@pytest.mark.parametrize("kinds", [["several", "cut"], pytest.param(OTHERS, marks=pytest.mark.slow)], ids=" ".join)
-def test_with_skip_what_is_broken_is_left_out_and_counted(pipeline, tmp_path, kinds):
-    folders = [tmp_path / kind.replace(" ", "_") for kind in kinds]
-    for folder, kind in zip(folders, kinds, strict=True):
-        break_data(folder, kind)
-    every = ",".join(map(str, folders))
+def test_with_skip_what_is_broken_is_left_out_and_counted(pipeline, tmp_path):
+    kinds = ("several", "cut")
+    for kind in kinds:
+        break_data(tmp_path / kind, kind)
+    every = ",".join(str(tmp_path / kind) for kind in kinds)
     layout = ("strategy=multi_worker", "workers=2", "train.replica_batch=4", "data.on_error=skip")
     ran = pipeline(*QUICK, *COUNT, "-m", "data=tfrecord", f"data.path={every}", *layout, timeout=300).ok()
     (page,) = tmp_path.glob("outputs/sweeps/*/report.html")

@@ -133,9 +133,7 @@ WRITTEN: list[tuple[str | bytes, dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "arguments", "classes", "told"), WRITTEN, ids=lambda value: repr(value)[:24])
-def test_a_table_is_read_however_it_is_written(
-    tmp_path: Path, text: str | bytes, arguments: dict[str, Any], classes: list[str], told: list[str]
-) -> None:
+def test_a_table_is_read_however_it_is_written(tmp_path, text, arguments, classes, told):
     path = str(write(tmp_path / "t.csv", text if isinstance(text, bytes) else text.encode()))
     train, validation = csv(path, standardize=False, **arguments)
     assert train.class_names == tuple(classes)
@@ -220,9 +218,7 @@ BAD_TABLES = [
 
 
 @pytest.mark.parametrize(("text", "arguments", "words"), BAD_TABLES, ids=lambda value: str(value)[:40])
-def test_tables_that_cannot_be_trained_on_are_refused_in_words(
-    tmp_path: Path, text: bytes, arguments: dict[str, Any], words: str
-) -> None:
+def test_tables_that_cannot_be_trained_on_are_refused_in_words(tmp_path, text, arguments, words):
     path = str(write(tmp_path / "t.csv", text))
     with pytest.raises(DataError) as refused:
         csv(path, **arguments)
@@ -250,9 +246,7 @@ def test_tables_that_are_not_there_or_differ_are_named(tmp_path: Path) -> None:
     (["0", "2"], {0, 2}, 3),
     (["0", "1" * 25], {0, np.float32("1" * 25)}, None),
 ])  # fmt: skip
-def test_decimals_of_parquet_are_numbers(
-    tmp_path: Path, labels: list[str], expected: set[float], classes: int | None
-) -> None:
+def test_decimals_of_parquet_are_numbers(tmp_path, labels, expected, classes):
     frame = pd.DataFrame({"a": [Decimal("1.5"), None] * 20, "b": 1.0, "label": [*map(Decimal, labels)] * 20})
     frame.to_parquet(tmp_path / "t.parquet")
     train, _ = csv(str(tmp_path / "t.parquet"), standardize=False)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from own_files import Array, broken
 
 from pipeline.data import DataError, tfds
-from pipeline.data.examples import Examples
+from pipeline.data.examples import Broken, Examples
 from pipeline.data.records import frames
 
 
@@ -66,10 +66,10 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(part: Examples) -> list[tuple[Array, Any]]:
     """The examples of a part of records, made as training makes them."""
-    parsed = []
+    parsed, decode = [], tf.autograph.experimental.do_not_convert(part.decode)
     for segment in part.raw:
         records = tf.data.TFRecordDataset(segment.path).skip(segment.first).take(segment.records)
-        parsed += list(records.map(tf.autograph.experimental.do_not_convert(part.decode)).as_numpy_iterator())
+        parsed += records.map(decode).as_numpy_iterator()
     records = tf.stack(list(tf.data.TFRecordDataset(part.raw[0].path)))
     tf.map_fn(part.decode, records, fn_output_signature=part.spec)
     return parsed
@@ -78,9 +78,7 @@ def read(part: Examples) -> list[tuple[Array, Any]]:
 def test_a_prepared_data_set_is_read_by_its_name(catalogue: Path) -> None:
     for name in ("grey_squares", "grey_squares:1.2.0", "grey_squares:1.*.*"):
         train, validation = tfds(name, data_dir=str(catalogue))
-        assert validation is not None
-        assert (train.count, validation.count, train.num_classes) == (20, 6, 2)
-    assert train.class_names == ("even", "odd")
+        assert (train.count, validation.count, train.class_names) == (20, 6, ("even", "odd"))
     assert train.spec == (tf.TensorSpec([4, 3, 3], tf.float32), tf.TensorSpec([], tf.int32))
     examples = read(train)
     assert sorted(round(float(x[0, 0, 0]) * 255) for x, _ in examples) == list(range(20))
@@ -94,7 +92,6 @@ def test_a_prepared_data_set_is_read_by_its_name(catalogue: Path) -> None:
 def test_a_folder_of_a_version_is_read_and_splits_may_be_parts(catalogue: Path) -> None:
     path = str(catalogue / "grey_squares/1.2.0")
     train, validation = tfds("mine", path=path, train_split="train[:30%]", validation_split="train[30%:]")
-    assert validation is not None
     assert (train.count, validation.count) == (6, 14)
     seen = [[round(float(x[0, 0, 0]) * 255) for x, _ in read(part)] for part in (train, validation)]
     assert sorted(seen[0] + seen[1]) == list(range(20))
@@ -112,36 +109,31 @@ def test_images_of_several_sizes_are_brought_to_one(catalogue: Path) -> None:
 
 
 def test_what_is_to_be_downloaded_is_prepared_first(catalogue: Path, tmp_path: Path) -> None:
-    train, _ = tfds("grey_squares", data_dir=str(tmp_path), download=True)
-    assert train.count == 20
-    assert tfds("grey_squares", data_dir=str(tmp_path))[0].count == 20
+    for download in (True, False):
+        assert tfds("grey_squares", data_dir=str(tmp_path), download=download)[0].count == 20
 
 
 def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_path: Path) -> None:
     shutil.copytree(catalogue / "grey_squares/1.2.0", tmp_path / "1.2.0")
     train, validation = tfds("mine", path=str(tmp_path / "1.2.0"), train_split="train[:15]")
-    assert validation is not None
     file = Path(train.raw[0].path)
     whole = file.read_bytes()
     starts = [frame.start for frame in frames(io.BytesIO(whole))]
     flipped = bytearray(whole)
     flipped[starts[3] + 20] ^= 1
-    file.write_bytes(bytes(flipped))
-    (found,) = broken(train)
-    assert (found.first, found.examples, found.name) == (3, 1, f"{file} record 3")
-    assert sum(each.records for each in train.without([found]).raw) == 14
-    file.write_bytes(whole[: starts[5] + 20])
-    (found,) = broken(train)
-    assert (found.first, found.examples, found.why) == (5, 10, "is cut off")
-    file.write_bytes(whole[: starts[5]])
-    (found,) = broken(train)
-    assert (found.first, found.examples) == (5, 10)
+    cut = whole[: starts[5] + 20]
+    for data, first, lost, why in (
+        (bytes(flipped), 3, 1, "has a wrong checksum"), (cut, 5, 10, "is cut off"),
+        (whole[: starts[5]], 5, 10, "is not there: 15 were expected"),
+    ):  # fmt: skip
+        file.write_bytes(data)
+        flaws = broken(train)
+        assert flaws == [Broken(str(file), first, lost, f"{file} record {first}", why, flaws[0].stop)]
+        assert sum(each.records for each in train.without(flaws).raw) == 15 - lost
     file.unlink()
-    assert validation.look is not None
-    assert train.look is not None
     assert validation.look(validation, 0, 1, False) == []
-    (found,) = train.look(train, 0, 1, False)
-    assert (found.examples, found.name, found.why) == (15, str(file), "cannot be read (No such file or directory)")
+    (flaw,) = train.look(train, 0, 1, False)
+    assert (flaw.examples, flaw.name, flaw.why) == (15, str(file), "cannot be read (No such file or directory)")
 
 
 @pytest.mark.parametrize(("name", "arguments", "words"), [
@@ -159,9 +151,7 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
     ("mixed", {"keys": ["image", "label"], "image_size": [2, 2]},
      "Expected a split validation or test in mixed/1.2.0, received train. Try"),
 ], ids=str)  # fmt: skip
-def test_data_sets_that_cannot_be_had_are_refused_in_words_at_once(
-    catalogue: Path, name: str, arguments: dict[str, Any], words: str
-) -> None:
+def test_data_sets_that_cannot_be_had_are_refused_in_words_at_once(catalogue, name, arguments, words):
     given = {key: value.format(catalogue) if key == "path" else value for key, value in arguments.items()}
     # Which takes many seconds on a busy machine, once.
     import tensorflow_datasets  # noqa: F401

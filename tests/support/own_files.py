@@ -16,7 +16,6 @@ TABLE = "height,weight,old,kind\n" + "".join(f"{n},{n * n / 4},{n % 3 == 0},{'ab
 
 def broken(part: Examples, shares: int = 1) -> list[Broken]:
     """What is broken in a part, found by so many processes together."""
-    assert part.look is not None
     return [each for number in range(shares) for each in part.look(part, number, shares, True)]
 
 
