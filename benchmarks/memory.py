@@ -143,7 +143,7 @@ def _estimated(folder: Path, run: Path) -> int:
         known = msgspec.json.decode(newest.read_bytes(), type=size.Size)
     made = estimate.estimate(planned, known).host
     assert made is not None, "hardware=2cpu"
-    return made.beside_import
+    return made.total - made.imported
 
 
 def _line(name: str, row: dict[str, int]) -> str:

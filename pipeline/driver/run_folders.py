@@ -145,7 +145,9 @@ def same_identity(plan: Plan, output: Path) -> list[Path]:
     an earlier version or from elsewhere, are read now, and all of them once it is deleted.
     """
     index = _index(output)
-    identities = {_identity(json.loads(each.to_json())) for each in (plan, plans.as_long_as_before(plan))}
+    # An earlier version gave a training this length of which nobody had said how long.
+    before = plans.as_long_as(plan, {"steps": plans.STEPS_THEN * plan.concurrent_steps, "usual_length": True})
+    identities = {_identity(json.loads(each.to_json())) for each in (plan, before)}
     lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
     indexed = {folder for folder, _ in lines}
     for folder in set(all_within(output, indexed)) - indexed:

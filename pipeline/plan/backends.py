@@ -1,9 +1,9 @@
 """Refuses what a backend cannot do and what a collective cannot add, before anything is started."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from operator import attrgetter
 
@@ -37,7 +37,7 @@ ON_TENSORFLOW = ("pipeline.data.clicks", "pipeline.data.images", "pipeline.data.
 HOROVOD = "horovod"
 # Ours, which all replicas are known to have the same sums by.
 OURS = (AUTO, TENSORFLOW, SHARED_MEMORY)
-# What is asked for of another collective: where it adds, in words.
+# Where another collective adds, in words.
 OVER_PROCESSES = {
     HOROVOD: "adds up over processes with a device each",
     SHARED_MEMORY: "adds up over the processes of a host",
@@ -90,20 +90,16 @@ def expect_only(
 
 
 def other(backend: str) -> str | None:
-    """A backend or a collective that is not TensorFlow's, which goes without saying.
-
-    >>> other("jax"), other("tensorflow")
-    ('jax', None)
-    """
+    """A backend or a collective that is not TensorFlow's, which goes without saying."""
     return None if backend == TENSORFLOW else backend
 
 
 def check_installed(backend: str) -> None:
     """Refuses a backend of ours that is not installed, without importing it. Raises `UserError`."""
-    if backend in COMPUTING and find_spec(backend) is None:
-        another = TENSORFLOW if backend == JAX else JAX
-        instead = f"`pip install {backend}`, or backend={another}"
-        raise UserError(f"the package {backend} for backend={backend}", "a Python without it", instead)
+    refuse((
+        backend in COMPUTING and find_spec(backend) is None, f"the package {backend} for backend={backend}",
+        "a Python without it", f"`pip install {backend}`, or backend={TENSORFLOW if backend == JAX else JAX}",
+    ))  # fmt: skip
 
 
 def check_collective(config: Config) -> None:
@@ -146,63 +142,36 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
     )  # fmt: skip
 
 
-def xla_of(config: Config) -> str | None:
-    """Returns train.xla as the plan has it: "true", "auto", or None for false and where there is nothing to choose."""
-    train, strategy = config.train, config.strategy
+def xla_of(config: Config) -> tuple[str | None, list[str]]:
+    """(train.xla as the plan has it: "true", "auto" or None, a note where "auto" has nothing to choose from)."""
+    train, strategy, why = config.train, config.strategy, ""
     xla = "null" if train.xla is None else train.xla.strip().lower()
-    if xla not in ("true", "false", "auto", "null"):
-        raise UserError("train.xla to be true, false or auto", train.xla or "nothing", "train.xla=auto")
-    if config.backend == JAX or strategy.on_tpu:
-        if xla == "false":
-            where = f"backend={JAX}" if config.backend == JAX else f"strategy={strategy.name}"
-            raise UserError(f"train.xla=null under {where}, where XLA compiles every step", xla, "train.xla=null")
-        return None
-    if xla in ("false", "null"):
-        return None
-    why = _why_no_xla(config)
-    if why is not None and xla == "true":
-        other = "train.deterministic=false" if train.deterministic else "strategy=mirrored"
-        raise UserError(f"train.xla=false under {why}", xla, f"train.xla=false, or {other}")
-    return xla if why is None else None
-
-
-def notes_on_xla(config: Config) -> list[str]:
-    """Returns why `train.xla=auto` has nothing to choose from, where it has not."""
-    why = _why_no_xla(config)
-    left = why is not None and (config.train.xla or "").strip().lower() == "auto" and config.backend != JAX
-    return [f"XLA compiles no step under {why} (train.xla=auto)."] if left and not config.strategy.on_tpu else []
-
-
-def _why_no_xla(config: Config) -> str | None:
-    """Returns what keeps XLA from compiling the steps of TensorFlow's engine, and why; None if nothing does."""
-    strategy = config.strategy
-    if config.train.deterministic:
-        return "train.deterministic=true, since XLA compiles a batch of another size only once that comes again"
-    if strategy.asynchronous:
-        return f"strategy={strategy.name}, whose workers take Keras's own steps"
-    if (strategy.devices_per_replica or 1) > 1:
-        return f"strategy={strategy.name}, whose replicas are laid over several devices"
-    return None
+    always = f"backend={JAX}" if config.backend == JAX else f"strategy={strategy.name}" * strategy.on_tpu
+    # What keeps XLA from compiling the steps of TensorFlow's engine.
+    if train.deterministic:
+        why = "train.deterministic=true, since XLA compiles a batch of another size only once that comes again"
+    elif strategy.asynchronous:
+        why = f"strategy={strategy.name}, whose workers take Keras's own steps"
+    elif (strategy.devices_per_replica or 1) > 1:
+        why = f"strategy={strategy.name}, whose replicas are laid over several devices"
+    instead = "train.deterministic=false" if train.deterministic else "strategy=mirrored"
+    refuse(
+        (xla not in ("true", "false", "auto", "null"), "train.xla to be true, false or auto", train.xla or "nothing",
+         "train.xla=auto"),
+        (always and xla == "false", f"train.xla=null under {always}, where XLA compiles every step", xla,
+         "train.xla=null"),
+        (why and not always and xla == "true", f"train.xla=false under {why}", xla, f"train.xla=false, or {instead}"),
+    )  # fmt: skip
+    if always or xla in ("false", "null"):
+        return None, []
+    return (None, [f"XLA compiles no step under {why} (train.xla=auto)."]) if why else (xla, [])
 
 
 def with_xla(plan: Plan, chosen: bool | None) -> Plan:
-    """The plan with what `train.xla=auto` has chosen before; as it is where that is not known, or does not choose."""
+    """The plan with what `train.xla=auto` has chosen before, if it chooses and that is known."""
     if plan.training.xla != "auto" or chosen is None:
         return plan
-    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, xla="true" if chosen else None))
-
-
-def compared_every(config: Config, workers: int) -> int | None:
-    """After how many steps the weights of so many replicas are compared; None where they never are.
-
-    >>> from pipeline.config.schema import StrategyConfig
-    >>> compared_every(Config(strategy=StrategyConfig("multi_worker", collective="horovod")), workers=2)
-    100
-    """
-    if workers == 1:
-        return None
-    ours = config.strategy.collective in OURS
-    return config.train.compare_weights_every or (None if ours else 100)
+    return replace(plan, training=replace(plan.training, xla="true" if chosen else None))
 
 
 def shares_memory_under_jax(plan: Plan) -> bool:
@@ -219,10 +188,8 @@ def notes_on_sums(plan: Plan) -> list[str]:
     left = plan.strategy.collective == AUTO and plan.collective == TENSORFLOW and plan.backend == TENSORFLOW
     if not left or plan.hardware.kind != "cpu" or count <= plan.hosts_that_train:
         return []
-    return [
-        f"{count} processes add gradients by TensorFlow, since they are to communicate by its rings "
-        f"(strategy.collective=auto)."
-    ]
+    why = "since they are to communicate by its rings (strategy.collective=auto)"
+    return [f"{count} processes add gradients by TensorFlow, {why}."]
 
 
 def _check_layout(config: Config) -> None:

@@ -83,22 +83,50 @@ def check_ranges(config: Config) -> None:
         name = attrgetter(key)(config)
         if name is not None and not name.strip():
             raise UserError(f"{key} to be a name", "nothing", f"{key}={usual}")
-    strategy, made = config.strategy, str(config.strategy.build.get("_target_", ""))
-    by_itself = made.endswith(".parameter_server")
-    refuse(
-        (made.startswith("pipeline.strategies.") and by_itself != strategy.asynchronous,
-         f"strategy.asynchronous={str(by_itself).lower()} with {made}", str(strategy.asynchronous).lower(),
-         f"strategy.asynchronous={str(by_itself).lower()}"),
-    )  # fmt: skip
-    if config.strategy.asynchronous:
-        under = f"strategy={config.strategy.name}, whose workers"
-        expect_only(config, ASYNCHRONOUS, under, "strategy=multi_worker", TENSORFLOW)
+    strategy, checkpoint, launch = config.strategy, config.checkpoint, config.launch
+    port, host, uri = config.cluster.base_port, config.cluster.host, config.tracking.uri
+    built_by = str(strategy.build.get("_target_", ""))
+    by_itself = built_by.endswith(".parameter_server")
+    refuse((
+        built_by.startswith("pipeline.strategies.") and by_itself != strategy.asynchronous,
+        f"strategy.asynchronous={str(by_itself).lower()} with {built_by}", str(strategy.asynchronous).lower(),
+        f"strategy.asynchronous={str(by_itself).lower()}",
+    ))  # fmt: skip
+    if strategy.asynchronous:
+        expect_only(
+            config, ASYNCHRONOUS, f"strategy={strategy.name}, whose workers", "strategy=multi_worker", TENSORFLOW
+        )
     check_collective(config)
     xla_of(config)
     _check_training(config)
-    _check_survival(config)
     check_path(config.data)
-    _check_cluster_and_tracking(config)
+    check_password(uri)
+    refuse(
+        (config.resume_changes and config.resume in ("auto", "never"),
+         "resume_changes with the run that they are changes of", f"resume={config.resume}",
+         "resume=RUN, or resume_changes=[]"),
+        (launch.elastic and not strategy.spans_processes,
+         f"launch.elastic=false under strategy={strategy.name}, whose workers are in one process", "true",
+         "strategy=multi_worker, or launch.elastic=false"),
+        (launch.keep is not None and config.backend == JAX,
+         "launch.keep=null under backend=jax, whose processes import what they need themselves", launch.keep,
+         "launch.keep=null"),
+        (checkpoint.best_is is not None and checkpoint.keep_best is None,
+         "checkpoint.best_is with checkpoint.keep_best",
+         f"{checkpoint.best_is.value if checkpoint.best_is else None} alone",
+         "checkpoint.keep_best=val_loss, or checkpoint.best_is=null"),
+        (port is not None and not 1 <= port <= 65535, "cluster.base_port between 1 and 65535", port,
+         "cluster.base_port=null"),
+        # What processes cannot listen on and reach each other at.
+        (not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK),
+         "cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one",
+         host or "nothing", "cluster.host=127.0.0.1"),
+        (config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""),
+         "tracking.uri to be an MLflow server's address", uri or "none",
+         "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store"),
+        (uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)),
+         "tracking.uri to be null or a store's address", uri or "nothing", "tracking.uri=null"),
+    )  # fmt: skip
 
 
 def check_numbers(config: Config | PrepareConfig) -> None:
@@ -157,15 +185,17 @@ def class_weights(weights: Json) -> dict[str, float] | None:
     """Returns the weight of each class's examples, by its number, which is a text in JSON. Raises `UserError`."""
     if weights is None:
         return None
-    pairs = list(weights.items()) if isinstance(weights, Mapping) else [(weights, None)]
-    numbers = isinstance(weights, Mapping) and all(
+    pairs: list[tuple[object, object]] = list(weights.items()) if isinstance(weights, Mapping) else []
+    numbers = all(
         type(label) is int and 0 <= label < MOST_CLASSES
         and type(weight) in (int, float) and 0 <= float(str(weight)) < math.inf
         for label, weight in pairs
     )  # fmt: skip
-    if not numbers or not any(weight for _, weight in pairs):
-        expected = "train.class_weight to give numbers of classes weights from 0 on, one of them above 0"
-        raise UserError(expected, weights, "train.class_weight='{0: 1.0, 1: 5.0}', or null")
+    refuse((
+        not numbers or not any(weight for _, weight in pairs),
+        "train.class_weight to give numbers of classes weights from 0 on, one of them above 0", weights,
+        "train.class_weight='{0: 1.0, 1: 5.0}', or null",
+    ))  # fmt: skip
     return {str(label): float(str(weight)) for label, weight in pairs}
 
 
@@ -173,38 +203,13 @@ def check_of(train: TrainConfig) -> str:
     """Returns train.check as the plan has it: "true", "strict" or "off". Raises `UserError`."""
     # YAML's true is a word here.
     check = train.check.strip().lower()
-    if check not in CHECKS:
-        instead = f"train.check={'off' if check == 'false' else 'true'}"
-        raise UserError("train.check to be true, strict or off", train.check or "nothing", instead)
+    instead = f"train.check={'off' if check == 'false' else 'true'}"
+    refuse((check not in CHECKS, "train.check to be true, strict or off", train.check or "nothing", instead))
     return check
 
 
-def _check_cluster_and_tracking(config: Config) -> None:
-    port, host, uri = config.cluster.base_port, config.cluster.host, config.tracking.uri
-    refuse(
-        (port is not None and not 1 <= port <= 65535, "cluster.base_port between 1 and 65535", port,
-         "cluster.base_port=null"),
-        # What processes cannot listen on and reach each other at.
-        (not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK),
-         "cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one",
-         host or "nothing", "cluster.host=127.0.0.1"),
-    )  # fmt: skip
-    check_password(uri)
-    refuse(
-        (config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""),
-         "tracking.uri to be an MLflow server's address", uri or "none",
-         "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store"),
-        (uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)),
-         "tracking.uri to be null or a store's address", uri or "nothing", "tracking.uri=null"),
-    )  # fmt: skip
-
-
 def stays_here(address: str | None) -> bool:
-    """True if a process with this address, or on this host, listens on nothing but 127.0.0.1.
-
-    >>> stays_here("127.0.0.1:2222"), stays_here("10.0.0.5:2222"), stays_here(None)
-    (True, False, True)
-    """
+    """True if a process with this address, or on this host, listens on nothing but 127.0.0.1."""
     return address is None or address.partition(":")[0] in LOOPBACK
 
 
@@ -215,25 +220,6 @@ def check_path(data: DataConfig) -> None:
         (path is not None and not path.strip(), "data.path to be a folder or a file", "nothing", "data.path=FOLDER"),
         (path is not None and "path" not in data.build, f"data.path=null with data={data.name}, which reads none", path,
          "data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do"),
-    )  # fmt: skip
-
-
-def _check_survival(config: Config) -> None:
-    checkpoint, launch = config.checkpoint, config.launch
-    refuse(
-        (config.resume_changes and config.resume in ("auto", "never"),
-         "resume_changes with the run that they are changes of", f"resume={config.resume}",
-         "resume=RUN, or resume_changes=[]"),
-        (launch.elastic and not config.strategy.spans_processes,
-         f"launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process", "true",
-         "strategy=multi_worker, or launch.elastic=false"),
-        (launch.keep is not None and config.backend == JAX,
-         "launch.keep=null under backend=jax, whose processes import what they need themselves", launch.keep,
-         "launch.keep=null"),
-        (checkpoint.best_is is not None and checkpoint.keep_best is None,
-         "checkpoint.best_is with checkpoint.keep_best",
-         f"{checkpoint.best_is.value if checkpoint.best_is else None} alone",
-         "checkpoint.keep_best=val_loss, or checkpoint.best_is=null"),
     )  # fmt: skip
 
 
@@ -256,10 +242,3 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
         raise UserError(expected, f"{node!r}", shlex.quote(form.format(key, usual)))
     for item in node.values() if isinstance(node, dict) else node:
         _check_named(key, item, names, usual)
-
-
-def check_ports(base_port: int | None, processes: int) -> None:
-    """Refuses a first port that leaves too few above it."""
-    if base_port is not None and processes > 1 and base_port + processes - 1 > 65535:
-        expected = f"cluster.base_port to leave {processes} processes a port each up to 65535"
-        raise UserError(expected, base_port, f"cluster.base_port=null, or {65536 - processes}")

@@ -1,6 +1,7 @@
 """Divides what is trained: a batch over replicas, files over processes, gradients into buckets, layers over devices."""
 
 import difflib
+import functools
 import itertools
 import json
 import math
@@ -24,30 +25,25 @@ NAMED = 12
 
 
 def shared(shard: str, files: Sequence[int], processes: int) -> str:
-    """Returns how processes divide files that have so many examples each: "file" or "element".
+    """Returns how processes divide files that have so many examples each: "file" or "element". Raises `UserError`.
 
-    By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
-    each epoch while the others go on. Raises `UserError` where there are too few files to be divided as was asked.
+    By file where each process gets nearly as many examples as the others, so that none waits at an epoch's end.
 
     >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
     ('file', 'element')
     """
     if processes == 1 or shard == "element":
         return "element"
-    if shard == "file":
-        if len(files) < processes:
-            expected = f"data.shard=file with a file for each of {processes} processes"
-            instead = f"data.shard=element, or `python -m pipeline prepare` with shards={processes}"
-            raise UserError(expected, len(files), instead)
-        return "file"
+    expected = f"data.shard=file with a file for each of {processes} processes"
+    instead = f"data.shard=element, or `python -m pipeline prepare` with shards={processes}"
+    refuse((shard == "file" and len(files) < processes, expected, len(files), instead))
     largest = max(sum(files[place] for place in part) for part in dealt(files, processes))
-    return "file" if len(files) >= processes and largest <= EVEN * sum(files) / processes else "element"
+    even = len(files) >= processes and largest <= EVEN * sum(files) / processes
+    return "file" if shard == "file" or even else "element"
 
 
 def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
-    """The places of files that have so many examples, dealt out to processes.
-
-    The largest come first, each to the process that has the fewest examples so far.
+    """The places of files that have so many examples, the largest first, each dealt to the process with the fewest.
 
     >>> dealt([3, 5, 2], 2)
     [[1], [0, 2]]
@@ -107,29 +103,23 @@ def check_micro_batches(config: Config, replica_batch: int) -> None:
 
 def expect_batch(examples: int, plan: Plan) -> None:
     """Refuses training data that have nothing, or not enough for one step. Raises `UserError`."""
-    global_batch, workers = plan.training.global_batch, plan.workers
+    global_batch, each = plan.training.global_batch, examples // plan.workers
     if examples == 0:
         raise UserError("Expected training data with examples, received none.")
-    if examples < global_batch and plan.data.on_error != "skip":
-        each = examples // workers
-        strong = plan.training.scaling == "strong"
-        batch = f"train.global_batch={each * workers}" if strong else f"train.replica_batch={each}"
-        fitting = batch if each else "more data"
-        instead = f"{fitting}, or data.on_error=skip, which trains on a smaller one"
-        expected = f"training data for at least one global batch of {global_batch}"
-        raise UserError(expected, f"{examples} examples", instead)
+    strong = plan.training.scaling == "strong"
+    batch = f"train.global_batch={each * plan.workers}" if strong else f"train.replica_batch={each}"
+    refuse((
+        examples < global_batch and plan.data.on_error != "skip",
+        f"training data for at least one global batch of {global_batch}", f"{examples} examples",
+        f"{batch if each else 'more data'}, or data.on_error=skip, which trains on a smaller one",
+    ))  # fmt: skip
 
 
 def left_out(examples: int, workers: int, global_batch: int) -> int:
-    """Examples of an epoch that fill no whole global batch. Refuses data that fill none.
-
-    >>> left_out(examples=1_438, workers=8, global_batch=512)
-    414
-    """
-    if examples < global_batch:
-        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
-        expected = f"training data for at least one whole batch of {global_batch}, since a TPU takes no other"
-        raise UserError(expected, f"{examples} examples", fitting)
+    """Examples of an epoch that fill no whole global batch. Refuses data that fill none."""
+    fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
+    expected = f"training data for at least one whole batch of {global_batch}, since a TPU takes no other"
+    refuse((examples < global_batch, expected, f"{examples} examples", fitting))
     return examples % global_batch
 
 
@@ -142,19 +132,14 @@ def bucket_of(gradient_bytes: int, bucket_bytes: int | None) -> int:
     >>> bucket_of(4_800_000, None), bucket_of(4_800_000, 0)
     (1121735, 4800000)
     """
-    if bucket_bytes is None:
-        return max(1, math.isqrt(gradient_bytes * MESSAGE_BYTES))
-    return bucket_bytes or gradient_bytes
+    usual = max(1, math.isqrt(gradient_bytes * MESSAGE_BYTES))
+    return usual if bucket_bytes is None else bucket_bytes or gradient_bytes
 
 
 def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
-    """The part of each layer. A part's cost is its share of all bytes plus its share of all work.
+    """The part of each layer: consecutive parts with the least sum of squared costs. Raises `UserError`.
 
-    Of all cuts into consecutive parts it takes that with the least sum of squared costs, by dynamic programming, as
-    for the linear partition problem (Skiena, The Algorithm Design Manual, 8.5). Raises `UserError`.
-
-    >>> balanced([Layer(name, 4, 1, True) for name in "abcd"], 2)
-    [0, 0, 1, 1]
+    A part's cost is its share of all bytes plus that of all work (Skiena, The Algorithm Design Manual, 8.5).
     """
     starts = [place for place, layer in enumerate(layers) if layer.begins]
     if len(starts) < parts:
@@ -162,54 +147,35 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
         raise UserError(expected, len(starts), f"strategy.devices_per_replica={max(1, len(starts))}")
     # What comes before the first start is in the first part.
     edges = [0, *starts[1:], len(layers)]
-    total_bytes, total_work = (
-        max(1, sum(values)) for values in zip(*((one.bytes, one.work) for one in layers), strict=True)
-    )
+    total_bytes, total_work = max(1, sum(one.bytes for one in layers)), max(1, sum(one.work for one in layers))
     costs = [layer.bytes / total_bytes + layer.work / total_work for layer in layers]
     before = [sum(costs[:edge]) for edge in edges]
-    # By the group that ends what is laid out so far: the least sum, and where the last part begins.
-    least, cuts = [(cost**2, 0) for cost in before], list[list[int]]()
-    for part in range(2, parts + 1):
-        sums = [
-            [(least[cut][0] + (before[end] - before[cut]) ** 2, cut) for cut in range(part - 1, end)]
-            for end in range(len(edges))
-        ]
-        least = [min(of_end, default=(math.inf, 0)) for of_end in sums]
-        cuts.append([cut for _, cut in least])
-    ends = [len(edges) - 1]
-    for earlier in reversed(cuts):
-        ends.append(earlier[ends[-1]])
-    firsts = [edges[end] for end in (0, *reversed(ends))]
-    return [part for part, (first, end) in enumerate(itertools.pairwise(firsts)) for _ in range(end - first)]
 
+    @functools.cache
+    def cut(end: int, count: int) -> tuple[float, tuple[int, ...]]:
+        """(the least sum for the first groups in so many parts, the groups before the end of each part)."""
+        if count == 1:
+            return before[end] ** 2, (end,)
+        sums = {at: cut(at, count - 1)[0] + (before[end] - before[at]) ** 2 for at in range(count - 1, end)}
+        at = min(sums, key=sums.__getitem__)
+        return sums[at], (*cut(at, count - 1)[1], end)
 
-def laid_out(plan: Plan, layers: Sequence[Layer]) -> list[int]:
-    """The part of each layer, as the plan says. Raises `UserError`."""
-    parts, layout = plan.strategy.devices_per_replica, plan.strategy.build.get("layout")
-    return written(layers, layout, parts) if isinstance(layout, dict) else balanced(layers, parts)  # type: ignore[arg-type] # checked beforehand
+    firsts = itertools.pairwise(edges[end] for end in (0, *cut(len(edges) - 1, parts)[1]))
+    return [part for part, (first, end) in enumerate(firsts) for _ in range(end - first)]
 
 
 def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> list[int]:
-    """The part of each layer, by the pattern that matches its whole name; one that none matches follows the one before.
-
-    Refused are patterns that match nothing, two that match one layer, and a part without weights. Raises `UserError`.
-
-    >>> written([Layer(name, 4, 1, True) for name in ("a_0", "a_1", "b")], {"a_.": 1, "b": 0}, 2)
-    [1, 1, 0]
-    """
-    names = [layer.name for layer in layers]
-    by = matched(layout, names, "a layer's whole name")
-    parts_of, last = [], 0
-    for name in names:
-        last = layout[by[name]] if name in by else last
+    """The part of each layer, by the pattern that matches its whole name, or else that of the layer before it."""
+    by = matched(layout, [layer.name for layer in layers], "a layer's whole name")
+    parts_of, last, empty = [], 0, set(range(parts))
+    for layer in layers:
+        last = layout[by[layer.name]] if layer.name in by else last
         parts_of.append(last)
-    held = [0] * parts
-    for layer, part in zip(layers, parts_of, strict=True):
-        held[part] += layer.bytes
-    if 0 in held:
+        empty -= {last} if layer.bytes else set()
+    if empty:
         expected = f"{LAYOUT} to give weights to each of the {parts} devices"
         instead = f"a pattern for it, or strategy.devices_per_replica={parts - 1}"
-        raise UserError(expected, f"one that leaves device {held.index(0)} without", instead)
+        raise UserError(expected, f"one that leaves device {min(empty)} without", instead)
     return parts_of
 
 
@@ -217,27 +183,18 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
     """The pattern that matches each name whole, without those that none matches; `whole` says what a name is.
 
     Refused are patterns that match nothing, and two that match one name. Raises `UserError`.
-
-    >>> matched(["a_.", "b"], ["a_0", "b", "c"], "a layer's whole name")
-    {'a_0': 'a_.', 'b': 'b'}
     """
     by: dict[str, str] = {}
     for pattern in patterns:
         if not (matching := [name for name in names if re.fullmatch(pattern, name)]):
+            # What was meant may stand for a part of a name, or be mistyped.
+            near, wider = re.escape(difflib.get_close_matches(pattern, names, 1, 0)[0]), f".*{pattern}.*"
+            near = wider if any(re.fullmatch(wider, name) for name in names) else near
             received = f"{pattern}, which matches none of {first_of(names, NAMED, ', ', ' and')}"
-            instead = f"{_near(pattern, names)}, or {LAYOUT}=null"
-            raise UserError(f"each pattern of {LAYOUT} to match {whole}", received, instead)
+            raise UserError(f"each pattern of {LAYOUT} to match {whole}", received, f"{near}, or {LAYOUT}=null")
         for name in matching:
             if name in by:
                 received = f"{by[name]} and {pattern}, which both match {name}"
                 raise UserError(f"one pattern of {LAYOUT} to match {whole}", received, "a narrower pattern")
             by[name] = pattern
     return by
-
-
-def _near(pattern: str, names: Sequence[str]) -> str:
-    """A pattern that matches: what was meant may stand for a part of a name, or be mistyped."""
-    wider = f".*{pattern}.*"
-    if any(re.fullmatch(wider, name) for name in names):
-        return wider
-    return re.escape(difflib.get_close_matches(pattern, names, 1, 0)[0])

@@ -1,6 +1,6 @@
 """Turns a plan and the size of its model into bytes: what is kept where while it trains, and what a step exchanges.
 
-Arithmetic only. Metrics, validation, ids and headers are not counted.
+Metrics, validation, ids and headers are not counted. `benchmarks/memory.py` holds its constants against processes.
 """
 
 from collections import Counter
@@ -8,10 +8,61 @@ from dataclasses import dataclass, replace
 
 from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
-from pipeline.plan.division import bucket_of, laid_out
-from pipeline.plan.host import FullestHost, HostMemory, ahead, beside_gradients, of_host
-from pipeline.plan.plan import SHARED_MEMORY, Plan
-from pipeline.plan.size import Layer, Size, Variable, places_layers
+from pipeline.plan.division import balanced, bucket_of, written
+from pipeline.plan.plan import DATA_SERVER, SHARED_MEMORY, TENSORFLOW, Plan
+from pipeline.plan.size import Size, Variable, places_layers
+
+MIB = 2**20
+# What kernels and the allocator take beside the tensors of a step under TensorFlow: times this.
+ON_THE_WAY = 1.06
+# Bytes of a process that has imported its backend, and trains nothing.
+IMPORTED = {TENSORFLOW: 350 * MIB, JAX: 360 * MIB}
+# Bytes that it takes to compute at all, and for each operation that it traces and compiles.
+COMPUTING = {TENSORFLOW: (76 * MIB, 17_000), JAX: (190 * MIB, 40_000)}
+# Batches that lie ready on a GPU under TensorFlow: the next one, and one that is copied while that is trained.
+AHEAD = 2
+# Under JAX they lie in blocks: two that are ready, one that waits for room, and the one that is trained on. A block has
+# as many as one of these loops makes steps, the first whose batches take no more bytes than that.
+READY_BLOCKS, LOOPS, BLOCK_BYTES = 2, (32, 4, 1), 64 * MIB
+# Batches resident at once, not counting prefetched ones.
+BATCHES = 2
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes kept at a place while it trains: each device, the host, or one server.
+
+    `activations` are what a step holds at its fullest moment beside all gradients, None where that is not known.
+    """
+
+    place: str
+    parameters: int
+    gradients: int
+    slots: int
+    activations: int | None
+    batches: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that is known of."""
+        return self.parameters + self.gradients + self.slots + (self.activations or 0) + self.batches
+
+
+@dataclass(frozen=True)
+class FullestHost:
+    """Bytes that the fullest host holds; `copied` are to be written as a checkpoint; it has `gib`, where known."""
+
+    devices: int
+    imported: int
+    computing: int
+    data: int
+    copied: int
+    gib: float | None
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.devices + self.imported + self.computing + self.data + self.copied
 
 
 @dataclass(frozen=True)
@@ -28,11 +79,9 @@ class Traffic:
 class Exchanged:
     """Bytes that travel for one optimizer step of the plan.
 
-    `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
-    In an asynchronous training a step is that of one worker; `busiest` and `traffic` are for a step of all, so many
-    `steps`.
-    Beside them `small` exchanges of a few numbers are waited for one after the other, for batch normalization.
-    Gradients leave for other hosts in buckets of about `bucket` bytes; 0: all at the end.
+    `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`. In
+    an asynchronous training `busiest` and `traffic` are for a step of all workers, so many `steps`. Batch normalization
+    waits for `small` exchanges. Gradients leave for other hosts in buckets of `bucket` bytes; 0: all at the end.
     """
 
     how: str
@@ -50,19 +99,11 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """Layers that share a device: one of each replica."""
-
-    devices: tuple[str, ...]
-    layers: tuple[Layer, ...]
-
-
-@dataclass(frozen=True)
 class Estimate:
-    """The needs of a plan: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
-    shards of so many rows; large variables that stay on one server, and why; places that have too little memory; why
-    activations are unknown, where they are; bytes of an example, where every process holds all of them; which layers
-    are on which devices, where whole ones are placed; what hosts hold whose memory is that of their devices.
+    """The needs of a plan; `exchanged` is None where the strategy does not say.
+
+    `shards` are tables with the rows of each part, `whole` large variables that stay on one server, with why. Places
+    are `too_small`, activations `unknown` for a reason. Layers are `placed` whole on devices, by their names.
     """
 
     memory: tuple[HostMemory, ...]
@@ -72,13 +113,14 @@ class Estimate:
     too_small: tuple[str, ...]
     unknown: str | None
     example_bytes: int | None
-    placed: "tuple[MemoryPart, ...]" = ()
+    placed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     host: FullestHost | None = None
 
     @property
     def fits(self) -> bool:
         """True if there is memory for all that is known of."""
-        return not self.too_small and (self.host is None or self.host.fits)
+        host = self.host
+        return not self.too_small and (host is None or host.gib is None or host.total <= host.gib * 2**30)
 
     @property
     def device(self) -> HostMemory:
@@ -88,8 +130,8 @@ class Estimate:
 
 def estimate(plan: Plan, size: Size) -> Estimate:
     """Returns what `plan` needs for a model of `size`."""
-    shards, whole = sharded(plan, size)
-    kind = plan.strategy.exchange
+    shards, whole = _sharded(plan, size)
+    kind, device = plan.strategy.exchange, f"each {plan.hardware.kind.upper()}"
     # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
@@ -97,87 +139,104 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         # A strategy's own file may say anything: no process is planned that could hold the variables.
         kind = None
     sums = _Sums(plan, size)
-    place = f"each {plan.hardware.kind.upper()}" if kind else "one copy"
+    place = device if kind else "one copy"
     alone = HostMemory(place, sums.variables, sums.trained, sums.slots, sums.activations, sums.batches)
     memory: tuple[HostMemory, ...] = (alone,)
-    exchanged: Exchanged | None = Exchanged("nothing")
-    if kind is None:
-        exchanged = None
-    elif kind == Exchange.all_reduce:
+    exchanged = None if kind is None else Exchanged("nothing")
+    if kind == Exchange.all_reduce:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
-        exchanged = replace(_all_reduced(plan, sums), bucket=bucket if bucket < sums.dense else 0)
+        exchanged = replace(_added_up(plan, sums), bucket=bucket if bucket < sums.dense else 0)
     elif kind == Exchange.central:
         memory = (replace(alone, slots=0), replace(alone, place="the host", activations=0, batches=0))
-        exchanged = _central(plan, sums)
+        exchanged = _added_up(plan, sums, centrally=True)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
         memory = (
-            HostMemory("each worker", sums.read, sums.sent, 0, sums.activations),
+            HostMemory("each worker", sums.read, sums.dense + sums.rows, 0, sums.activations),
             *(HostMemory(f"server {rank}", held["parameters"], held["gradients"], held["slots"], 0)
               for rank, held in servers.items()),
         )  # fmt: skip
         exchanged = _served(plan, sums, servers)
-    placed = _placed(plan, size)
-    if placed:
-        first, *others = (_of_part(part, size, len(placed), sums.activations) for part in placed)
-        memory = (replace(first, batches=sums.batches), *others)
+    parts = _placed(plan, size, sums)
+    if parts:
+        memory = tuple(part for part, _ in parts)
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
-        memory = (replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
-    is_known = kind is not None or plan.strategy.devices_per_replica > 1
-    gib = plan.hardware.memory_gib if is_known else None
-    of_devices = memory if placed else memory[:1]
-    small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
-    host = of_host(plan, size, memory)
+        memory = (replace(alone, place=device),)
+    gib = plan.hardware.memory_gib if kind is not None or plan.strategy.devices_per_replica > 1 else None
+    of_devices = memory if parts else memory[:1]
+    small = () if gib is None else tuple(part.place for part in of_devices if part.total > gib * 2**30)
+    placed = tuple((part.place, names) for part, names in parts)
+    host = _fullest_host(plan, size, memory)
     return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed, host)
 
 
-def _placed(plan: Plan, size: Size) -> tuple[MemoryPart, ...]:
+def _placed(plan: Plan, size: Size, sums: "_Sums") -> list[tuple[HostMemory, tuple[str, ...]]]:
+    """(memory, names of layers) of each part of a replica whose layers are placed whole: one device of each replica."""
     if not (places_layers(plan) and size.layers):
-        return ()
-    parts, each = laid_out(plan, size.layers), plan.strategy.devices_per_replica
-    devices = plan.processes[0].devices
-    layers = [(layer, part) for layer, part in zip(size.layers, parts, strict=True) if layer.bytes]
-    own = [tuple(layer for layer, part in layers if part == number) for number in range(each)]
-    return tuple(MemoryPart(devices[number::each], own[number]) for number in range(each))
+        return []
+    each, layout, places = plan.strategy.devices_per_replica, plan.strategy.build.get("layout"), []
+    # A layout's numbers were checked when the plan was made.
+    parts = written(size.layers, layout, each) if isinstance(layout, dict) else balanced(size.layers, each)  # type: ignore[arg-type]
+    for number in range(each):
+        layers = [layer for layer, part in zip(size.layers, parts, strict=True) if layer.bytes and part == number]
+        paths = {path for layer in layers for path in layer.variables}
+        own = [variable for variable in size.variables if variable.path in paths]
+        memory = HostMemory(
+            " ".join(plan.processes[0].devices[number::each]),
+            parameters=sum(variable.bytes for variable in own),
+            gradients=sum(variable.bytes for variable in own if variable.trainable),
+            slots=sum(variable.slot_bytes for variable in own),
+            # Layers are laid out by balance, which shares out what a step holds as well.
+            activations=None if sums.activations is None else sums.activations // each,
+            batches=0 if number else sums.batches,
+        )
+        places.append((memory, tuple(layer.name for layer in layers)))
+    return places
 
 
-def _of_part(part: MemoryPart, size: Size, parts: int, activations: int | None) -> HostMemory:
-    paths = {path for layer in part.layers for path in layer.variables}
-    own = [variable for variable in size.variables if variable.path in paths]
-    return HostMemory(
-        " ".join(part.devices),
-        parameters=sum(variable.bytes for variable in own),
-        gradients=sum(variable.bytes for variable in own if variable.trainable),
-        slots=sum(variable.slot_bytes for variable in own),
-        # Layers are laid out by balance, which shares out what a step holds as well.
-        activations=None if activations is None else activations // parts,
+def _fullest_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> FullestHost | None:
+    """Returns what the first host holds, which has the most processes; None where devices have memory of their own."""
+    if plan.hardware.kind != "cpu":
+        return None
+    backend = JAX if plan.backend == JAX else TENSORFLOW
+    processes = [process for process in plan.processes if process.host == 0 and process.role != DATA_SERVER]
+    training = [process for process in processes if process.devices]
+    replicas = sum(len(process.replicas) for process in training)
+    places = {place.place: place.total for place in memory}
+    held = sum(places.get(f"server {process.rank}", 0) for process in processes if not process.devices)
+    if len(memory) > 1 and plan.strategy.devices_per_replica > 1:
+        held += replicas * sum(place.total for place in memory)
+    else:
+        held += sum(len(process.devices) * memory[0].total + places.get("the host", 0) for process in training)
+    fixed, each = COMPUTING[backend]
+    graphs = len(training) if backend == JAX else replicas
+    batch = plan.training.replica_batch * replicas * (size.example_bytes or 0)
+    examples = (plan.data.train_examples or 0) * (size.example_bytes or 0)
+    saves = (plan.checkpoint.every_steps, plan.checkpoint.every_minutes, plan.checkpoint.every_epochs) != (None,) * 3
+    return FullestHost(
+        devices=held,
+        imported=len(processes) * IMPORTED[backend],
+        computing=len(processes) * fixed + graphs * each * size.operations,
+        data=len(training) * examples + batch * (plan.data.prefetch + BATCHES),
+        copied=sum(variable.bytes + variable.slot_bytes for variable in size.variables) if saves else 0,
+        gib=plan.hardware.host_memory_gib,
     )
 
 
-def sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, str], ...]]:
+def _sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, str], ...]]:
     """(tables cut, with the rows of each shard; variables that would make two, and are not cut, and why)."""
     least, servers = plan.strategy.min_shard_bytes, len(plan.ranks("parameter server"))
-    if least is None:
-        return (), ()
-    cut, whole = [], []
-    for variable in size.variables:
-        if variable.bytes < 2 * least:
-            continue
-        if servers < 2:
-            whole.append((variable.path, "there is one server"))
-        elif variable.whole is not None:
-            whole.append((variable.path, variable.whole))
-        else:
-            cut.append((variable.path, rows_of_shards(variable.shape[0], variable.bytes, servers, least)))
-    return tuple(cut), tuple(whole)
+    large = [] if least is None else [variable for variable in size.variables if variable.bytes >= 2 * least]
+    why = {variable.path: "there is one server" if servers < 2 else variable.whole for variable in large}
+    cut = [
+        (variable.path, rows_of_shards(variable.shape[0], variable.bytes, servers, least or 1))
+        for variable in large if why[variable.path] is None
+    ]  # fmt: skip
+    return tuple(cut), tuple((path, reason) for path, reason in why.items() if reason is not None)
 
 
 def rows_of_shards(rows: int, size_bytes: int, servers: int, least_bytes: int) -> tuple[int, ...]:
-    """Rows of each shard: as many shards of at least `least_bytes` as there are servers for, the first ones longer.
-
-    >>> rows_of_shards(rows=10, size_bytes=640, servers=4, least_bytes=64)
-    (3, 3, 2, 2)
-    """
+    """Rows of each shard: as many shards of at least `least_bytes` as there are servers for, the first ones longer."""
     shards = max(1, min(servers, size_bytes // least_bytes, rows))
     return tuple(rows // shards + (place < rows % shards) for place in range(shards))
 
@@ -186,63 +245,65 @@ class _Sums:
     """Bytes of a model, added up once: of all its variables, and of what a replica's step makes and sends."""
 
     def __init__(self, plan: Plan, size: Size) -> None:
-        trained = [variable for variable in size.variables if variable.trainable]
-        parts = plan.strategy.devices_per_replica if plan.backend == JAX else 1
-
-        def here(amount: int, variable: Variable) -> int:
-            """Returns the bytes of a variable on one of the devices over which it may be cut."""
-            return amount // parts if parts in variable.cut else amount
-
-        self.variables = sum(here(variable.bytes, variable) for variable in size.variables)
-        self.trained = sum(here(variable.bytes, variable) for variable in trained)
-        self.slots = sum(here(variable.slot_bytes, variable) for variable in size.variables) + size.optimizer_bytes
+        training, parts = plan.training, plan.strategy.devices_per_replica if plan.backend == JAX else 1
+        # Each variable with the number of devices that it is cut over.
+        cut = [(variable, parts if parts in variable.cut else 1) for variable in size.variables]
+        self.variables = sum(variable.bytes // count for variable, count in cut)
+        self.trained = sum(variable.bytes // count for variable, count in cut if variable.trainable)
+        self.slots = sum(variable.slot_bytes // count for variable, count in cut) + size.optimizer_bytes
+        moments = size.forgetful_step if training.remat and size.forgetful_step else size.step
         self.activations: int | None = None
-        moments = size.forgetful_step if plan.training.remat and size.forgetful_step else size.step
         if moments is not None:
-            fullest = max(fixed + plan.training.replica_batch * growing for fixed, growing in moments)
-            self.activations = beside_gradients(plan.backend, fullest, self.trained)
-        of_replica = plan.training.replica_batch * (size.batch_bytes or size.example_bytes or 0)
-        self.batches = of_replica * ahead(plan, plan.workers * of_replica)
+            fullest = max(fixed + training.replica_batch * growing for fixed, growing in moments)
+            # XLA has one plan for all buffers of a step. TensorFlow's executor asks the system's allocator for each
+            # tensor, which has no room for the large ones that come later, gradients, where it had the small ones of
+            # the forward pass.
+            self.activations = max(0, fullest - self.trained) if plan.backend == JAX else int(ON_THE_WAY * fullest)
+        of_replica = training.replica_batch * (size.batch_bytes or size.example_bytes or 0)
+        self.batches = of_replica * AHEAD if plan.hardware.kind == "gpu" else 0
+        if self.batches and plan.backend == JAX:
+            block = next((loop for loop in LOOPS if loop * plan.workers * of_replica <= BLOCK_BYTES), 1)
+            self.batches = of_replica * (READY_BLOCKS + 2) * block
         # Only gradients of 32 bits are narrowed.
-        narrow = plan.training.gradient_bits == 16
         self.dense = sum(
-            variable.bytes // 2 if narrow and variable.dtype == "float32" else variable.bytes
-            for variable in trained
-            if not variable.is_table
-        )
-        self.rows = sum(_row_gradient(plan, variable) for variable in trained if variable.is_table)
+            variable.bytes // (2 if training.gradient_bits == 16 and variable.dtype == "float32" else 1)
+            for variable in size.variables if variable.trainable and not variable.is_table
+        )  # fmt: skip
+        travels = [(variable, *_travels(plan, variable)) for variable in size.variables]
+        self.read = sum(read for _, read, _ in travels)
+        self.rows = sum(sent for variable, _, sent in travels if variable.trainable and variable.is_table)
         # One in the forward pass, one in the backward pass.
-        self.small = 2 * size.normalizations if plan.training.batch_statistics == "global" else 0
-        self.read = sum(_read(plan, variable) for variable in size.variables)
-        self.sent = self.dense + self.rows
+        self.small = 2 * size.normalizations if training.batch_statistics == "global" else 0
 
 
-def _rows(plan: Plan, table: Variable) -> int:
-    """Rows of a table that a replica's step looks up; one that is looked up twice counts twice."""
-    return plan.training.replica_batch * (table.rows_per_example or 0)
+def _travels(plan: Plan, variable: Variable) -> tuple[int, int]:
+    """(bytes of a variable that a replica's step reads, bytes of its gradient).
+
+    Of a table these are the rows that the step looks up, counted as often as it does, with their numbers, int32.
+    """
+    if variable.rows_per_example is None:
+        return variable.bytes, variable.bytes
+    rows = plan.training.replica_batch * variable.rows_per_example
+    return rows * variable.row_bytes, rows * (variable.row_bytes + 4)
 
 
-def _read(plan: Plan, variable: Variable) -> int:
-    """Bytes of a variable that a worker reads from the servers for a step."""
-    return _rows(plan, variable) * variable.row_bytes if variable.is_table else variable.bytes
-
-
-def _row_gradient(plan: Plan, table: Variable) -> int:
-    """Bytes of a table's gradient for a replica's step: the rows that it looked up, and their numbers, int32."""
-    return _rows(plan, table) * (table.row_bytes + 4)
-
-
-def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
+def _added_up(plan: Plan, sums: _Sums, centrally: bool = False) -> Exchanged:
+    """The exchange of replicas that add up gradients; `centrally`, the host has their variables and applies the sum."""
     count, hosts = plan.workers, plan.hardware.hosts
-    if len(plan.processes) == 1 and plan.hardware.kind == "cpu":
-        # TensorFlow's ReductionToOneDevice: all send to one, which sends the sum to all others; rows are not added
-        # but put together, so that the others receive those of all.
-        to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+    # TensorFlow's ReductionToOneDevice: all send to one, which sends the sum to all others; rows are not added but put
+    # together, so that the others receive those of all.
+    to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+    if centrally:
         traffic = (
-            Traffic("the first device", (count - 1) * back, (count - 1) * to_first),
-            Traffic("each other device", to_first, back, count - 1),
+            Traffic("the host", count * sums.variables, back),
+            Traffic("the first device", count * back, sums.variables + (count - 1) * to_first),
+            Traffic("each other device", to_first, sums.variables + back, count - 1),
         )
-        return Exchanged("gradients added on one device, sums copied back", traffic, small=sums.small)
+        return Exchanged("variables read from the host, gradients added and given back", traffic, small=sums.small)
+    if len(plan.processes) == 1 and plan.hardware.kind == "cpu":
+        first = Traffic("the first device", (count - 1) * back, (count - 1) * to_first)
+        others = Traffic("each other device", to_first, back, count - 1)
+        return Exchanged("gradients added on one device, sums copied back", (first, others), small=sums.small)
     if plan.collective == SHARED_MEMORY:
         return _shared(plan, sums)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
@@ -273,31 +334,17 @@ def _shared(plan: Plan, sums: _Sums) -> Exchanged:
     return Exchanged(how, traffic, hosts * ring, ring, sums.small)
 
 
-def _central(plan: Plan, sums: _Sums) -> Exchanged:
-    count = plan.workers
-    to_first, back = sums.dense + sums.rows, sums.dense + count * sums.rows
-    # Every device reads all variables. Gradients are added on one device; the sum goes back to the others and to the
-    # host, which applies it.
-    traffic = (
-        Traffic("the host", count * sums.variables, back),
-        Traffic("the first device", count * back, sums.variables + (count - 1) * to_first),
-        Traffic("each other device", to_first, sums.variables + back, count - 1),
-    )
-    return Exchanged("variables read from the host, gradients added and given back", traffic, small=sums.small)
-
-
 def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> dict[int, Counter[str]]:
-    """Bytes of each parameter server by its rank, each variable or shard on that which held the fewest until then.
+    """Bytes that each parameter server, by its rank, keeps and has read of it and sent to it for a step of one worker.
 
-    They are those that it keeps, and those that are read of it and sent to it for a step of one worker.
+    Each variable or shard is on the server that held the fewest until then.
     """
     servers = {rank: Counter[str]() for rank in plan.ranks("parameter server")}
     for variable in size.variables:
         total = variable.shape[0] if variable.path in shards else 1
-        amounts = {"parameters": variable.bytes, "slots": variable.slot_bytes, "read": _read(plan, variable)}
-        if variable.trainable:
-            sent = _row_gradient(plan, variable) if variable.is_table else variable.bytes
-            amounts |= {"gradients": variable.bytes, "sent": sent}
+        read, sent = _travels(plan, variable)
+        amounts = {"parameters": variable.bytes, "slots": variable.slot_bytes, "read": read}
+        amounts |= {"gradients": variable.bytes, "sent": sent} if variable.trainable else {}
         for rows in shards.get(variable.path, (1,)):
             emptiest = min(servers.values(), key=lambda held: held["parameters"])
             emptiest.update({name: amount * rows // total for name, amount in amounts.items()})
@@ -311,17 +358,14 @@ def _served(plan: Plan, sums: _Sums, servers: dict[int, Counter[str]]) -> Exchan
     for rank, held in servers.items():
         read[plan.processes[rank].host] += held["read"]
         sent[plan.processes[rank].host] += held["sent"]
-    all_workers, all_read, all_sent = plan.workers, sum(read.values()), sum(sent.values())
+    count, all_read, all_sent = plan.workers, read.total(), sent.total()
     # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
     hosts = [(read[host], sent[host], workers[host]) for host in range(plan.hardware.hosts)]
-    leaves = [reads * (all_workers - count) + count * (all_sent - sends) for reads, sends, count in hosts]
-    comes = [sends * (all_workers - count) + count * (all_read - reads) for reads, sends, count in hosts]
+    leaves = [reads * (count - own) + own * (all_sent - sends) for reads, sends, own in hosts]
+    comes = [sends * (count - own) + own * (all_read - reads) for reads, sends, own in hosts]
     traffic = (
-        Traffic("each worker", all_sent, all_read, all_workers),
-        *(
-            Traffic(f"server {rank}", all_workers * held["read"], all_workers * held["sent"])
-            for rank, held in servers.items()
-        ),
+        Traffic("each worker", all_sent, all_read, count),
+        *(Traffic(f"server {rank}", count * held["read"], count * held["sent"]) for rank, held in servers.items()),
     )
     how = "variables read from the servers, gradients sent to them"
-    return Exchanged(how, traffic, sum(leaves) // all_workers, max(*leaves, *comes), steps=all_workers)
+    return Exchanged(how, traffic, sum(leaves) // count, max(*leaves, *comes), steps=count)

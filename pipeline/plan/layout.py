@@ -14,7 +14,7 @@ from pipeline.plan.plan import DATA_SERVER, Process
 MOST_SERVERS = 1_024
 
 
-def tasks_that_train(config: Config, machine: Machine) -> int | None:
+def _tasks_that_train(config: Config, machine: Machine) -> int | None:
     """Returns how many processes that train something else has started; None where as many start as are needed."""
     strategy, kinds = config.strategy, machine.tasks
     if not kinds or not strategy.spans_processes:
@@ -28,39 +28,19 @@ def tasks_that_train(config: Config, machine: Machine) -> int | None:
     return workers if strategy.asynchronous else workers + kinds.count("chief")
 
 
-def check_tasks(
-    config: Config, machine: Machine, tasks: int | None, training: int, servers: int, per_process: int
-) -> None:
-    """Refuses more processes than something else has started."""
-    started = machine.tasks.count("ps")
-    refuse(
-        (tasks is not None and training > tasks,
-         f"no more processes that train than the {tasks} that were started",
-         f"{training} for workers={training * per_process}", f"workers={(tasks or 0) * per_process}"),
-        (tasks is not None and servers > started,
-         f"no more parameter servers than the {started} that were started", servers,
-         f"strategy.parameter_servers={started}" if started else "strategy=multi_worker"),
-    )  # fmt: skip
-
-
 def hosts_needed(config: Config, machine: Machine) -> int:
     """Returns how many hosts like a machine's start: the fewest that the workers divide evenly over."""
     if config.hardware.hosts is not None:
         return config.hardware.hosts
     workers = (config.workers or 1) if config.strategy.spans_processes else 1
     if workers > MOST_WORKERS:
-        # That is refused by whoever lays them out.
-        return 1
+        return 1  # `lay_out` refuses that.
     per_host = config.hardware.devices_per_host or max(1, len(machine.gpus) or len(machine.cores))
     return next(hosts for hosts in range(math.ceil(workers / per_host), workers + 1) if workers % hosts == 0)
 
 
 def hosts_of(config: Config, machine: Machine) -> int:
-    """Returns how many hosts a config is laid over: all, but no more than it has workers, unless it says so.
-
-    A strategy of one process is on one. Where the cluster names its hosts, nothing stands for others. Raises
-    `UserError`.
-    """
+    """Returns how many hosts a config is laid over: all, but no more than it has workers, unless it says so."""
     hosts, members = config.hardware.hosts, machine.members
     if hosts is None:
         return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
@@ -70,33 +50,16 @@ def hosts_of(config: Config, machine: Machine) -> int:
     return hosts
 
 
-def check_cores(config: Config, layout: "Layout", machine: Machine) -> None:
-    """Refuses a host that has too few cores for its workers where others have enough: all would wait for it."""
-    needed = layout.workers_per_host * layout.threads
-    short = [host for host in machine.members[: layout.hosts] if len(host.cores) < needed]
-    if layout.kind != "cpu" or config.hardware.rehearse or not short or len(short) == len(machine.members):
-        return
-    fewest = min(len(host.cores) for host in short)
-    fitting = max(1, fewest // layout.threads) * layout.hosts
-    expected = f"hosts with {needed} cores for {layout.workers_per_host} workers each"
-    instead = f"workers={fitting}, or the cluster without {some(short)}"
-    raise UserError(expected, f"{some(short)} with {fewest}", instead)
-
-
-def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
-    """Replicas of the model, one for each device. Raises `UserError`."""
-    strategy, hardware = config.strategy, config.hardware
-    hosts = hardware.hosts or 1
+def _workers(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
+    """Replicas of the model, one for each device."""
+    strategy, hardware, hosts = config.strategy, config.hardware, config.hardware.hosts or 1
     devices = per_host * hosts
     if not (strategy.spans_devices or strategy.spans_processes):
         expected, received = f"workers=1, since {strategy.name} trains on one device", f"workers={config.workers}"
         refuse((config.workers not in (None, 1), expected, received, f"workers=1, or strategy=mirrored {received}"))
         return 1
-    usual = devices
-    if tasks:
-        devices_each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
-        usual = tasks * devices_each
-    workers = config.workers or usual
+    each = strategy.devices_per_process or (max(1, devices // (tasks or 1)) if strategy.spans_devices else 1)
+    workers = config.workers or (tasks * each if tasks else devices)
     refuse(
         (workers > MOST_WORKERS, f"no more than {MOST_WORKERS} workers", workers, f"workers={per_host}"),
         (hosts > 1 and not strategy.spans_processes and workers > per_host,
@@ -112,31 +75,27 @@ def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> i
     return workers
 
 
-def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int]:
+def _processes_and_hosts(config: Config, workers: int, tasks: int | None) -> tuple[int, int]:
     """(devices per process, workers per host)."""
-    strategy, hosts = config.strategy, config.hardware.hosts or 1
-    per_host = math.ceil(workers / hosts) if workers > 1 else 1
-    used = strategy.devices_per_process
+    strategy, hosts, key = config.strategy, config.hardware.hosts or 1, "strategy.devices_per_process"
+    per_host, used = math.ceil(workers / hosts) if workers > 1 else 1, strategy.devices_per_process
     if not strategy.spans_processes:
-        expected = f"strategy.devices_per_process={workers}, since {strategy.name} is one process with every worker"
-        instead = "strategy.devices_per_process=null, or strategy=multi_worker"
-        refuse((used not in (None, workers), expected, used, instead))
+        expected = f"{key}={workers}, since {strategy.name} is one process with every worker"
+        refuse((used not in (None, workers), expected, used, f"{key}=null, or strategy=multi_worker"))
         return workers, workers
     usual = per_host if hosts > 1 and strategy.collective != HOROVOD else 1
-    if tasks:
-        usual = max(1, workers // tasks)
+    usual = max(1, workers // tasks) if tasks else usual
     per_process = used or (usual if strategy.spans_devices else 1)
-    key = "strategy.devices_per_process"
-    if per_process > 1 and not strategy.spans_devices:
-        raise UserError(f"{key}=1 under {strategy.name}", per_process, f"{key}=1")
-    if per_host % per_process:
-        fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
-        raise UserError(f"{key} to divide the {per_host} workers of a host", per_process, f"{key}={fitting}")
+    fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
+    refuse(
+        (per_process > 1 and not strategy.spans_devices, f"{key}=1 under {strategy.name}", per_process, f"{key}=1"),
+        (per_host % per_process, f"{key} to divide the {per_host} workers of a host", per_process, f"{key}={fitting}"),
+    )
     return per_process, per_host
 
 
-def servers_of(config: Config, workers: int, started: int) -> int:
-    """Returns the number of parameter servers; something else has `started` some already. Raises `UserError`."""
+def _servers(config: Config, workers: int, started: int) -> int:
+    """Returns the number of parameter servers; something else has `started` some already."""
     strategy = config.strategy
     if not strategy.asynchronous:
         for key in ("parameter_servers", "min_shard_bytes"):
@@ -179,7 +138,7 @@ def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
 class Layout:
     """The number of processes of each kind, and their devices and threads.
 
-    `per_process` workers train in a process, `workers_per_host` on a host. `local`: one machine stands for all hosts.
+    `per_process` workers of `per_replica` devices train in a process. `local`: one machine stands for all hosts.
     """
 
     kind: str
@@ -192,8 +151,7 @@ class Layout:
     coordinators: int
     servers: int
     data_servers: int
-    # Devices of a worker.
-    per_replica: int = 1
+    per_replica: int
 
     @property
     def training(self) -> int:
@@ -201,87 +159,83 @@ class Layout:
         return self.workers // self.per_process
 
     @property
-    def here(self) -> int:
+    def devices_here(self) -> int:
         """Devices that share this machine."""
         return (self.workers if self.local else self.workers_per_host) * self.per_replica
 
 
 def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) -> Layout:
     """Lays the config's workers over processes and hosts. Raises `UserError`."""
-    asynchronous, hosts = config.strategy.asynchronous, config.hardware.hosts or machine.hosts
-    tasks = tasks_that_train(config, machine)
-    per_replica = _per_replica(config, kind, devices_per_host)
-    workers = workers_of(config, kind, max(1, devices_per_host // per_replica), tasks)
-    per_process, workers_per_host = layout_of(config, workers, tasks)
-    check_laid_out(config, kind, per_process, workers_per_host, hosts)
-    servers = servers_of(config, workers, machine.tasks.count("ps"))
-    check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
-    local = machine.hosts == 1 or hosts == 1
-    devices_here = max(devices_per_host, (workers if local else workers_per_host) * per_replica)
-    layout = Layout(
-        kind=kind,
-        hosts=hosts,
-        local=local,
-        workers=workers,
-        per_process=per_process,
-        workers_per_host=workers_per_host,
-        threads=config.hardware.threads_per_device or max(1, len(machine.cores) // devices_here),
-        coordinators=1 if asynchronous else 0,
-        servers=servers,
-        data_servers=service_of(config)[0],
-        per_replica=per_replica,
+    strategy, hardware, hosts = config.strategy, config.hardware, config.hardware.hosts or machine.hosts
+    tasks, per_replica, key = (
+        _tasks_that_train(config, machine),
+        strategy.devices_per_replica or 1,
+        "devices_per_replica",
     )
-    check_cores(config, layout, machine)
-    return layout
-
-
-def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
-    devices = config.strategy.devices_per_replica or 1
-    key, hardware = "strategy.devices_per_replica", config.hardware
-    if devices > devices_per_host and (kind != "cpu" or hardware.rehearse):
-        expected = f"no more than the {devices_per_host} devices of hardware={hardware.name} for a copy of the model"
-        raise UserError(expected, f"{key}={devices}", f"{key}={devices_per_host}")
-    return devices
+    refuse((
+        per_replica > devices_per_host and (kind != "cpu" or hardware.rehearse),
+        f"no more than the {devices_per_host} devices of hardware={hardware.name} for a copy of the model",
+        f"strategy.{key}={per_replica}", f"strategy.{key}={devices_per_host}",
+    ))  # fmt: skip
+    workers = _workers(config, kind, max(1, devices_per_host // per_replica), tasks)
+    per_process, per_host = _processes_and_hosts(config, workers, tasks)
+    check_laid_out(config, kind, per_process, per_host, hosts)
+    started = machine.tasks.count("ps")
+    servers = _servers(config, workers, started)
+    refuse(
+        (tasks is not None and workers // per_process > tasks,
+         f"no more processes that train than the {tasks} that were started",
+         f"{workers // per_process} for workers={workers // per_process * per_process}",
+         f"workers={(tasks or 0) * per_process}"),
+        (tasks is not None and servers > started,
+         f"no more parameter servers than the {started} that were started", servers,
+         f"strategy.parameter_servers={started}" if started else "strategy=multi_worker"),
+    )  # fmt: skip
+    local = machine.hosts == 1 or hosts == 1
+    devices_here = max(devices_per_host, (workers if local else per_host) * per_replica)
+    threads = hardware.threads_per_device or max(1, len(machine.cores) // devices_here)
+    # A host that has too few cores for its workers would have all others wait for it, where these have enough.
+    needed, members = per_host * threads, machine.members
+    short = [host for host in members[:hosts] if len(host.cores) < needed]
+    if kind == "cpu" and not hardware.rehearse and 0 < len(short) < len(members):
+        fewest = min(len(host.cores) for host in short)
+        fitting = f"workers={max(1, fewest // threads) * hosts}, or the cluster without {some(short)}"
+        expected = f"hosts with {needed} cores for {per_host} workers each"
+        raise UserError(expected, f"{some(short)} with {fewest}", fitting)
+    return Layout(
+        kind, hosts, local, workers, per_process, per_host, threads, coordinators=1 if strategy.asynchronous else 0,
+        servers=servers, data_servers=service_of(config)[0], per_replica=per_replica,
+    )  # fmt: skip
 
 
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
     """All processes by rank; each that others reach is to listen at a port of `host` that is not known yet."""
     first, training = layout.coordinators, layout.training
     address = None if first + training == 1 else f"{host}:0"
-    processes = [_other(rank, "coordinator", 0, address) for rank in range(first)]
+    processes = [Process(rank, "coordinator", 0, address) for rank in range(first)]
     processes += [_training(number, layout, address, machine) for number in range(training)]
-    for role, count, at in (
-        ("parameter server", layout.servers, address),
-        (DATA_SERVER, layout.data_servers, f"{host}:0"),
-    ):
-        processes += [_other(len(processes) + number, role, number % layout.hosts, at) for number in range(count)]
+    servers = (("parameter server", layout.servers, address), (DATA_SERVER, layout.data_servers, f"{host}:0"))
+    for role, count, at in servers:
+        processes += [Process(len(processes) + number, role, number % layout.hosts, at) for number in range(count)]
     return tuple(processes)
 
 
 def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
-    threads, rank = layout.threads, layout.coordinators + number
+    threads, rank, alone = layout.threads, layout.coordinators + number, machine.hosts == 1
     replicas = tuple(range(number * layout.per_process, (number + 1) * layout.per_process))
-    per_process = layout.per_process * layout.per_replica
-    host = replicas[0] // layout.workers_per_host
-    first = (replicas[0] if machine.hosts == 1 else replicas[0] % layout.workers_per_host) * layout.per_replica
+    host, each = replicas[0] // layout.workers_per_host, layout.per_process * layout.per_replica
+    first = (replicas[0] if alone else replicas[0] % layout.workers_per_host) * layout.per_replica
+    # Each host numbers its GPUs from 0; several processes of one host take consecutive ones.
+    numbers = range(first, first + each) if layout.kind == "gpu" else range(each)
     cores: tuple[int, ...] = ()
     intra, inter = 0, 0
     if layout.kind == "cpu":
-        devices_here = (layout.workers if machine.hosts == 1 else layout.workers_per_host) * layout.per_replica
+        devices_here = (layout.workers if alone else layout.workers_per_host) * layout.per_replica
         usable = machine.member(host).cores
-        taken_cores = usable[first * threads : (first + per_process) * threads]
-        cores = taken_cores if devices_here * threads <= len(usable) else ()
+        if devices_here * threads <= len(usable):
+            cores = usable[first * threads : (first + each) * threads]
         # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
         # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
-        intra = threads if threads == 1 else threads * per_process
-        inter = max(2, per_process)
-    # Each host numbers its GPUs from 0; several processes of one host take consecutive ones.
-    devices = tuple(f"{layout.kind.upper()}:{index}" for index in range(per_process))
-    if layout.kind == "gpu":
-        devices = tuple(f"GPU:{first + index}" for index in range(per_process))
+        intra, inter = threads if threads == 1 else threads * each, max(2, each)
+    devices = tuple(f"{layout.kind.upper()}:{index}" for index in numbers)
     return Process(rank, "worker" if rank else "chief", host, address, devices, replicas, cores, intra, inter)
-
-
-def _other(rank: int, role: str, host: int, address: str | None) -> Process:
-    """A process that trains no replica: on any core, with as many threads as TensorFlow takes."""
-    return Process(rank, role, host, address, (), (), (), 0, 0)

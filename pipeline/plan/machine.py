@@ -1,13 +1,11 @@
-"""The hosts that a plan is laid over, which of their devices a config computes on, and what follows from their kind.
-
-Devices that are not there are refused.
-"""
+"""The hosts that a plan is laid over, which of their devices a config computes on, and what follows from their kind."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.config.schema import Baseline, Config, Kind, Object, Precision
+from pipeline.config.schema import Baseline, Config, Kind, Precision
 from pipeline.errors import UserError, refuse
 from pipeline.plan.division import left_out
 
@@ -19,8 +17,7 @@ TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 class Host:
     """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
 
-    `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
-    memory hold, None where that is not known to decide what cores take from each other.
+    `tpu_name` is what the environment calls its TPU; `cache_bytes` what the last caches before memory hold.
     """
 
     hostname: str
@@ -37,11 +34,9 @@ class Host:
 class Machine(Host):
     """The hosts of a cluster, by what the least of them has.
 
-    `hosts` is how many the cluster reaches; where it is 1, this one stands for all. `members` are the hosts as they
-    are, in order, where that is known; empty where all are like this one. `tasks` are the kinds of the processes that
-    something else has started for the run ("chief", "worker", "ps"), in order; empty where as many are started as a
-    plan has. `grows`: as many hosts like this one are started as a plan needs. `link_gbps` is what the slowest link
-    between them was measured to do, None where none was.
+    Where there is one of the `hosts`, it stands for all. `members` are all in order; empty where they are like this
+    one. `tasks` are the kinds of processes that something else has started ("chief", "worker", "ps"), in order; empty
+    where as many start as a plan has. `grows`: so do hosts. `link_gbps` is the speed of the slowest link, as measured.
     """
 
     hosts: int = 1
@@ -56,7 +51,7 @@ class Machine(Host):
 
 
 def inventory(members: Sequence[Host]) -> Machine:
-    """The hosts of a cluster as they are. What is laid over all of them alike fits the least of them.
+    """The hosts of a cluster. What is laid over all of them alike fits the least of them.
 
     >>> found = inventory([Host("a", (0, 1), 8.0, "A processor"), Host("b", (0,), 16.0, "A processor")])
     >>> found.hosts, found.cores, found.memory_gib
@@ -79,11 +74,7 @@ def inventory(members: Sequence[Host]) -> Machine:
 
 
 def differences(members: Sequence[Host]) -> list[str]:
-    """In words, what some hosts have and others have not.
-
-    >>> differences([Host("a", (0, 1), 8.0, "X"), Host("b", (0,), 8.0, "X"), Host("c", (0, 1), 8.0, "X")])
-    ['b has 1 core, the others 2']
-    """
+    """In words, what some hosts have and others have not."""
     sentences: list[str] = []
     for what, values in (
         ("core", [str(len(host.cores)) for host in members]),
@@ -92,98 +83,67 @@ def differences(members: Sequence[Host]) -> list[str]:
         ("", [", ".join(sorted(set(host.gpus))) for host in members]),
     ):
         # What most have comes last, of as many what the first host has.
-        kinds = sorted(dict.fromkeys(values), key=lambda value: (values.count(value), -values.index(value)))
-        if len(kinds) < 2 or (not what and "" in kinds):
-            continue
-        usual = kinds[-1]
-        for value in kinds[:-1]:
-            names = [host.hostname for host, has in zip(members, values, strict=True) if has == value]
-            who = f"{_listed(names)} {'has' if len(names) == 1 else 'have'}"
+        kinds = Counter(values).most_common()[::-1]
+        for value, count in kinds[:-1] if what or "" not in values else ():
+            hosts = some([host for host, has in zip(members, values, strict=True) if has == value])
             plural = f" {what}{'s' * (value != '1')}" if what else ""
-            sentences.append(f"{who} {value}{plural}, the others {usual}")
+            sentences.append(f"{hosts} {'has' if count == 1 else 'have'} {value}{plural}, the others {kinds[-1][0]}")
     return sentences
 
 
 def some(hosts: Sequence[Host]) -> str:
-    """Hosts by their names."""
-    return _listed([host.hostname for host in hosts])
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The names, or the first of many.
-
-    >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(["a", "b", "c", "d", "e", "f"])
-    ('a', 'a, b and c', 'a, b, c and 3 more')
-    """
-    if len(names) == 1:
-        return names[0]
-    *shown, last = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-    return f"{', '.join(shown)} and {last}"
+    """Hosts by their names, or the first of many: "a, b and c", "a, b, c and 3 more"."""
+    names = [host.hostname for host in hosts]
+    if len(names) > 4:
+        names = [*names[:3], f"{len(names) - 3} more"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
     """(kind that computes, devices per host, notes)."""
-    hardware, notes = config.hardware, list[str]()
-    _check_on_tpu(config, machine)
-    kind = hardware.kind
+    hardware, kind, on_tpu = config.hardware, config.hardware.kind, config.strategy.on_tpu
+    by_itself = kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    refuse(
+        (on_tpu and kind is not Kind.tpu and not by_itself,
+         f"the hardware of a TPU, since {config.strategy.name} trains on nothing else", f"hardware={hardware.name}",
+         "hardware=tpu_v5e_8, or hardware=tpu_v5e_8 hardware.rehearse=true where there is none"),
+        (kind is Kind.tpu and not on_tpu,
+         f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={config.strategy.name}",
+         "strategy=tpu"),
+    )  # fmt: skip
     if kind is Kind.auto:
-        by_itself = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
-        kind = Kind.tpu if config.strategy.on_tpu else by_itself
+        kind = Kind.tpu if on_tpu else Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
     count = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
     per_host = hardware.devices_per_host or max(1, count)
     if hardware.rehearse:
-        return "cpu", per_host, notes
-    if kind is Kind.tpu:
-        return kind.value, per_host, _absent_tpu(config, machine, present)
+        return "cpu", per_host, []
     needed = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
-    if kind is Kind.gpu and needed > len(machine.gpus):
-        gpus, cores = len(machine.gpus), len(machine.cores)
-        fewest = min(machine.members, key=lambda host: len(host.gpus), default=None)
+    if kind is Kind.tpu and not tpu_address(config, machine):
+        called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+        lacks = f"hardware={hardware.name} is a TPU, this machine has none{called}"
+        expected = f"a TPU for hardware={hardware.name}"
+        received = f"a machine without one and no address of one{called}"
+        instead = "it on a TPU VM, strategy.build.address=grpc://HOST:8470, or hardware.rehearse=true to run the same "
+        instead += "plan on logical CPU devices"
+    elif kind is Kind.gpu and needed > len(machine.gpus):
+        gpus, fewest = len(machine.gpus), min(machine.members, key=lambda host: len(host.gpus), default=None)
         whose = "this machine" if fewest is None else fewest.hostname
-        lacks = f"hardware={hardware.name} has {needed} GPUs, {whose} has {gpus} and {cores} CPU cores"
-        if present:
-            instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
-            instead += ", or hardware.rehearse=true to run the same layout on logical CPU devices"
-            raise UserError("the devices that the hardware names", f"a machine without them: {lacks}", instead)
-        notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
-    return kind.value, per_host, notes
-
-
-def _check_on_tpu(config: Config, machine: Machine) -> None:
-    strategy, hardware = config.strategy, config.hardware
-    by_itself = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
-    refuse(
-        (strategy.on_tpu and hardware.kind is not Kind.tpu and not by_itself,
-         f"the hardware of a TPU, since {strategy.name} trains on nothing else", f"hardware={hardware.name}",
-         "hardware=tpu_v5e_8, or hardware=tpu_v5e_8 hardware.rehearse=true where there is none"),
-        (hardware.kind is Kind.tpu and not strategy.on_tpu,
-         f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"),
-    )  # fmt: skip
-
-
-def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
-    if _tpu_address(config, machine):
-        return []
-    name = config.hardware.name
-    called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+        lacks = f"hardware={hardware.name} has {needed} GPUs, {whose} has {gpus} and {len(machine.cores)} CPU cores"
+        expected, received = "the devices that the hardware names", f"a machine without them: {lacks}"
+        instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
+        instead += ", or hardware.rehearse=true to run the same layout on logical CPU devices"
+    else:
+        return kind.value, per_host, []
     if present:
-        raise UserError(
-            f"a TPU for hardware={name}",
-            f"a machine without one and no address of one{called}",
-            "it on a TPU VM, strategy.build.address=grpc://HOST:8470, or hardware.rehearse=true to run the "
-            "same plan on logical CPU devices",
-        )
-    return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
-            f"hardware.rehearse=true."]  # fmt: skip
+        raise UserError(expected, received, instead)
+    return kind.value, per_host, [f"{lacks}: a run here is refused without hardware.rehearse=true."]
 
 
-def _tpu_address(config: Config, machine: Machine) -> str | None:
+def tpu_address(config: Config, machine: Machine) -> str | None:
     """Returns the TPU's address, "local" for one that is attached, None where there is none. Refuses others."""
     typed = config.strategy.build.get("address")
     key, address = ("strategy.build.address", str(typed)) if typed else ("TPU_NAME", machine.tpu_name or "")
-    if typed == "local":
-        return "local" if machine.tpus else None
-    if not typed and not address.startswith("grpc:"):
+    if typed == "local" or (not typed and not address.startswith("grpc:")):
         return "local" if machine.tpus else None
     match = TPU_ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match.group(2)) <= 65535:
@@ -192,12 +152,6 @@ def _tpu_address(config: Config, machine: Machine) -> str | None:
         offered = near[0] if near and match is None else "grpc://10.0.0.2:8470"
         raise UserError(f"{key} to be local or grpc://HOST:PORT, with a port up to 65535", address, f"{key}={offered}")
     return address
-
-
-def with_address(config: Config, machine: Machine) -> Object:
-    """Returns what makes the strategy, with the TPU's address where its function takes one."""
-    build = config.strategy.build
-    return build | {"address": _tpu_address(config, machine)} if "address" in build else build
 
 
 def precision_of(config: Config) -> str:

@@ -1,13 +1,10 @@
-"""Turns a config into a plan: the numbers every process agrees on.
-
-Arithmetic only. It refuses a bad config before any device is touched, saying what was expected, what was received
-and what to type instead. Free ports and the machine's facts come in as arguments.
-"""
+"""The plan: the numbers every process agrees on, as values and as plan.json."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -36,27 +33,23 @@ STEP_TIME, PREDICTION, SIZE, PARAMETER = Part.STEP_TIME, Part.PREDICTION, Part.S
 class Process:
     """One operating-system process: its rank, role and host, and the devices and cores it computes on.
 
-    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, each on one device, or on
-    as many as the strategy cuts it over. A coordinator and a parameter server train none and have no device.
+    `replicas` are numbers over the whole run. A coordinator and a parameter server train none and have no device.
     """
 
     rank: int
     role: str
     host: int
     address: str | None
-    devices: tuple[str, ...]
-    replicas: tuple[int, ...]
-    cores: tuple[int, ...]
-    intra_op_threads: int
-    inter_op_threads: int
+    devices: tuple[str, ...] = ()
+    replicas: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints: the steps, minutes and epochs between them, how many are kept, by which metric, and where.
-
-    `before` is where an earlier command wrote the last one, if that was elsewhere.
-    """
+    """Checkpoints; `before` is where an earlier command wrote the last one, if that was elsewhere."""
 
     every_steps: int | None = None
     every_minutes: float | None = None
@@ -164,7 +157,7 @@ class TrainingPart:
     divergence_factor: float = part_of(IDENTITY)
     gather: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, default=False)
     remat: bool = part_of(IDENTITY, BASELINE, STEP_TIME, SIZE, PARAMETER, default=False)
-    # Does XLA compile forward and backward passes: "true", "auto" (where that is faster), or None for not?
+    # XLA compiles forward and backward passes: "true", "auto" (where that is faster), or None for not.
     xla: str | None = part_of(IDENTITY, BASELINE, STEP_TIME, PARAMETER, default=None)
     batch_statistics: str = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER, default="global")
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
@@ -207,18 +200,14 @@ class LaunchPart:
     max_restarts: int = part_of()
     elastic: bool = part_of()
     min_workers: int = part_of()
-    # For how long processes go on without a driver, and may they outlive the command that started them?
+    # How long processes go on without a driver, and whether they may outlive the command that started them.
     orphan_timeout: float = part_of(default=300.0)
     detach: bool = part_of(default=False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Frozen numbers that driver and processes agree on, in parts. Plain values only: it is written as plan.json.
-
-    Each field of a part says what it is part of, see `parts.Part`. In plan.json they stand beside each other, under
-    their own names or those that they say.
-    """
+    """Plain values in parts, each of which says what it is part of; in plan.json they stand beside each other."""
 
     strategy: StrategyPart
     hardware: HardwarePart
@@ -248,28 +237,20 @@ class Plan:
     @property
     def collective(self) -> str:
         """The collective; by itself shared memory where several processes of a host compute on CPUs."""
-        named, strategy = self.strategy.collective, self.strategy
-        if named != AUTO:
-            return named
-        shares = (
-            self.hardware.kind == "cpu"
-            and len(self.leaders) > self.hosts_that_train
-            and self.backend == TENSORFLOW
-            # Who names the way that TensorFlow's take, asks for these.
-            and strategy.build.get("communication", "auto") == "auto"
-        )
+        if self.strategy.collective != AUTO:
+            return self.strategy.collective
+        on_cpu = self.hardware.kind == "cpu" and self.backend == TENSORFLOW
+        # Who names the way that TensorFlow's take, asks for these.
+        communication = self.strategy.build.get("communication", "auto")
+        shares = on_cpu and communication == "auto" and len(self.leaders) > self.hosts_that_train
         return SHARED_MEMORY if shares else TENSORFLOW
 
     @property
     def bucket_bytes(self) -> int | None:
         """Bytes of gradients that leave for other hosts together; 0: all at the end; None: as `bucket_of` has it."""
-        in_buckets = (
-            self.hardware.kind == "cpu"
-            and self.hosts_that_train > 1
-            and self.backend == TENSORFLOW
-            and self.collective in (TENSORFLOW, SHARED_MEMORY)
-        )
-        return self.strategy.bucket_bytes if in_buckets else 0
+        on_cpu = self.hardware.kind == "cpu" and self.backend == TENSORFLOW
+        ours = self.collective in (TENSORFLOW, SHARED_MEMORY)
+        return self.strategy.bucket_bytes if on_cpu and ours and self.hosts_that_train > 1 else 0
 
     @property
     def leaders(self) -> tuple[int, ...]:
@@ -327,22 +308,13 @@ def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:
     return replace(plan, training=replace(plan.training, epochs=length[0], steps=length[1]))
 
 
-def as_long_as_before(plan: Plan) -> Plan:
-    """Returns the plan with the length that an earlier version gave a training of which nobody had said how long."""
-    concurrent = plan.workers if plan.strategy.asynchronous else 1
-    return as_long_as(plan, {"steps": STEPS_THEN * concurrent, "usual_length": True})
-
-
 def with_rate_scale(plan: Plan, scale: float) -> Plan:
     """The plan with its learning rate multiplied by `scale`."""
     return replace(plan, training=replace(plan.training, rate_scale=scale))
 
 
 def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
-    """Names what a baseline's throughput depends on: two plans with the same one may share a measurement.
-
-    Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
-    """
+    """Names what a baseline's throughput depends on: two plans with the same one may share a measurement."""
     decides = flat(plan, BASELINE) | {"versions": versions}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -360,17 +332,14 @@ def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
     >>> changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
     ['model.build.units']
     """
-    keys: list[str] = []
-    for name in fields_of(Plan, TRAINING):
-        if name in then and then[name] != now.get(name):
-            keys += _leaves(key_of(Plan, name, "train"), then.get(name), now.get(name))
-    return list(dict.fromkeys(keys))
+    names = [name for name in fields_of(Plan, TRAINING) if name in then]
+    keys = (_leaves(key_of(Plan, name, "train"), then[name], now.get(name)) for name in names)
+    return list(dict.fromkeys(chain.from_iterable(keys)))
 
 
 def _leaves(key: str, then: Json, now: Json) -> Iterator[str]:
     if isinstance(then, dict) and isinstance(now, dict):
-        for name in [*then, *(name for name in now if name not in then)]:
-            if then.get(name) != now.get(name):
-                yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
-    else:
+        for name in then | now:
+            yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
+    elif then != now:
         yield key

@@ -1,20 +1,18 @@
-"""Turns a config and an inventory into a plan, and a plan into those of its baseline and of one worker.
-
-Arithmetic only. Free ports and the machine's facts come in as arguments.
-"""
+"""Turns a config and an inventory into a plan, and a plan into those of its baseline and of one worker."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from pipeline.config.schema import Baseline, Cache, CheckpointConfig, Config, StrategyConfig
+from pipeline.errors import refuse
 from pipeline.plan import machine as machines
 from pipeline.plan import plan as plans
-from pipeline.plan.backends import HOROVOD, JAX, check_backend, compared_every, notes_on_sums, notes_on_xla, xla_of
-from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
+from pipeline.plan.backends import HOROVOD, JAX, OURS, check_backend, notes_on_sums, xla_of
+from pipeline.plan.checks import check_of, check_ranges, class_weights, stays_here
 from pipeline.plan.division import check_micro_batches, shared, split_batch
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
@@ -25,16 +23,15 @@ Part = TypeVar("Part")
 DEFAULT_EPOCHS = 2
 # The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
 CHECKPOINT_SHARE = 0.01
-# For how long processes go on without a driver where that is not said: what a cut line or a slip takes; where the
-# driver is meant to go, a week.
+# How long processes go on without a driver by default: as a cut line or a slip takes; if it is meant to go, a week.
 ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
 
 
 def make(config: Config, machine: Machine, present: bool = True, files: Sequence[int] = ()) -> Plan:
     """The plan of `config` on `machine`; `listening` gives its processes their ports.
 
-    With `present` true, devices that the machine lacks are refused; otherwise a note says so. `files` has the training
-    examples of each file of the data, where that is known. Raises `UserError`.
+    With `present`, devices that the machine lacks are refused, else noted. `files` has the training examples of each
+    file of the data, where that is known. Raises `UserError`.
     """
     check_ranges(config)
     check_backend(config)
@@ -44,22 +41,32 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
     # Asynchronous workers make each step alone.
-    scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else layout.workers)
-    check_micro_batches(config, replica_batch)
-    oversubscribed = on_cpu and layout.here * layout.threads > len(machine.cores)
+    batch = split_batch(config, 1 if asynchronous else layout.workers)
+    check_micro_batches(config, batch[1])
+    oversubscribed = on_cpu and layout.devices_here * layout.threads > len(machine.cores)
     several_hosts = layout.hosts > 1 and layout.local and layout.workers > layout.workers_per_host
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse
     processes = processes_of(layout, config.cluster.host, machine)
-    check_ports(config.cluster.base_port, len(processes))
+    base_port, count = config.cluster.base_port, len(processes)
+    refuse((
+        base_port is not None and count > 1 and base_port + count - 1 > 65535,
+        f"cluster.base_port to leave {count} processes a port each up to 65535", base_port,
+        f"cluster.base_port=null, or {65536 - count}",
+    ))  # fmt: skip
     hosts = max(process.host for process in processes) + 1
-    orphan_seconds = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
-    notes += machines.notes_on_tpu(config, kind, layout.workers, global_batch) + notes_on_xla(config)
+    xla, notes_on_xla = xla_of(config)
+    notes += machines.notes_on_tpu(config, kind, layout.workers, batch[2]) + notes_on_xla
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
+    gpus, tpus = ", ".join(machine.gpus) or "none", f", TPU chips: {len(machine.tpus)}" * bool(machine.tpus)
+    takes_address = kind == "tpu" and "address" in config.strategy.build
+    address = {"address": machines.tpu_address(config, machine)} if takes_address else {}
+    data, launch, checkpoint = config.data, config.launch, config.checkpoint
+    best_is = "min" if checkpoint.keep_best and falls(checkpoint.keep_best) else "max"
     plan = Plan(
         strategy=_taken(
             plans.StrategyPart,
             config.strategy,
-            build=machines.with_address(config, machine) if kind == "tpu" else config.strategy.build,
+            build=config.strategy.build | address,
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
         ),
@@ -72,19 +79,44 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
             rehearsal=config.hardware.rehearse or stands_for_hosts,
             oversubscribed=oversubscribed,
-            machine=_machine_name(machine),
+            machine=f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {gpus}{tpus}",
             host_memory_gib=machine.memory_gib if on_cpu else None,
             cache_bytes=machine.cache_bytes,
             host_names=tuple(host.hostname for host in machine.members),
         ),
         model=plans.ModelPart(config.model.name, config.model.build),
-        data=_data(config, files, 1 if asynchronous else layout.training),
-        training=_training(config, (scaling, replica_batch, global_batch), layout.workers),
-        measurement=_measurement(config, kind),
-        launch=_taken(plans.LaunchPart, config.launch, orphan_timeout=config.launch.orphan_timeout or orphan_seconds),
+        data=_taken(
+            plans.DataPart,
+            data,
+            input_shape=None if data.input_shape is None else tuple(data.input_shape),
+            divided=shared(data.shard.value, files, 1 if asynchronous else layout.training) if files else None,
+            train_files=len(files) or None,
+            service=service_of(config)[1],
+            cache=Cache.none.value if data.cache is Cache.auto else data.cache.value,
+            keep_small=data.cache is Cache.auto,
+        ),
+        training=_training(config, batch, layout.workers, xla),
+        measurement=_taken(
+            plans.MeasurementPart,
+            config.measure,
+            baseline=machines.baseline_source(config, kind),
+            system_metrics_seconds=config.tracking.system_metrics_seconds,
+            profile=data.profile,
+            explain=machines.is_explained(config, kind),
+        ),
+        launch=_taken(
+            plans.LaunchPart,
+            launch,
+            orphan_timeout=launch.orphan_timeout or (DETACHED_SECONDS if launch.detach else ORPHAN_SECONDS),
+        ),
         processes=processes,
         workers=layout.workers,
-        checkpoint=_checkpoints(config.checkpoint),
+        checkpoint=_taken(
+            plans.Checkpoints,
+            checkpoint,
+            best=checkpoint.keep_best,
+            best_is=checkpoint.best_is.value if checkpoint.best_is else best_is,
+        ),
         output_dir=config.output_dir,
         backend=config.backend,
         notes=tuple(notes),
@@ -95,77 +127,49 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
 def _taken(part: type[Part], group: object, /, **own: Any) -> Part:
     """Returns a part of the plan: `own` values, and those that a group of the config has under the same names."""
     names = [field.name for field in fields(part) if hasattr(group, field.name)]  # type: ignore[arg-type]
-    taken = {name: getattr(group, name) for name in names}
-    plain = {name: value.value if isinstance(value, Enum) else value for name, value in taken.items()}
+    values = {name: getattr(group, name) for name in names}
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
     return part(**plain | own)
 
 
-def _data(config: Config, files: Sequence[int], training: int) -> plans.DataPart:
-    data = config.data
-    return _taken(
-        plans.DataPart,
-        data,
-        input_shape=None if data.input_shape is None else tuple(data.input_shape),
-        divided=shared(data.shard.value, files, training) if files else None,
-        train_files=len(files) or None,
-        service=service_of(config)[1],
-        cache=Cache.none.value if data.cache is Cache.auto else data.cache.value,
-        keep_small=data.cache is Cache.auto,
-    )
-
-
-def _training(config: Config, batch: tuple[str, int, int], workers: int) -> plans.TrainingPart:
+def _training(config: Config, batch: tuple[str, int, int], workers: int, xla: str | None) -> plans.TrainingPart:
     train, (scaling, replica_batch, global_batch) = config.train, batch
-    usual = train.epochs is None and train.steps is None
+    usual_length = train.epochs is None and train.steps is None
+    every = attrgetter("every_steps", "every_minutes", "every_epochs")
+    compared = train.compare_weights_every or (None if config.strategy.collective in OURS else 100)
     return _taken(
         plans.TrainingPart,
         train,
         replica_batch=replica_batch,
         global_batch=global_batch,
         scaling=scaling,
-        epochs=DEFAULT_EPOCHS if usual else train.epochs,
-        usual_length=usual,
-        checkpoint_share=CHECKPOINT_SHARE if _is_usual(config.checkpoint) else None,
+        epochs=DEFAULT_EPOCHS if usual_length else train.epochs,
+        usual_length=usual_length,
+        checkpoint_share=CHECKPOINT_SHARE if every(config.checkpoint) == every(CheckpointConfig()) else None,
         callbacks=tuple(train.callbacks),
         precision=machines.precision_of(config),
         check=check_of(train),
-        xla=xla_of(config),
+        xla=xla,
         class_weight=class_weights(train.class_weight),
-        compare_weights_every=compared_every(config, workers),
-    )
-
-
-def _measurement(config: Config, kind: str) -> plans.MeasurementPart:
-    return _taken(
-        plans.MeasurementPart,
-        config.measure,
-        baseline=machines.baseline_source(config, kind),
-        system_metrics_seconds=config.tracking.system_metrics_seconds,
-        profile=config.data.profile,
-        explain=machines.is_explained(config, kind),
+        compare_weights_every=None if workers == 1 else compared,
     )
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
-    devices, threads, cores = layout.here, layout.threads, len(machine.cores)
-    notes = [f"{unlike}: the slowest decides." for unlike in machines.differences(machine.members)]
-    if oversubscribed:
-        notes.append(
-            f"{devices} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
-            f"core{'s' * (cores > 1)}: the speedup says nothing about {devices} separate devices."
-        )
-    if stands_for_hosts:
-        notes.append(f"This machine stands for {layout.hosts} hosts: a rehearsal.")
-    if config.hardware.rehearse:
-        notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
+    devices, threads, cores = layout.devices_here, layout.threads, len(machine.cores)
     with_baseline = machines.baseline_source(config, layout.kind) != "none" and config.measure.steps != 0
-    if config.data.service is not None and with_baseline:
-        notes.append("The baseline makes its batches itself, without a tf.data service.")
-    if config.strategy.asynchronous and layout.workers > 1:
-        notes.append(
-            "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
-        )
-    return notes
+    asynchronous = config.strategy.asynchronous and layout.workers > 1
+    notes = {
+        f"{devices} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} core{'s' * (cores > 1)}: the "
+        f"speedup says nothing about {devices} separate devices.": oversubscribed,
+        f"This machine stands for {layout.hosts} hosts: a rehearsal.": stands_for_hosts,
+        f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.": config.hardware.rehearse,
+        "The baseline makes its batches itself, without a tf.data service.": config.data.service and with_baseline,
+        "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile.":
+            asynchronous,
+    }  # fmt: skip
+    differences = [f"{unlike}: the slowest decides." for unlike in machines.differences(machine.members)]
+    return [*differences, *(note for note, applies in notes.items() if applies)]
 
 
 def listening(plan: Plan, new_addresses: Sequence[str]) -> Plan:
@@ -176,21 +180,27 @@ def listening(plan: Plan, new_addresses: Sequence[str]) -> Plan:
         process if process.address is None else replace(process, address=address)
         for process, address in zip(plan.processes, new_addresses, strict=True)
     )
-    addresses = [process.address for process in processes if process.address]
+    addresses = [process.address.rpartition(":")[::2] for process in processes if process.address]
+    if all(stays_here(host) for host, _ in addresses):
+        return replace(plan, processes=processes)
     # Where others were given than was asked for, a cluster knows where its hosts are reached.
-    hosts = {_host(process.address) for process in plan.processes if process.address}
+    asked_hosts = {process.address.rpartition(":")[0] for process in plan.processes if process.address}
+    instead = ", or try cluster.host=127.0.0.1" if asked_hosts >= {host for host, _ in addresses} else ""
+    ports = sorted(int(port) for _, port in addresses)
+    which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     whose = "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"
-    whose = "JAX" if plan.backend == JAX else whose
-    notes = _notes_on_network(addresses, hosts >= set(map(_host, addresses)), whose)
-    return replace(plan, processes=processes, notes=(*plan.notes, *notes))
+    note = (
+        f"{'JAX' if plan.backend == JAX else whose}'s own transport is open, unauthenticated and unencrypted: whoever "
+        f"reaches a port can read this training, change it and run code in it. It binds every network interface of "
+        f"each host, not {addresses[0][0]} alone ({which}). Keep others out of this network{instead}."
+    )
+    return replace(plan, processes=processes, notes=(*plan.notes, note))
 
 
 def on_one_device(config: Config) -> Config:
     """The config with one worker where its strategy trains on one device however many are asked for; else itself."""
-    strategy = config.strategy
-    if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
-        return config
-    return replace(config, workers=1)
+    spans = config.strategy.spans_devices or config.strategy.spans_processes
+    return config if spans or config.workers in (None, 1) else replace(config, workers=1)
 
 
 def on_one_worker(config: Config, plan: Plan) -> Config:
@@ -212,20 +222,15 @@ def on_one_worker(config: Config, plan: Plan) -> Config:
 
 
 def baseline_of(plan: Plan, machine: Machine) -> Plan:
-    """The same model, data, precision and threads per device on one device, with no strategy.
-
-    Weak scaling keeps the replica batch, so the one device trains `replica_batch` examples a step; strong scaling
-    keeps the global batch.
-    """
+    """The same model, data, precision, threads and batch rule on one device, with no strategy."""
     first = next(process for process in plan.processes if process.devices)
     threads = plan.hardware.threads_per_device or 0
     cores, intra = machine.member(0).cores[:threads], threads
     if plan.hardware.kind != "cpu":
         cores, intra = (), first.intra_op_threads
     one = plans.Process(0, "chief", 0, None, first.devices[:1], (0,), cores, intra, first.inter_op_threads)
-    training = plan.training
+    training = replace(plan.training, callbacks=(), save=False, check="off", compare_weights_every=None)
     size = training.replica_batch if training.scaling == "weak" else training.global_batch
-    training = replace(training, replica_batch=size, global_batch=size, callbacks=(), save=False)
     return replace(
         plan,
         strategy=replace(
@@ -240,7 +245,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         ),
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),
-        training=replace(training, check="off", compare_weights_every=None),
+        training=replace(training, replica_batch=size, global_batch=size),
         measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,
@@ -266,18 +271,6 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
     )
 
 
-def _checkpoints(config: CheckpointConfig) -> plans.Checkpoints:
-    best_is = "min" if config.keep_best and falls(config.keep_best) else "max"
-    best_is = config.best_is.value if config.best_is else best_is
-    return _taken(plans.Checkpoints, config, best=config.keep_best, best_is=best_is)
-
-
-def _is_usual(config: CheckpointConfig) -> bool:
-    """True where the config does not say how often a checkpoint is written."""
-    every, usual = attrgetter("every_steps", "every_minutes", "every_epochs"), CheckpointConfig()
-    return bool(every(config) == every(usual))
-
-
 def falls(metric: str) -> bool:
     """True if a smaller value of what Keras names so is the better one.
 
@@ -285,27 +278,3 @@ def falls(metric: str) -> bool:
     [True, True, True, True, True, False, False]
     """
     return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)(_|$)", metric) is not None
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
-
-
-def _notes_on_network(addresses: Collection[str], by_config: bool, whose: str) -> list[str]:
-    if all(stays_here(address) for address in addresses):
-        return []
-    ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
-    host = _host(next(iter(addresses)))
-    instead = ", or try cluster.host=127.0.0.1" if by_config else ""
-    which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
-    return [
-        f"{whose}'s own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
-        f"training, change it and run code in it. It binds every network interface of each host, not "
-        f"{host} alone ({which}). Keep others out of this network{instead}."
-    ]
-
-
-def _machine_name(machine: Machine) -> str:
-    gpus = f"GPUs: {', '.join(machine.gpus) or 'none'}"
-    chips = f", TPU chips: {len(machine.tpus)}" if machine.tpus else ""
-    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, {gpus}{chips}"

@@ -1,8 +1,7 @@
 """The size of a built model: its variables, what its optimizer keeps for each, and what a step keeps of an example.
 
-A process that has built the model tells it. The sizes of the built-in models on the built-in data come with the
-package, made by `tests/support/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend
-on.
+Those of the built-in models come with the package, made by `tests/support/shipped_sizes.py`; others a process tells
+that has built the model, and they are kept under the fingerprint of what they depend on.
 """
 
 import hashlib
@@ -36,9 +35,8 @@ Moment: TypeAlias = tuple[int, int]
 class Variable(Struct, frozen=True, array_like=True):
     """One variable of a model, and what the optimizer keeps beside it.
 
-    `rows_per_example` are the rows that an example looks up in an embedding's table, and None for other variables;
-    `whole` says why it cannot be sharded over servers, and is None where it can. `cut` are numbers of devices over
-    which JAX cuts it, with its gradient and slots, where as many share a replica.
+    `rows_per_example` are the rows that an example looks up in an embedding's table, None for other variables; `whole`
+    says why it cannot be sharded over servers. JAX cuts it over the devices of a replica, where these are in `cut`.
     """
 
     path: str
@@ -84,13 +82,10 @@ class Layer(Struct, frozen=True, array_like=True):
 class Size:
     """A model's variables; bytes of the optimizer that belong to none of them; and what a step holds beside these.
 
-    `step` are (bytes of a fixed size, bytes for each example of a replica) at moments of a step, one of which is
-    the fullest at any batch; None where that is not known, for the reason in `unknown`. `forgetful_step` are those
-    with `train.remat=true`, where the model has blocks and that was asked of it. `operations` are those of the
-    compiled step. `example_bytes` are those of one example in arrays that every process holds whole, and None for
-    data that is read as it trains; `batch_bytes` those of an example in a batch, None where they are the same.
-    `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in which they are
-    called, where that was told.
+    `step` are moments, one of which is the fullest at any batch, None for the reason in `unknown`; `forgetful_step`
+    those with `train.remat=true`. `operations` are those of the compiled step. `example_bytes` are those of one example
+    that every process holds, None for data that is read as it trains; `batch_bytes` those in a batch, if they differ.
+    `normalizations` are the layers that normalize by the batch; `layers` are all, in the order of their calls.
     """
 
     variables: tuple[Variable, ...]
@@ -107,9 +102,8 @@ class Size:
     @property
     def parameters(self) -> int:
         """The count of its variables' numbers, as Keras has it, which leaves out the state of random numbers."""
-        return sum(
-            math.prod(variable.shape) for variable in self.variables if not variable.dtype.startswith(("int", "uint"))
-        )
+        floats = [variable for variable in self.variables if not variable.dtype.startswith(("int", "uint"))]
+        return sum(math.prod(variable.shape) for variable in floats)
 
 
 def places_layers(plan: Plan) -> bool:
@@ -141,20 +135,15 @@ def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:
 
 
 def bytes_each(dtype: str) -> int:
-    """Bytes of one number.
-
-    >>> bytes_each("float32"), bytes_each("bfloat16"), bytes_each("bool")
-    (4, 2, 1)
-    """
+    """Bytes of one number: 4 for "float32", 2 for "bfloat16", 1 for "bool"."""
     bits = re.search(r"\d+$", dtype)
     return max(1, int(bits.group()) // 8) if bits else 1
 
 
 def of_shape(data_build: Object) -> Object:
     """Returns what makes data, without what only chooses its examples."""
-    if not str(data_build.get("_target_")).startswith("pipeline.data."):
-        return data_build
-    return {name: value for name, value in data_build.items() if name not in OF_EXAMPLES}
+    ours = str(data_build.get("_target_")).startswith("pipeline.data.")
+    return {name: value for name, value in data_build.items() if not (ours and name in OF_EXAMPLES)}
 
 
 @cache

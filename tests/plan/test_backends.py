@@ -117,43 +117,34 @@ def test_what_a_collective_cannot_add_is_refused(collective, given, words):
 TWO_HOSTS = {"hardware": "2x1cpu", "hardware__devices_per_host": 2}
 
 
-@pytest.mark.parametrize(("given", "adds", "notes"), [
-    ({}, "shared_memory", 0),
-    ({"strategy__devices_per_process": 2}, "shared_memory", 0),
-    ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
-    ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
-    ({"strategy__build": {"_target_": "pipeline.strategies.multi_worker", "communication": "ring"}}, "tensorflow", 1),
-    (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1),
-    (TWO_HOSTS, "tensorflow", 1),
-    ({"hardware": "4gpu"}, "tensorflow", 0),
-    ({"workers": 1}, "tensorflow", 0),
-    ({"strategy": "mirrored"}, "tensorflow", 0),
-    ({"strategy": "parameter_server"}, "tensorflow", 1),
-    ({"backend": "jax"}, "tensorflow", 1),
-    ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0),
-    (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1),
-    ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0),
+@pytest.mark.parametrize(("given", "adds", "notes", "bucket_bytes"), [
+    ({}, "shared_memory", 0, 0),
+    ({"strategy__bucket_bytes": 9}, "shared_memory", 0, 0),
+    ({"strategy__devices_per_process": 2}, "shared_memory", 0, 0),
+    ({"strategy__collective": "tensorflow"}, "tensorflow", 0, 0),
+    ({"strategy__collective": "shared_memory"}, "shared_memory", 0, 0),
+    ({"strategy__build": STRATEGIES["multi_worker"].build | {"communication": "ring"}}, "tensorflow", 1, 0),
+    (TWO_HOSTS | {"strategy__devices_per_process": 1}, "shared_memory", 1, None),
+    (TWO_HOSTS, "tensorflow", 1, None),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 9}, "tensorflow", 1, 9),
+    (TWO_HOSTS | {"strategy__bucket_bytes": 0}, "tensorflow", 1, 0),
+    (TWO_HOSTS | {"strategy__collective": "a_package_s"}, "a_package_s", 1, 0),
+    ({"hardware": "2x4gpu", "workers": 8}, "tensorflow", 1, 0),
+    ({"hardware": "4gpu"}, "tensorflow", 0, 0),
+    ({"workers": 1}, "tensorflow", 0, 0),
+    ({"strategy": "mirrored"}, "tensorflow", 0, 0),
+    ({"strategy": "parameter_server"}, "tensorflow", 1, 0),
+    ({"backend": "jax"}, "tensorflow", 1, 0),
+    ({"backend": "jax", "strategy__devices_per_process": 2}, "tensorflow", 0, 0),
+    (TWO_HOSTS | {"backend": "jax"}, "tensorflow", 1, 0),
+    (TWO_HOSTS | {"backend": "jax", "strategy__devices_per_process": 1}, "tensorflow", 1, 0),
+    ({"backend": "jax", "strategy": "mirrored"}, "tensorflow", 0, 0),
 ])  # fmt: skip
-def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_says_so(given, adds, notes):
+def test_by_itself_a_plan_has_processes_of_a_host_share_memory_on_cpus_and_those_of_several_send_buckets(
+    given, adds, notes, bucket_bytes
+):
     plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
-    assert plan.collective == adds
-    assert len(plan.notes) == notes
-
-
-@pytest.mark.parametrize(("given", "bucket_bytes"), [
-    (TWO_HOSTS, None),
-    (TWO_HOSTS | {"strategy__devices_per_process": 1}, None),
-    (TWO_HOSTS | {"strategy__bucket_bytes": 9}, 9),
-    (TWO_HOSTS | {"strategy__bucket_bytes": 0}, 0),
-    (TWO_HOSTS | {"backend": "jax"}, 0),
-    (TWO_HOSTS | {"strategy__collective": "a_package_s"}, 0),
-    ({"hardware": "2x4gpu", "workers": 8}, 0),
-    ({"strategy__bucket_bytes": 9}, 0),
-    ({"strategy": "parameter_server"}, 0),
-])  # fmt: skip
-def test_gradients_leave_in_buckets_where_tensorflow_adds_over_hosts_of_cpus(given, bucket_bytes):
-    plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
-    assert plan.bucket_bytes == bucket_bytes
+    assert (plan.collective, len(plan.notes), plan.bucket_bytes) == (adds, notes, bucket_bytes)
     # One of before there were any sends all at the end.
     older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "bucket_bytes"}
     assert from_json(json.dumps(older)).bucket_bytes == 0

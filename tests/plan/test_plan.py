@@ -22,14 +22,10 @@ from pipeline.plan.planning import DEFAULT_EPOCHS, baseline_of, make
 from pipeline.views.terminal.plan_text import plan_lines
 
 
-def layouts() -> list[tuple[str, str, int | None]]:
-    return list(itertools.product(STRATEGIES, HARDWARE, (None, 1, 2, 3, 4, 6, 8)))
-
-
 @pytest.mark.parametrize(("cores", "gpus"), [(1, 0), (2, 0), (3, 0), (8, 8), (16, 8), (64, 0)])
 def test_whatever_the_layout_a_plan_is_whole_or_refused_in_words(cores, gpus):
     planned = 0
-    for strategy, hardware, workers in layouts():
+    for strategy, hardware, workers in itertools.product(STRATEGIES, HARDWARE, (None, 1, 2, 3, 4, 6, 8)):
         try:
             plan = with_ports(make(config(strategy, hardware, workers), machine(cores, gpus)))
         except UserError as refused:
@@ -94,38 +90,31 @@ def assert_whole(plan: Plan, cores: int) -> None:
     ("multi_worker", "2x4gpu", None, 2, 4),
     ("multi_worker", "2x4gpu", 4, 2, 2),
     ("multi_worker", "2x4gpu", 1, 1, 1),
+    *(("multi_worker", "2x4gpu", {"strategy__devices_per_process": each}, 8 // each, each) for each in (1, 2, 4)),
 ])  # fmt: skip
-def test_a_strategy_lays_its_workers_out(strategy, hardware, workers, processes, devices):
-    plan = with_ports(make(config(strategy, hardware, workers), machine(8, 8)))
+def test_a_strategy_lays_its_workers_out_and_devices_per_process_overrides_that(
+    strategy, hardware, workers, processes, devices
+):
+    keys = workers if isinstance(workers, dict) else {"workers": workers}
+    plan = with_ports(make(config(strategy, hardware, **keys), machine(8, 8)))
     assert len(plan.processes) == processes
     assert {len(each.devices) for each in plan.processes} == {devices}
     assert_whole(plan, 8)
 
 
-@pytest.mark.parametrize(("per_process", "processes"), [(1, 8), (2, 4), (4, 2)])
-def test_devices_per_process_overrides_the_layout(per_process, processes):
-    keys = {"strategy__devices_per_process": per_process}
-    plan = with_ports(make(config("multi_worker", "2x4gpu", **keys), machine(8, 8)))
-    assert len(plan.processes) == processes
-    assert [each.host for each in plan.processes] == [0] * (processes // 2) + [1] * (processes // 2)
-    with pytest.raises(UserError, match=r"to divide the 4 workers of a host, received 3. Try .*=2."):
-        make(config("multi_worker", "2x4gpu", strategy__devices_per_process=3), machine(8, 8))
-
-
-def test_cores_are_shared_out_over_the_workers_that_take_part_by_the_machines_numbers():
-    plan = make(config("multi_worker", "8cpu", 2), machine(8))
-    assert [each.cores for each in plan.processes] == [(0,), (1,)]
-    plan = make(config("multi_worker", "2cpu"), machine(8))
-    assert [each.cores for each in plan.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert {each.intra_op_threads for each in plan.processes} == {4}
-    plan = make(config("mirrored", "4cpu"), machine(8))
-    assert plan.processes[0].cores == tuple(range(8))
-    assert plan.processes[0].intra_op_threads == 8
-    assert plan.hardware.threads_per_device == 2
-    # They have the numbers that the machine gives them.
-    odd = dataclasses.replace(machine(), cores=(3, 5, 7, 9))
-    plan = make(config("multi_worker", "2cpu"), odd)
-    assert [each.cores for each in plan.processes] == [(3, 5), (7, 9)]
+@pytest.mark.parametrize(("strategy", "hardware", "workers", "cores", "threads"), [
+    ("multi_worker", "8cpu", 2, [(3,), (4,)], 1),
+    ("multi_worker", "2cpu", None, [(3, 4, 5, 6), (7, 8, 9, 10)], 4),
+    ("mirrored", "4cpu", None, [tuple(range(3, 11))], 2),
+])  # fmt: skip
+def test_cores_are_shared_out_over_the_workers_that_take_part_by_the_machines_numbers(
+    strategy, hardware, workers, cores, threads
+):
+    there = dataclasses.replace(machine(), cores=tuple(range(3, 11)))
+    plan = make(config(strategy, hardware, workers), there)
+    assert [each.cores for each in plan.processes] == cores
+    assert plan.hardware.threads_per_device == threads
+    assert {each.intra_op_threads for each in plan.processes} == {threads * len(plan.processes[0].devices)}
 
 
 SHARED = "4 CPU devices of 1 thread share 2 cores: the speedup says nothing about 4 separate devices."
@@ -198,6 +187,8 @@ def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
     (("multi_worker", "2x4gpu", 9), "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
     (("multi_worker", "2x4gpu", 7), "Expected workers that divide evenly over 2 hosts, received workers=7."),
     (("multi_worker", "2x4gpu", 3), "divide evenly over 2 hosts, received workers=3. Try workers=2."),
+    (("multi_worker", "2x4gpu", {"strategy__devices_per_process": 3}),
+     "to divide the 4 workers of a host, received 3. Try strategy.devices_per_process=2."),
     (("parameter_server", {"measure__explain": True}), "measure.explain=false under strategy=parameter_server"),
     (("mirrored", {"measure__explain": True, "measure__steps": 0}), "measure.steps=0. Try measure.steps=null"),
     (("mirrored", {"measure__explain": True, "measure__baseline": Baseline.none}), "none. Try measure.baseline=null"),
@@ -225,7 +216,8 @@ def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
 ])  # fmt: skip
 def test_what_a_strategy_a_layout_or_any_plan_cannot_have_is_refused(made, words):
     strategy, *layout = made
-    asked = config(strategy, "2cpu", **layout[0]) if isinstance(layout[0], dict) else config(strategy, *layout)
+    keys = layout.pop() if isinstance(layout[-1], dict) else {}
+    asked = config(strategy, *(layout or ["2cpu"]), **keys)
     with pytest.raises(UserError) as refused:
         make(asked, machine(8, 8))
     assert words in str(refused.value)
@@ -262,19 +254,14 @@ def test_one_batch_is_held_fixed_and_decides_the_other(replica, total, declared,
             split_batch(asked, 4)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 7, 8, 100])
-@pytest.mark.parametrize("total", [1, 5, 64, 99, 1000])
+@pytest.mark.parametrize(("replicas", "total"), [*itertools.product([1, 2, 3, 7, 8, 100], [1, 5, 64, 99, 1000])])
 def test_the_batch_that_is_offered_is_taken(replicas, total):
     try:
-        assert split_batch(config(train__global_batch=total), replicas)[2] == total
+        offered = split_batch(config(train__global_batch=total), replicas)[2]
+        assert offered == total
     except UserError as refused:
         offered = int(str(refused).rpartition("=")[2].rstrip("."))
-        assert split_batch(config(train__global_batch=offered), replicas)[2] == offered
-
-
-def test_steps_of_an_epoch_count_the_uneven_last_one():
-    plan = make(config("mirrored", "4cpu", train__replica_batch=8), machine(8))
-    assert [plan.steps_per_epoch(examples) for examples in (1, 32, 33, 64, 245)] == [1, 1, 2, 2, 8]
+    assert split_batch(config(train__global_batch=offered), replicas)[2] == offered
 
 
 @pytest.mark.parametrize(("strategy", "keys", "length"), [
@@ -283,9 +270,16 @@ def test_steps_of_an_epoch_count_the_uneven_last_one():
     ("mirrored", {"train__steps": 7}, (None, 7)),
     ("mirrored", {"train__epochs": 3}, (3, None)),
 ])  # fmt: skip
-def test_it_trains_whole_epochs_where_no_length_is_given(strategy, keys, length):
-    plan = make(config(strategy, "4cpu", 3, **keys), machine(8))
+def test_it_trains_whole_epochs_where_no_length_is_given_and_an_uneven_last_step_counts(strategy, keys, length):
+    plan = make(config(strategy, "4cpu", 3, train__replica_batch=8, **keys), machine(8))
     assert (plan.training.epochs, plan.training.steps) == length
+    batch = plan.training.global_batch
+    assert [plan.steps_per_epoch(batch * whole + left) for whole, left in ((0, 1), (1, 0), (1, 1), (7, 5))] == [
+        1,
+        1,
+        2,
+        8,
+    ]
 
 
 # Of each number of the schema what is too little or no number; what is offered for a count is the least of it.
@@ -357,37 +351,32 @@ def test_xla_where_it_compiles_no_step_is_refused(strategy, keys, instead):
     assert make(config(train__xla="True"), machine(8)).training.xla == "true"
 
 
-def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_rule():
-    made = config(
-        "multi_worker", "4cpu", train__precision=Precision.mixed_bfloat16, train__callbacks=[{"_target_": "a.b"}]
-    )
-    plan = with_ports(make(made, machine(8)))
-    one = baseline_of(plan, machine(8))
-    assert_whole(one, 8)
-    assert (one.workers, len(one.processes), one.hardware.hosts) == (1, 1, 1)
-    (process,) = one.processes
-    assert process.address is None
-    assert process.cores == (0, 1)
-    assert process.intra_op_threads == one.hardware.threads_per_device == plan.hardware.threads_per_device == 2
-    assert one.training.precision == "mixed_bfloat16"
-    assert one.training.replica_batch == one.training.global_batch == plan.training.replica_batch
-    assert (one.training.callbacks, one.training.save) == ((), False)
-    assert one.strategy.build["_target_"] == "pipeline.strategies.default"
+BFLOAT16 = {"train__precision": Precision.mixed_bfloat16, "train__callbacks": [{"_target_": "a.b"}]}
 
 
 @pytest.mark.parametrize(("made", "there", "batches", "devices", "cores"), [
+    (config("multi_worker", "4cpu", **BFLOAT16), machine(8), (64, 64, "weak"), ("CPU:0",), (0, 1)),
     (config("mirrored", "4cpu", train__global_batch=64), machine(8), (64, 64, "strong"), ("CPU:0",), (0, 1)),
     (config("mirrored", "auto", 4), machine(2), (64, 64, "weak"), ("CPU:0",), (0,)),
     (config("mirrored", "4gpu", 4), machine(8, 4), (64, 64, "weak"), ("GPU:0",), ()),
 ])  # fmt: skip
-def test_the_baseline_trains_the_whole_batch_of_strong_scaling_on_a_device_of_its_own(
+def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_rule(
     made, there, batches, devices, cores
 ):
-    one = baseline_of(make(made, there), there)
+    plan = with_ports(make(made, there))
+    one = baseline_of(plan, there)
+    assert_whole(one, 8)
+    (process,) = one.processes
+    assert (one.workers, one.hardware.hosts, process.address, process.devices, process.cores) == (
+        1, 1, None, devices, cores
+    )  # fmt: skip
+    assert process.intra_op_threads == (one.hardware.threads_per_device or 0)
+    assert one.hardware.threads_per_device == plan.hardware.threads_per_device
+    assert one.training.precision == plan.training.precision
     assert (one.training.replica_batch, one.training.global_batch, one.training.scaling) == batches
-    assert (one.processes[0].devices, one.processes[0].cores) == (devices, cores)
-    assert not one.hardware.oversubscribed
-    assert one.notes == ()
+    assert (one.training.callbacks, one.training.save) == ((), False)
+    assert one.strategy.build["_target_"] == "pipeline.strategies.default"
+    assert (one.hardware.oversubscribed, one.notes) == (False, ())
 
 
 VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.0"}
@@ -398,40 +387,35 @@ def name_of(made: Config, cores: int = 8, gpus: int = 0, versions: dict[str, str
     return fingerprint(baseline_of(with_ports(make(made, there)), there), versions)
 
 
-@pytest.mark.parametrize("other", [
-    config("multi_worker", "4cpu"),
-    config("mirrored", "4cpu", train__epochs=9),
-    config("mirrored", "4cpu", train__callbacks=[{"_target_": "a.b"}]),
-    config("mirrored", "4cpu", measure__repeats=3),
-    config("mirrored", "4cpu", launch__stop_timeout=9.0),
-    config("mirrored", "8cpu", 4, hardware__threads_per_device=2),
-    config("mirrored", "4cpu", train__replica_batch=64),
-])  # fmt: skip
-def test_a_baseline_is_shared_where_nothing_differs_that_decides_its_speed(other):
-    assert name_of(config("mirrored", "4cpu")) == name_of(other)
-
-
-@pytest.mark.parametrize(("keys", "there"), [
-    ({"train__replica_batch": 32}, {}),
-    ({"train__global_batch": 256}, {}),
-    ({"train__precision": Precision.mixed_bfloat16}, {}),
-    ({"train__optimizer": "sgd"}, {}),
-    ({"train__learning_rate": 0.1}, {}),
-    ({"train__deterministic": True}, {}),
-    ({"train__loss": "mse"}, {}),
-    ({"train__steps_per_call": 3}, {}),
-    ({"model__build": {"_target_": "pipeline.models.mlp", "hidden": [9]}}, {}),
-    ({"data__build": {"_target_": "pipeline.data.digits", "split_seed": 1}}, {}),
-    ({"data__shuffle": False}, {}),
-    ({"hardware__threads_per_device": 1}, {}),
-    ({"measure__warmup_steps": 9}, {}),
+@pytest.mark.parametrize(("keys", "there", "shared"), [
+    ({"strategy": "multi_worker"}, {}, True),
+    ({"train__epochs": 9}, {}, True),
+    ({"train__callbacks": [{"_target_": "a.b"}]}, {}, True),
+    ({"measure__repeats": 3}, {}, True),
+    ({"launch__stop_timeout": 9.0}, {}, True),
+    ({"hardware": "8cpu", "workers": 4, "hardware__threads_per_device": 2}, {}, True),
+    ({"train__replica_batch": 64}, {}, True),
+    ({"train__replica_batch": 32}, {}, False),
+    ({"train__global_batch": 256}, {}, False),
+    ({"train__precision": Precision.mixed_bfloat16}, {}, False),
+    ({"train__optimizer": "sgd"}, {}, False),
+    ({"train__learning_rate": 0.1}, {}, False),
+    ({"train__deterministic": True}, {}, False),
+    ({"train__loss": "mse"}, {}, False),
+    ({"train__steps_per_call": 3}, {}, False),
+    ({"model__build": {"_target_": "pipeline.models.mlp", "hidden": [9]}}, {}, False),
+    ({"data__build": {"_target_": "pipeline.data.digits", "split_seed": 1}}, {}, False),
+    ({"data__shuffle": False}, {}, False),
+    ({"hardware__threads_per_device": 1}, {}, False),
+    ({"measure__warmup_steps": 9}, {}, False),
     # Nor between machines or versions.
-    ({"hardware__threads_per_device": 2}, {"cores": 16}),
-    ({"hardware__threads_per_device": 2}, {"gpus": 1}),
-    ({}, {"versions": VERSIONS | {"keras": "3.16.0"}}),
+    ({"hardware__threads_per_device": 2}, {"cores": 16}, False),
+    ({"hardware__threads_per_device": 2}, {"gpus": 1}, False),
+    ({}, {"versions": VERSIONS | {"keras": "3.16.0"}}, False),
 ], ids=str)  # fmt: skip
-def test_a_baseline_is_not_shared_where_something_decides(keys, there):
-    assert name_of(config("mirrored", "4cpu", **keys), **there) != name_of(config("mirrored", "4cpu"))
+def test_a_baseline_is_shared_where_nothing_differs_that_decides_its_speed(keys, there, shared):
+    made = config(**{"strategy": "mirrored", "hardware": "4cpu"} | keys)
+    assert (name_of(made, **there) == name_of(config("mirrored", "4cpu"))) is shared
 
 
 def on_tpu(there: Machine | None = None, present: bool = True, **keys: Any) -> Plan:
@@ -469,10 +453,14 @@ def test_a_tpu_has_no_baseline_beside_it_and_says_so():
     (1_000, True, "leaves out 488 of 1000 training examples, others each time."),
     (1_000, False, "leaves out 488 of 1000 training examples."),
     (None, False, "leaves out up to 511 training examples."),
+    (1_024, True, ""),
 ])  # fmt: skip
 def test_what_static_batches_leave_out_is_said(examples, shuffle, words):
-    assert words in on_tpu(data__train_examples=examples, data__shuffle=shuffle).notes[0]
-    assert not [note for note in on_tpu(data__train_examples=1_024).notes if "leaves out" in note]
+    notes = [
+        note for note in on_tpu(data__train_examples=examples, data__shuffle=shuffle).notes if "each epoch" in note
+    ]
+    assert bool(notes) is bool(words)
+    assert all(note.endswith(words) for note in notes)
 
 
 def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_offered():
@@ -543,9 +531,10 @@ def test_a_plan_survives_json_with_whatever_a_person_gave():
 def test_a_plan_without_ports_yet_is_the_same_but_for_them():
     drafted = make(config("multi_worker", "4cpu"), machine(8))
     assert [each.address for each in drafted.processes] == ["127.0.0.1:0"] * 4
-    planned = with_ports(make(config("multi_worker", "4cpu"), machine(8)))
-    without = [dataclasses.replace(each, address=None) for each in planned.processes]
-    assert without == [dataclasses.replace(each, address=None) for each in drafted.processes]
+    assert with_ports(drafted).processes == tuple(
+        dataclasses.replace(each, address=f"127.0.0.1:{port}")
+        for each, port in zip(drafted.processes, PORTS, strict=False)
+    )
 
 
 @pytest.mark.parametrize(("workers", "named", "servers"), [(1, None, 1), (4, None, 1), (5, None, 2), (2, 3, 3)])

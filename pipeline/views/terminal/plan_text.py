@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pipeline.analyze.comparable import grouped
 from pipeline.driver import RunResult
 from pipeline.plan.backends import other
-from pipeline.plan.estimate import Estimate, Exchanged, Traffic
-from pipeline.plan.host import HostMemory
+from pipeline.plan.estimate import Estimate, Exchanged, HostMemory, Traffic
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.views.terminal import words
@@ -182,8 +181,7 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
         *words.under("exchange", _exchange(plan, estimate.exchanged)),
         ("data", data),
         *shard_lines(estimate),
-        *(("placed", f"{' '.join(part.devices)}: {listed(*(clean(layer.name) for layer in part.layers))}")
-          for part in estimate.placed),
+        *(("placed", f"{devices}: {listed(*map(clean, layers))}") for devices, layers in estimate.placed),
         *[("note", f"Activations are not known: {clean(estimate.unknown)}.")] * bool(estimate.unknown),
         *words.under("host", _host(estimate)),
         *(("note", f"Does not fit: {place} has {has:g} GiB, and needs {needs[place]}.")

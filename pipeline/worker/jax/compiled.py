@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pipeline.plan.host import BLOCK_BYTES, LOOPS
+from pipeline.plan.estimate import BLOCK_BYTES, LOOPS
 from pipeline.private_jax import LRUCache, compilation_cache, compiler
 from pipeline.worker.jax.devices import on_cpu
 from pipeline.worker.jax.reader import ReadBlock

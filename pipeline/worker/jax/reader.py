@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipeline.plan.host import READY_BLOCKS
+from pipeline.plan.estimate import READY_BLOCKS
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH, has_core_beside, on_cpu
 from pipeline.worker.layout import BEGINNING, Position

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.plan.host import AHEAD
+from pipeline.plan.estimate import AHEAD
 from pipeline.private import CollectiveReplicaLauncher, is_op_determinism_enabled
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.patched import patched
