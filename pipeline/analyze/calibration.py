@@ -1,9 +1,8 @@
 """Scores earlier predictions against their runs, and corrects the next one by them: its bias and its interval.
 
-Repeats of one run share its luck, so they say too little. The logarithm of a run's speed is its point's plus the run's
-luck. A prediction's error is that luck, the uncertainty of its fit, and a bias of the model, once each. All are taken
-as normal with fixed ratios of their variances and one scale, which a longer log tells better (a conjugate prior; Gelman
-et al., 2013, *Bayesian data analysis*, chapter 3). Arithmetic only.
+The error of a prediction's logarithm is a run's luck, which its repeats share, the uncertainty of the fit, and a bias
+of the model. All are taken as normal with fixed ratios of their variances and one scale, which a longer log tells
+better (a conjugate prior; Gelman et al., 2013, *Bayesian data analysis*, chapter 3).
 """
 
 import math
@@ -16,9 +15,8 @@ import numpy as np
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import TimedRun
-from pipeline.analyze.least_squares import CONFIDENCE
-from pipeline.analyze.predict import Basis, Prediction
-from pipeline.analyze.step_model import identity, spread_of
+from pipeline.analyze.predict import Basis, Prediction, spread_of
+from pipeline.analyze.step_model import CONFIDENCE, identity
 from pipeline.plan.plan import Plan
 from pipeline.record.files import Predicted, PredictionLine, Scored
 from pipeline.record.results import Result
@@ -34,10 +32,7 @@ TOLD = 0.02
 
 @dataclass(frozen=True)
 class Past:
-    """The logarithm of a speed: of a run of the point with this name, or without one of a run over what was predicted.
-
-    That is before anything was taken off, and the fit was so `unsure` of it (a standard deviation).
-    """
+    """The logarithm of a run's speed: of this point, or over what a fit predicted that was `unsure` by a deviation."""
 
     value: float
     point: str | None = None
@@ -65,16 +60,11 @@ class Calibration:
 
 
 def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
-    """The calibration from past runs and predictions; `repeats` is the spread of the repeats of one run.
-
-    >>> made = calibration([])
-    >>> (made.shift, round(made.deviation, 3), made.freedom)
-    (0.0, 0.061, 3)
-    """
+    """The calibration from past runs and predictions; `repeats` is the spread of the repeats of one run."""
     expected = math.hypot(PRIOR_SPREAD, repeats)
-    points = comparable.grouped((one.point, one.value) for one in past if one.point is not None)
+    points = comparable.grouped((one.point, one.value) for one in past)
     # A point that ran once says nothing of a spread.
-    equal = [values for values in points.values() if len(values) > 1]
+    equal = [values for name, values in points.items() if name is not None and len(values) > 1]
     predictions = [one for one in past if one.point is None]
     off = np.asarray([one.value for one in predictions])
     # What the fit itself was unsure of comes to a prediction's error, in units of the scale that is expected.
@@ -91,22 +81,23 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
 
 def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibration:
     """The calibration from the runs that a plan is predicted from, and from all that had a prediction."""
-    past: list[Past] = []
-    scored = set()
-    # What is alike was made for the same strategy, from runs of the same machine.
-    same = planned.strategy.name, basis.machine
+    past, scored_folders, machine = list[Past](), set(), basis.machine
     for timed_run in logged:
-        result = timed_run.run.result
-        measured = result.speed.examples_per_second
-        like = [one for one in result.predictions if one.fitted_on and (one.strategy, one.fitted_on.machine) == same]
-        if like and measured:
+        result, strategy = timed_run.run.result, planned.strategy.name
+        like = [one for one in result.predictions if one.fitted_on and one.fitted_on.machine == machine]
+        like = [one for one in like if one.strategy == strategy]
+        if like and (measured := result.speed.examples_per_second):
             # Of several for one run, the last was made nearest to it.
-            fitted = like[-1].examples_per_second / like[-1].correction
-            past.append(Past(math.log(measured / fitted), unsure=_unsure(like[-1])))
-            scored.add(timed_run.run.folder)
+            last = like[-1]
+            fitted, unsure = last.examples_per_second / last.correction, last.unsure
+            if unsure is None:
+                # Lines of an earlier version have no more than their interval.
+                unsure = math.log(last.high / last.low) / 2 / normal(last.confidence or CONFIDENCE)
+            past.append(Past(math.log(measured / fitted), unsure=unsure))
+            scored_folders.add(timed_run.run.folder)
     for timed_run in basis.runs:
         speed = timed_run.run.result.speed.examples_per_second
-        if speed and timed_run.run.folder not in scored:
+        if speed and timed_run.run.folder not in scored_folders:
             past.append(Past(math.log(speed), identity(timed_run.plan)))
     # Of each run by itself: how far equal runs lie apart is told by their speeds, and would count twice.
     repeats = [timed_run.run.repeats for timed_run in basis.runs]
@@ -147,11 +138,7 @@ def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
 
 
 def normal(confidence: float) -> float:
-    """Half the width of an interval of that confidence, in standard deviations of a normal distribution.
-
-    >>> round(normal(0.9), 3), round(normal(0.95), 3)
-    (1.645, 1.96)
-    """
+    """Half the width of an interval of that confidence, in standard deviations of a normal distribution."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
@@ -199,15 +186,5 @@ def score(results: Sequence[Result]) -> Score:
     predictions = [prediction for result in results for prediction in result.predictions]
     if not predictions:
         return Score()
-    return Score(
-        count=len(predictions),
-        median_error=round(float(np.median([abs(prediction.error) for prediction in predictions])), 6),
-        held=sum(prediction.held for prediction in predictions) / len(predictions),
-    )
-
-
-def _unsure(earlier: Predicted) -> float:
-    """The uncertainty of an earlier prediction's fit, as a standard deviation of the logarithm."""
-    if earlier.unsure is not None:
-        return earlier.unsure
-    return math.log(earlier.high / earlier.low) / 2 / normal(earlier.confidence or CONFIDENCE)
+    median = round(float(np.median([abs(prediction.error) for prediction in predictions])), 6)
+    return Score(len(predictions), median, sum(prediction.held for prediction in predictions) / len(predictions))

@@ -1,9 +1,7 @@
 """Tells which speeds say something of each other and which are doubtful alone, for every place that shows one.
 
 Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide
-speed under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's;
-an asynchronous step is another kind of step, and another engine computes the same by other means: both are said and
-not refused.
+speed under every strategy are the same. An asynchronous step and another engine are said and not refused.
 """
 
 from __future__ import annotations
@@ -59,10 +57,7 @@ Difference = tuple[str, dict[str, list[int]]]
 
 @dataclass(frozen=True)
 class Marks:
-    """The remarks beside a speed wherever it is shown: its doubts, and where its run differs from the others.
-
-    The `engine` is said where the others are not all of the same.
-    """
+    """The remarks beside a speed: its doubts, where its run differs from others, its engine if there are several."""
 
     doubts: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
@@ -75,11 +70,7 @@ class Marks:
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Returns the values of each key, in their order.
-
-    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
-    {'a': [1, 3], 'b': [2]}
-    """
+    """Returns the values of each key, in their order."""
     groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -87,18 +78,9 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 
 def doubts(layout: Layout) -> list[str]:
-    """The names in `DOUBTS` that apply to a result, or to a plan.
-
-    >>> doubts(Layout(workers=2, timed_workers=1, rehearsal=True))
-    ['rehearsal', 'fewer workers']
-    """
-    shown = {
-        "rehearsal": layout.rehearsal,
-        "oversubscribed": layout.oversubscribed,
-        "asynchronous": layout.asynchronous,
-        "fewer workers": layout.timed_workers not in (None, layout.workers),
-    }
-    return [name for name in DOUBTS if shown[name]]
+    """The names in `DOUBTS` that apply to a result, or to a plan."""
+    fewer = layout.timed_workers not in (None, layout.workers)
+    return [*(name for name in DOUBTS if getattr(layout, name, False)), *["fewer workers"] * fewer]
 
 
 def sound(run: LoggedRun) -> bool:
@@ -107,23 +89,14 @@ def sound(run: LoggedRun) -> bool:
 
 
 def devices_of(result: Result) -> int:
-    """The number of devices that a run was timed on.
-
-    >>> devices_of(Result(layout=Layout(workers=2))), devices_of(Result(layout=Layout(workers=2, devices=4)))
-    (2, 4)
-    """
+    """The number of devices that a run was timed on."""
     layout = result.layout
     each = (layout.devices or layout.workers or 1) // (layout.workers or 1)
     return (layout.timed_workers or layout.workers or 1) * each
 
 
 def disturbed_baseline(result: Result) -> bool:
-    """True if the speedup is more than the devices: something has slowed the baseline.
-
-    >>> from pipeline.record.results import Speed
-    >>> disturbed_baseline(Result(layout=Layout(workers=1), speed=Speed(speedup=1.3)))
-    True
-    """
+    """True if the speedup is more than the devices: something has slowed the baseline."""
     speed = result.speed
     share = speed.efficiency if speed.efficiency is not None else (speed.speedup or 0.0) / devices_of(result)
     return share > MOST_EFFICIENCY
@@ -149,12 +122,7 @@ def disturbed(result: Result) -> list[str]:
 
 
 def engine_of(result: Result) -> str | None:
-    """The engine that trained, or was to; None if it is not known.
-
-    >>> from pipeline.record.results import Choices
-    >>> engine_of(Result(choices=Choices("mirrored"))), engine_of(Result(choices=Choices("mirrored", backend="jax")))
-    ('tensorflow', 'jax')
-    """
+    """The engine that trained, or was to; None if it is not known."""
     choices = result.choices
     return choices.backend or (TENSORFLOW if choices.strategy else None)
 
@@ -202,7 +170,7 @@ def unlike(one: LoggedRun, two: LoggedRun) -> list[Difference]:
 def differences(runs: Sequence[LoggedRun]) -> list[Difference]:
     """The differences that keep speeds from being compared, and the places of the runs with each value."""
     all_facts = [facts(run) for run in runs]
-    rows = []
+    rows = list[Difference]()
     for name in _differing(all_facts):
         values = {place: one[name] for place, one in enumerate(all_facts) if name in one}
         rows.append((name, grouped((_short(one, *{*values.values()} - {one}), at) for at, one in values.items())))
@@ -212,24 +180,9 @@ def differences(runs: Sequence[LoggedRun]) -> list[Difference]:
 def groups(runs: Sequence[LoggedRun]) -> list[list[int]]:
     """The places of the runs whose speeds compare, the largest group first: sound runs count, then all, then the order.
 
-    Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise.
+    Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise, and an unknown
+    fact sets no run apart.
     """
-    return [places for _, places in _groups(runs)]
-
-
-def marks(runs: Sequence[LoggedRun]) -> list[Marks]:
-    """The remarks beside the speed of each run, which compare it with the largest group."""
-    if not runs:
-        return []
-    first, _ = _groups(runs)[0]
-    engine = {place: name for name, places in engines(runs).items() for place in places}
-    remarks = ((*doubts(run.result.layout), *disturbed(run.result)) for run in runs)
-    differs = (tuple(_differing([first, facts(run)])) for run in runs)
-    return [Marks(*marked, engine.get(place, "")) for place, marked in enumerate(zip(remarks, differs, strict=True))]
-
-
-def _groups(runs: Sequence[LoggedRun]) -> list[tuple[dict[str, str], list[int]]]:
-    """The shared facts of each group of runs, and their places. An unknown fact sets no run apart."""
     groups: list[tuple[dict[str, str], list[int]]] = []
     for place, run in enumerate(runs):
         own = facts(run)
@@ -238,7 +191,24 @@ def _groups(runs: Sequence[LoggedRun]) -> list[tuple[dict[str, str], list[int]]]
             groups.append((shared, places))
         shared |= own
         places.append(place)
-    return sorted(groups, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
+    sizes = [(sum(sound(runs[place]) for place in places), len(places), places) for _, places in groups]
+    return [places for *_, places in sorted(sizes, key=lambda size: size[:2], reverse=True)]
+
+
+def marks(runs: Sequence[LoggedRun]) -> list[Marks]:
+    """The remarks beside the speed of each run, which compare it with the largest group."""
+    largest = dict[str, str]()
+    for place in groups(runs)[0] if runs else ():
+        largest |= facts(runs[place])
+    engine = {place: name for name, places in engines(runs).items() for place in places}
+    return [
+        Marks(
+            (*doubts(run.result.layout), *disturbed(run.result)),
+            tuple(_differing([largest, facts(run)])),
+            engine.get(place, ""),
+        )
+        for place, run in enumerate(runs)
+    ]
 
 
 def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -268,11 +238,7 @@ def _data_servers(plan: Plan) -> int:
 
 
 def _built(name: str | None, build: object) -> str | None:
-    """A model or data set with the arguments that it was built with.
-
-    >>> _built("mlp", {"_target_": "pipeline.models.mlp", "hidden": [128]})
-    'mlp(hidden=[128])'
-    """
+    """A model or data set with the arguments that it was built with: "mlp(hidden=[128])"."""
     if name is None or not isinstance(build, Mapping):
         return name
     arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")

@@ -1,20 +1,20 @@
-"""Compares runs: one is faster, or they are as fast, or it is not known, with the odds of that.
+"""Compares runs, with the odds of the answer, and turns those of a sweep into which of them to use.
 
-What runs of different minutes have in common is the ratio of each to one device, timed in turn with it. They are judged
-by that, and by throughput only where there is none.
+Runs are judged by the ratio of each to one device, timed in turn with it, and by throughput only where there is none.
 """
 
 import json
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
-from pipeline.analyze import comparable, measure
-from pipeline.analyze.comparable import BUSY, MARGIN, Difference
+from pipeline.analyze import comparable, measure, outlook
+from pipeline.analyze.comparable import BUSY, MARGIN, Difference, Marks
 from pipeline.analyze.history import LoggedRun
+from pipeline.analyze.outlook import Knee
 from pipeline.record.results import IN_THIS_RUN, Result
 
 # How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm: by throughput, by speedup
@@ -53,20 +53,18 @@ class Contestant:
     @property
     def interval(self) -> tuple[float, float, float]:
         """(examples per second, lowest, highest): of the repeats of its one run, or of its runs."""
-        return _over([_figures(run)[:3] for run in self.runs])
+        figures = [_figures(run)[:3] for run in self.runs]
+        return figures[0] if len(figures) == 1 else measure.interval([middle for middle, _, _ in figures])
 
     @property
     def speedup(self) -> tuple[float, float, float] | None:
         """The same of the speedup over one device; None where a run has none, or one that cannot be."""
         speeds = [run.result.speed for run in self.runs if not comparable.disturbed_baseline(run.result)]
-        figures = [
-            (one, speed.speedup_low or one, speed.speedup_high or one) for speed in speeds if (one := speed.speedup)
-        ]
-        return _over(figures) if len(figures) == len(self.runs) else None
-
-
-def _over(figures: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    return figures[0] if len(figures) == 1 else measure.interval([middle for middle, _, _ in figures])
+        middles = [speed.speedup for speed in speeds if speed.speedup]
+        if len(middles) < len(self.runs):
+            return None
+        low, high, one = speeds[0].speedup_low, speeds[0].speedup_high, middles[0]
+        return (one, low or one, high or one) if len(middles) == 1 else measure.interval(middles)
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,13 @@ class Judge:
 
     def __init__(self, runs: Sequence[LoggedRun], same: Sequence[Hashable] | None = None) -> None:
         self.in_turn = not comparable.engines(runs)
-        one = [one for run in runs if (one := _one_device(run)) > 0 and not comparable.disturbed_baseline(run.result)]
+        speeds = [run.result.speed for run in runs if not comparable.disturbed_baseline(run.result)]
+        rates = [(speed.examples_per_second or 0.0) / (speed.speedup or math.inf) for speed in speeds]
+        of_one = [speed.baseline_examples_per_second or rate for speed, rate in zip(speeds, rates, strict=True)]
+        one = [rate for rate in of_one if rate > 0]
         # What brings a throughput to the scale of speedups: of several engines each has a device of its own.
         self._one = float(np.median(one)) if one and self.in_turn else None
         self._spreads = {in_turn: _spread(runs, same, in_turn) for in_turn in (False, True)}
-        self._degrees = {in_turn: PRIOR_DEGREES + degrees for in_turn, (_, degrees) in self._spreads.items()}
 
     def score(self, contestant: Contestant) -> float:
         """The value that contestants are ranked by: speedup over one device, or examples per second."""
@@ -150,10 +150,8 @@ class Judge:
     def compare(self, one: Contestant, other: Contestant | None, comparisons: int = 1) -> Comparison:
         """Compares one with the other, or with the baselines, as one of several `comparisons` (Bonferroni).
 
-        Faster where an interval of these odds does not hold 1; as fast where it lies in the margin (TOST).
-        The difference of two estimates is as unsure as the sides of both that face each other (MOVER; Zou and Donner,
-        2008). What equal runs of this sweep differ by and what is to be expected are drawn together, each by its
-        degrees of freedom (the moderated t of Smyth, 2004).
+        Faster where an interval of these odds does not hold 1; as fast where it lies in the margin (TOST). A difference
+        is as unsure as the sides of both estimates that face each other (MOVER; Zou and Donner, 2008).
         """
         from scipy.special import stdtr, stdtrit
 
@@ -162,7 +160,7 @@ class Judge:
         theirs = ONE_DEVICE if other is None else self._estimate(other)
         if other is None and not in_turn:
             theirs = _Estimate(0.0, self._spreads[False][0], self._spreads[False][0], 0.0)
-        degrees = min(self._degrees[True], self._degrees[in_turn])
+        degrees = min(self._spreads[True][1], self._spreads[in_turn][1])
         apart = ours.middle - theirs.middle
         less, more = math.hypot(ours.below, theirs.above), math.hypot(ours.above, theirs.below)
         margin, quantile = math.log1p(MARGIN), float(stdtrit(degrees, 0.975))
@@ -226,16 +224,10 @@ def _in_turn(run: LoggedRun) -> bool:
     return plausible and speed.baseline_source == IN_THIS_RUN and not comparable.disturbed_baseline(run.result)
 
 
-def _one_device(run: LoggedRun) -> float:
-    """Examples per second of its baseline; 0 where that is not known."""
-    speed = run.result.speed
-    return speed.baseline_examples_per_second or (speed.examples_per_second or 0.0) / (speed.speedup or math.inf)
-
-
 def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
-    """The standard deviation of the logarithm of equal runs, and its degrees of freedom.
+    """The standard deviation of the logarithm of equal runs, baselines among them, and its degrees of freedom.
 
-    It is pooled over all that are equal, baselines among them, and drawn together with what is to be expected.
+    It is drawn together with what is to be expected, each by its degrees of freedom (the moderated t of Smyth, 2004).
     """
     names = [_asked(run, "point") for run in runs] if same is None else same
     speeds = [
@@ -249,17 +241,136 @@ def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn:
             speeds.append((_asked(run, "baseline"), math.log(one)))
     alike = comparable.grouped(speeds)
     squares = sum(float(np.var(logarithms)) * len(logarithms) for logarithms in alike.values())
-    degrees = sum(len(logarithms) - 1 for logarithms in alike.values())
+    degrees = PRIOR_DEGREES + sum(len(logarithms) - 1 for logarithms in alike.values())
     prior = PRIOR_SPREAD_IN_TURN if in_turn else PRIOR_SPREAD
-    return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees)), degrees
+    return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / degrees), degrees
 
 
 def _asked(run: LoggedRun, group: str) -> Hashable:
     """A key that two runs share if they differ by chance alone; for baselines, all that they depend on."""
-    engine = comparable.engine_of(run.result)
-    parts: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}
-    if group == "point":
-        choices, layout = run.result.choices, run.result.layout
-        parts["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
-        parts["build"] = run.settings.get("strategy_build")
+    choices, layout = run.result.choices, run.result.layout
+    of_point = [choices.called, layout.workers, layout.processes, choices.hardware, run.settings.get("strategy_build")]
+    parts = [comparable.facts(run), comparable.engine_of(run.result), of_point if group == "point" else None]
     return json.dumps(parts, sort_keys=True)
+
+
+# The recommendation: the best of a sweep, one device, or neither is known.
+Use = StrEnum("Use", {"BEST": "best", "ONE_DEVICE": "one device", "NOT_KNOWN": "not known"})
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engines that pay: `first` have the best point, or one that is not known to be slower.
+
+    If one is first, `rival` compares the best with the fastest of another, at the odds of the least sure of all such
+    comparisons. The `unjudged` have no point in the verdict.
+    """
+
+    first: tuple[str, ...]
+    rival: Comparison | None = None
+    odds: float = 0.0
+    unjudged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The recommendation of a sweep, with the best compared with one device and `against` each other, fastest first.
+
+    `best` seems best if that is not known, and is None if nothing was `measured` with its hardware's speed. Points are
+    named by their places: those `disturbed`, with why, those `left_out`, by why, and those `without` a speed.
+    """
+
+    measured: bool
+    best: Contestant | None = None
+    use: Use = Use.NOT_KNOWN
+    over_one: Comparison | None = None
+    against: tuple[Comparison, ...] = ()
+    disturbed: tuple[tuple[int, str], ...] = ()
+    knee: Knee | None = None
+    left_out: Mapping[Marks, Sequence[int]] = field(default_factory=dict)
+    without: tuple[int, ...] = ()
+    engines: Engines | None = None
+
+
+def decide(runs: Sequence[LoggedRun], same: Sequence[Hashable], knee_share: float) -> Verdict:
+    """The verdict of a sweep. `same` names the configuration of each run: runs with equal names repeat each other."""
+    # One that was killed has repeats, and no result that says what it was.
+    measured = [place for place, run in enumerate(runs) if (run.result.speed.examples_per_second or 0.0) > 0]
+    without = tuple(place for place in range(len(runs)) if place not in measured)
+    if not measured:
+        return Verdict(measured=False)
+    group = [measured[at] for at in comparable.groups([runs[place] for place in measured])[0]]
+    sound = [place for place in group if comparable.sound(runs[place])]
+    left_out = dict[Marks, list[int]]()
+    for place, marks in zip(measured, comparable.marks([runs[place] for place in measured]), strict=True):
+        if place not in sound:
+            refused = tuple(doubt for doubt in marks.doubts if doubt in comparable.REFUSED)
+            left_out.setdefault(Marks(refused, marks.differs), []).append(place)
+    if not sound:
+        return Verdict(measured=True, left_out=left_out, without=without)
+    by_name = comparable.grouped((same[place], place) for place in sound)
+    contestants = [Contestant(tuple(places), tuple(runs[place] for place in places)) for places in by_name.values()]
+    judge = Judge([runs[place] for place in sound], [same[place] for place in sound])
+    ranked = sorted(contestants, key=judge.score, reverse=True)
+    alone = next((each for each in ranked if each.devices == 1), None)
+    best, against = _best(ranked, alone, judge)
+    over_one = judge.over_one(best, alone)
+    # It is one device only if nothing on several is faster, as far as all repeats tell.
+    wider, use = [each for each in ranked if each.devices > 1], Use.NOT_KNOWN
+    if not wider or (best.devices > 1 and (over_one is None or over_one.is_faster)):
+        use = Use.BEST
+    elif all(judge.is_no_faster(each, alone, len(wider)) for each in wider):
+        use = Use.ONE_DEVICE
+    strategy = best.result.choices.called
+    alike = [each for each in ranked if each.result.choices.called == strategy]
+    speeds = [(each.result.layout.workers or 1, judge.score(each)) for each in alike]
+    return Verdict(
+        measured=True,
+        best=best,
+        use=use,
+        over_one=over_one,
+        against=against,
+        disturbed=tuple((place, why) for place in sound for why in comparable.disturbed(runs[place].result)),
+        knee=outlook.knee_under(strategy, speeds, knee_share),
+        left_out=left_out,
+        without=without,
+        engines=_engines(runs, best, against),
+    )
+
+
+def _best(
+    ranked: Sequence[Contestant], alone: Contestant | None, judge: Judge
+) -> tuple[Contestant, tuple[Comparison, ...]]:
+    """The fastest that is known to beat one device, or as fast on fewer devices, or else the one that seems fastest.
+
+    With it come its comparisons.
+    """
+
+    def beside(one: Contestant) -> tuple[Comparison, ...]:
+        return tuple(judge.compare(one, other, len(ranked) - 1) for other in ranked if other is not one)
+
+    def is_beaten(one: Contestant) -> bool:
+        return any(each.is_slower for each in beside(one))
+
+    pays = [each for each in ranked if each.devices > 1 and (over := judge.over_one(each, alone)) and over.is_faster]
+    best = next((each for each in pays if not is_beaten(each)), ranked[0])
+    as_fast = [each.other for each in beside(best) if each.answer is Answer.AS_FAST and each.other]
+    fewer = [each for each in as_fast if each.devices < best.devices and not is_beaten(each)]
+    best = min(fewer, key=lambda each: each.devices, default=best)
+    return best, beside(best)
+
+
+def _engines(runs: Sequence[LoggedRun], best: Contestant, against: Sequence[Comparison]) -> Engines | None:
+    """The engines that pay, by the best compared with all others; None if there is one."""
+    engines = {engine: None for run in runs if (engine := comparable.engine_of(run.result))}
+    if len(engines) < 2:
+        return None
+    others = [(each, comparable.engine_of(each.other.result)) for each in against if each.other]
+    first = [comparable.engine_of(best.result), *(name for each, name in others if not each.is_faster)]
+    at_the_top = dict.fromkeys(filter(None, first))
+    rivals = [each for each, name in others if name not in at_the_top]
+    judged = at_the_top | dict.fromkeys(name for _, name in others)
+    unjudged = tuple(engine for engine in engines if engine not in judged)
+    if len(at_the_top) > 1 or not rivals:
+        return Engines(tuple(at_the_top), unjudged=unjudged)
+    return Engines(tuple(at_the_top), rivals[0], min(each.odds for each in rivals), unjudged)

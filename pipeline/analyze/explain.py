@@ -1,10 +1,7 @@
-"""Turns seconds of steps, with parts of them switched off in turn, into the parts of the lost efficiency.
-
-Arithmetic only: no clock, no TensorFlow. `Round` says what was switched off.
-"""
+"""Turns seconds of steps, with parts of them switched off in turn, into the parts of the lost efficiency."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,10 +28,9 @@ class Round:
 
     `everything` is what training does, `no_input` the same on a batch that is there, `no_statistics` that without
     exchanging what layers normalize by, where there are such, and `calling` what a step costs of calling the compiled
-    loop. Without communication, `together` has what each replica takes while all compute, and
-    `alone` while the others wait, as far as they were timed so; both are empty where there is one replica.
-
-    `one_everything`, `one_no_input` and `one_calling` are the baseline's, for as many examples on ideal devices.
+    loop. Without communication, `together` has what each replica takes while all compute, and `alone` while the others
+    wait; both are empty where there is one replica. `one_everything`, `one_no_input` and `one_calling` are the
+    baseline's, for as many examples on ideal devices.
     """
 
     everything: float
@@ -51,48 +47,38 @@ class Round:
 def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explanation:
     """The parts of the lost efficiency, `explained` of result.json, from rounds and the replicas' names.
 
-    A share is that of the step time, and so of the throughput that ideal scaling would have brought in that time:
-    efficiency is `one_everything / everything`. Shares are those of the medians, and their ends hold the median of such
-    rounds with a probability of `CONFIDENCE`.
+    A share is that of the step time, and so of the ideal throughput: efficiency is `one_everything / everything`.
+    Shares are those of the medians; their ends hold the median of such rounds with a probability of `CONFIDENCE`.
     """
-    middle = _middle(rounds)
-    behind = _behind(rounds)
-    lost_shares, *of_rounds = (shares(one, behind) for one in (middle, *rounds))
-    ranges = {name: _with_ends("share", name, lost_shares, of_rounds) for name in PARTS if name in lost_shares}
-    lost = [{"lost": sum(parts.values())} for parts in (lost_shares, *of_rounds)]
-    straggler = None if behind is None else names[behind]
-    of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
+    middle, behind = Round(*(_median([getattr(one, field.name) for one in rounds]) for field in fields(Round))), None
+    together = {place: [one.together[place] for one in rounds] for place in middle.together}
+    if len(together) > 1:
+        # The replica that others wait for is slower than they are by more than either varies.
+        slowest = max(together, key=lambda place: middle.together[place])
+        slow = together.pop(slowest)
+        others = np.median([*together.values()], axis=0).tolist()
+        if ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others):
+            behind = slowest
+    split = [shares(one, behind) for one in (middle, *rounds)]
+    parts = {name: _with_ends([one[name] for one in split]) for name in PARTS if name in split[0]}
+    lost, lost_low, lost_high = _with_ends([sum(one.values()) for one in split])
     # No part that scaling has to do with can bring more than all that is lost.
-    gains = {
-        name: (min(part["share"], of_lost["lost"]), min(part["low"], of_lost["lost_low"]))
-        for name, part in ranges.items()
-    }
+    gains = {name: (min(share, lost), min(low, lost_low)) for name, (share, low, _) in parts.items()}
     # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
     waits = [(one.everything - one.no_input) / one.everything for one in (middle, *rounds)]
     gains["input wait"] = (waits[0], ends(waits[1:])[0])
-    largest = max(ranges, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
+    largest = max(parts, key=lambda name: waits[0] if name == "input wait" else parts[name][0])
     gain, low = gains[largest]
-    bound = largest if gain >= LEAST_SHARE and low > 0 else None
-    return Explanation(
-        **of_lost,
-        parts=[LostShare(name, **share) for name, share in ranges.items()],
-        bound=bound,
-        straggler=straggler,
-        advice=_advice(bound, gain, ranges[largest]["share"], of_lost["lost"], straggler, plan),
-    )
+    bound, straggler = largest if gain >= LEAST_SHARE and low > 0 else None, None if behind is None else names[behind]
+    advice = _advice(bound, gain, parts[largest][0], lost, straggler, plan)
+    lost_shares = [LostShare(name, *share) for name, share in parts.items()]
+    return Explanation(lost, lost_low, lost_high, lost_shares, bound, straggler, advice)
 
 
 def shares(one: Round, behind: int | None = None) -> dict[str, float]:
-    """Each part's share of a step's time, of which they add up to what ideal scaling would not have taken.
+    """Each part's share of a step's time; they add up to what ideal scaling would not have taken.
 
     What the baseline pays as well, of input and of calling, is not lost. `behind` is the replica others wait for.
-
-    >>> one = Round(10.0, 9.0, 0.5, 5.0, 4.5, 0.5, together={0: 6.0, 1: 7.0}, alone={0: 5.0, 1: 6.5})
-    >>> found = shares(one, behind=1)
-    >>> {name: round(share, 2) for name, share in found.items() if round(share, 2)}
-    {'input wait': 0.05, 'communication': 0.2, 'contention': 0.1, 'stragglers': 0.1, 'other': 0.05}
-    >>> round(sum(found.values()), 2), round(sum(shares(one).values()), 2)
-    (0.5, 0.5)
     """
     # A step of one replica has no communication to switch off.
     without = fair = alone = one.no_input - one.calling + one.one_calling
@@ -118,8 +104,7 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
 def ends(values: Sequence[float]) -> tuple[float, float]:
     """The closest two of the values that hold the true median with a probability of `CONFIDENCE`, or the outermost.
 
-    The k-th value from either end misses it where fewer than k of n fall on one side (David & Nagaraja, Order
-    Statistics, 2003, section 7.1).
+    The k-th from either end misses it where fewer than k of n fall on one side (as in `measure.confidence`).
 
     >>> ends([3.0, 1.0, 2.0, 5.0, 4.0]), ends([8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     ((1.0, 5.0), (2.0, 7.0))
@@ -132,14 +117,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
-    """Returns a note if the efficiency timed in training differs: load on the machine changed in between.
-
-    >>> found = Explanation(0.5, 0.4, 0.6, parts=[], bound=None, straggler=None, advice="")
-    >>> disagreement(found, (0.9, 0.8, 0.95))
-    ['The efficiency was 90% while training was timed, 50% when its loss was explained: load changed in between.']
-    >>> disagreement(found, (0.7, 0.6, 0.8))
-    []
-    """
+    """Returns a note if the efficiency timed in training differs: load on the machine changed in between."""
     value, low, high = efficiency
     if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
         return []
@@ -149,34 +127,16 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
     ]
 
 
-def _middle(rounds: Sequence[Round]) -> Round:
-
-    def median(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Mapping):
-            return {place: median([value[place] for value in values]) for place in values[0]}
-        return None if values[0] is None else float(np.median(values))
-
-    return Round(*(median([getattr(one, field.name) for one in rounds]) for field in fields(Round)))
+def _median(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return {place: _median([value[place] for value in values]) for place in values[0]}
+    return None if values[0] is None else float(np.median(values))
 
 
-def _behind(rounds: Sequence[Round]) -> int | None:
-    """The replica that others wait for, if there is one: slower than they are by more than either varies."""
-    together = {place: [one.together[place] for one in rounds] for place in rounds[0].together}
-    if len(together) < 2:
-        return None
-    slowest = max(together, key=lambda place: float(np.median(together[place])))
-    others = np.median([seconds for place, seconds in together.items() if place != slowest], axis=0).tolist()
-    slow = together[slowest]
-    clearly = ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others)
-    return slowest if clearly else None
-
-
-def _with_ends(
-    value: str, name: str, medians: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
-) -> dict[str, float]:
-    """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
-    low, high = ends([values[name] for values in of_rounds])
-    return {value: medians[name], f"{prefix}low": min(low, medians[name]), f"{prefix}high": max(high, medians[name])}
+def _with_ends(values: Sequence[float]) -> tuple[float, float, float]:
+    """(the first value, the ends of the others, which may be moved for it to be between them)."""
+    low, high = ends(values[1:])
+    return values[0], min(low, values[0]), max(high, values[0])
 
 
 def _advice(bound: str | None, gain: float, share: float, lost: float, straggler: str | None, plan: Plan) -> str:
@@ -205,11 +165,8 @@ def _advice(bound: str | None, gain: float, share: float, lost: float, straggler
         ),
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
-    same = abs(gain - share) < LEAST_SAID
+    takes, more = f"{share:.0%} of a step's time", ", some of which other parts make up for"
     if bound == "input wait":
-        takes = f"{gain:.0%} of a step's time"
-        more = f" ({max(0.0, share):.0%} of it more than one device waits)"
-    else:
-        takes, more = f"{share:.0%} of a step's time", ", some of which other parts make up for"
-    takes += "" if same else more
+        takes, more = f"{gain:.0%} of a step's time", f" ({max(0.0, share):.0%} of it more than one device waits)"
+    takes += more * (abs(gain - share) >= LEAST_SAID)
     return f"{what} takes {takes}: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."

@@ -110,21 +110,15 @@ def load(folder: Path) -> LoggedRun:
 
 
 def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
-    """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `UserError`.
-
-    `of_sweep` is its folder, or its name.
-    """
+    """The runs under `output`, or of a sweep by its folder or name, that timed their steps and ended, oldest first."""
     where = [output / "runs", output / "sweeps"]
     if of_sweep is not None:
         where = [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
-    paths = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
-    runs = [LoggedRun(results.read(path.parent) or Result(), path.parent) for path in sorted(paths, key=log.written)]
+    paths = sorted((path for folder in where for path in folder.glob(f"**/{results.FILE}")), key=log.written)
+    runs = [LoggedRun(results.read(path.parent) or Result(), path.parent) for path in paths]
     timed = [run for run in runs if run.result.finished and run.result.speed.examples_per_second]
-    return [
-        TimedRun(run, run.plan, parameters)
-        for run in timed
-        if (parameters := run.result.training.parameters) and run.plan is not None
-    ]
+    sized = [(run, parameters) for run in timed if (parameters := run.result.training.parameters)]
+    return [TimedRun(run, run.plan, parameters) for run, parameters in sized if run.plan is not None]
 
 
 def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:

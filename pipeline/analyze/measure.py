@@ -29,8 +29,7 @@ FEWEST = 3
 class Repeat:
     """One timed stretch of training: seconds of the slowest process, and the step time of each call in it.
 
-    `input_shares` are the shares of that time in which workers waited for their batches, 0 to 1: one for each process,
-    or for each worker of an asynchronous training. `other_work` is the share in which their cores worked for others.
+    Shares, 0 to 1, are of the time in which each worker waited for its batches, and its cores worked for others.
     """
 
     examples: float
@@ -46,11 +45,7 @@ class Repeat:
 
 
 def throughput(examples: float, seconds: float) -> float:
-    """Training examples per second, summed over all replicas.
-
-    >>> throughput(examples=6_400, seconds=2.0)
-    3200.0
-    """
+    """Training examples per second, summed over all replicas."""
     return examples / seconds
 
 
@@ -58,11 +53,6 @@ def slowest(measured: Mapping[int, Measured], others: bool = False) -> Repeat:
     """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
 
     Pass `others=True` only when every process is included.
-
-    >>> from pipeline.record.events import TimedCall
-    >>> slowest({0: Measured(0, 64.0, 1.0, calls=[TimedCall(2, 1.0)], input_seconds=[0.5]),
-    ...          1: Measured(0, 64.0, 2.0, calls=[TimedCall(2, 2.0)], input_seconds=[0.5])})
-    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25), other_work=None)
     """
     everyone = [measured[rank] for rank in sorted(measured)]
     calls = zip(*(repeat.calls for repeat in everyone), strict=True)
@@ -80,11 +70,6 @@ def other_work(measured: Mapping[int, Measured]) -> float | None:
     """Share of the cores' time, 0 to 1, in which they worked for others while all these processes were timed.
 
     None where one of them did not tell. Processes of one machine may share cores, or have some each.
-
-    >>> from pipeline.record.events import CoreTime
-    >>> other_work({0: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5)),
-    ...             1: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5))})
-    0.25
     """
     shared: dict[tuple[str, tuple[int, ...]], tuple[float, float, float]] = {}
     for event in measured.values():
@@ -98,9 +83,7 @@ def other_work(measured: Mapping[int, Measured]) -> float | None:
 
 
 def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
-    """(share of the step time in which the worker that waited longest waited for input, that of each worker).
-
-    Medians over the repeats; who waits longest is looked for in each of them.
+    """(median over the repeats of the longest share of step time in which a worker waited for input, that of each).
 
     >>> input_wait([Repeat(64, 1.0, (1.0,), (0.5, 0.25)), Repeat(64, 1.0, (1.0,), (0.0, 0.75))])
     (0.625, [0.25, 0.5])
@@ -113,11 +96,7 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
 
 
 def others_of(repeats: Sequence[Repeat]) -> float | None:
-    """The median over the repeats of the share of the cores' time that other programs took; None if none tells it.
-
-    >>> others_of([Repeat(64, 1.0, (1.0,), other_work=share) for share in (0.5, None, 0.25)])
-    0.375
-    """
+    """The median over the repeats of the share of the cores' time that other programs took; None if none tells it."""
     shares = [repeat.other_work for repeat in repeats if repeat.other_work is not None]
     return float(np.median(shares)) if shares else None
 
@@ -128,11 +107,7 @@ def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) ->
 
 
 def slowest_rates(events: Sequence[Profiling]) -> list[float]:
-    """Examples per second of each piece that all processes timed at the same time: the slowest decides.
-
-    >>> slowest_rates([Profiling("input", None, [64, 64], [1.0, 2.0]), Profiling("input", None, [64, 64], [2.0, 1.0])])
-    [32.0, 32.0]
-    """
+    """Examples per second of each piece that all processes timed at the same time: the slowest decides."""
     slow = [max(piece) for piece in zip(*(event.seconds or () for event in events), strict=True)]
     return [throughput(examples, seconds) for examples, seconds in zip(events[0].examples or (), slow, strict=True)]
 
@@ -140,17 +115,18 @@ def slowest_rates(events: Sequence[Profiling]) -> list[float]:
 def verdict(fed: Sequence[float], trained: Sequence[float]) -> Pace:
     """The slower of input and model, and what there is to gain, from examples/s of each alone.
 
-    One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
-    twentieth apart. Without the bound training could be as fast as the other.
+    The best quarter of the slower one's pieces is slower than the worst of the other's, and the medians lie apart.
 
     >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0])
     >>> found.bound, found.ceiling_examples_per_second
     ('input', 400.0)
     """
+    ends = [(np.percentile(one, 25, method="higher"), np.percentile(one, 75, method="lower")) for one in (fed, trained)]
+    (least_read, most_read), (least_trained, most_trained) = ends
     read, model_rate = float(np.median(fed)), float(np.median(trained))
-    if _upper(fed) < _lower(trained) and read < (1 - NEAR) * model_rate:
+    if most_read < least_trained and read < (1 - NEAR) * model_rate:
         return Pace(read, model_rate, "input", model_rate)
-    if _upper(trained) < _lower(fed) and model_rate < (1 - NEAR) * read:
+    if most_trained < least_read and model_rate < (1 - NEAR) * read:
         return Pace(read, model_rate, "model", read)
     return Pace(read, model_rate, "neither", None)
 
@@ -169,11 +145,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 def confidence(repeats: int) -> float:
     """The probability that the range of so many independent repeats holds the true median.
 
-    It misses only when all fall on one side: 1 - 2 (1/2)^n, whatever the distribution (David & Nagaraja, Order
-    Statistics, 2003, section 7.1).
-
-    >>> confidence(5)
-    0.9375
+    It misses where all fall on one side: 1 - 2 (1/2)^n (David & Nagaraja, Order Statistics, 2003, section 7.1).
     """
     return float(1 - 0.5 ** (repeats - 1))
 
@@ -181,11 +153,7 @@ def confidence(repeats: int) -> float:
 def speedup(point: Sequence[float], baseline: Sequence[float], in_turn: bool = True) -> tuple[float, float, float]:
     """(speedup, low, high): the median and the range of the ratios of repeats taken in turn.
 
-    Where the baseline comes from another run its repeats pair with nothing: it is the ratio of the medians, and the
-    range is the widest possible.
-
-    >>> speedup([190.0, 200.0, 90.0], [100.0, 100.0, 50.0]), speedup([190.0], [100.0, 80.0, 95.0], in_turn=False)
-    ((1.9, 1.8, 2.0), (2.0, 1.9, 2.375))
+    Repeats of another run pair with nothing: it is the ratio of the medians then, and the range is the widest possible.
     """
     if in_turn and len(point) == len(baseline):
         return interval([ours / one for ours, one in zip(point, baseline, strict=True)])
@@ -195,11 +163,9 @@ def speedup(point: Sequence[float], baseline: Sequence[float], in_turn: bool = T
 def counted(point: Sequence[Repeat], baseline: Sequence[Repeat], repeats: int, devices: int) -> list[int]:
     """Places of the repeats, and of those of the baseline taken in turn, that a run's figures are of.
 
-    As many as were asked for: the last of the quiet ones, once these are not disturbed; where that never came about,
-    those that other work disturbed least.
+    They are the last quiet ones, once these are not disturbed, or else those that other work disturbed least.
 
-    >>> shares = (0.4, 0.0, 0.3, 0.02, 0.05, 0.01)
-    >>> timed = [Repeat(64, 1.0, (1.0,), other_work=share) for share in shares]
+    >>> timed = [Repeat(64, 1.0, (1.0,), other_work=share) for share in (0.4, 0.0, 0.3, 0.02, 0.05, 0.01)]
     >>> counted(timed, [], 3, 1), counted(timed[:4], [], 3, 1), counted(timed[:4], [], 4, 1)
     ([1, 3, 4], [1, 2, 3], [0, 1, 2, 3])
     """
@@ -230,23 +196,13 @@ def is_disturbed(point: Sequence[Repeat], baseline: Sequence[Repeat], devices: i
 
 
 def steps_per_call(step_seconds: float, concurrent_steps: int = 1) -> int:
-    """Steps that fill a call. Workers that step at their own pace make shorter ones: none knows whose is the last.
-
-    >>> steps_per_call(0.05)
-    5
-    >>> steps_per_call(0.05, concurrent_steps=2)
-    2
-    """
+    """Steps that fill a call. Workers that step at their own pace make shorter ones: none knows whose is the last."""
     seconds = CALL_SECONDS if concurrent_steps == 1 else ASYNC_CALL_SECONDS
     return int(np.clip(round(seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_PER_CALL))
 
 
 def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int = 1) -> int:
-    """Steps that fill a repeat, in whole calls, three or more for each of the workers that step at once.
-
-    >>> steps_per_repeat(step_seconds=0.05, per_call=5)
-    15
-    """
+    """Steps that fill a repeat, in whole calls, three or more for each of the workers that step at once."""
     calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
     return concurrent_steps * per_call * int(np.clip(calls, 3, 1_000))
 
@@ -255,9 +211,8 @@ def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int =
 class Goodput:
     """The useful share of a run's time, counted from the events of its log as they are written.
 
-    A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
-    steps that were made again and checkpoints count against it, and the time between two commands does not, but for
-    steps then that no driver has heard at once.
+    A run's time is that of its commands, each from its first event to its last, and of steps between two of them that
+    no driver has heard at once. Starting, the baseline, steps that were made again and checkpoints count against it.
 
     >>> counted, again = Goodput(), [(2, 3.0), (3, 6.0)]
     >>> for event in (Run(), *(Steps(step, [1.0, 1.0], seconds=2.0, time=time) for step, time in again)):
@@ -299,11 +254,3 @@ class Goodput:
     def share(self) -> float | None:
         """The share of the run's time in which it made steps that counted; None before there is any."""
         return self._useful / self._wall if self._wall > 0 else None
-
-
-def _lower(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 25, method="higher"))
-
-
-def _upper(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 75, method="lower"))

@@ -1,11 +1,8 @@
-"""Turns throughputs, measured or predicted, into time, cost, energy, the best of each, and the knee.
-
-Arithmetic only.
-"""
+"""Turns throughputs, measured or predicted, into time, cost, energy, the best of each, and the knee."""
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from pipeline.plan.plan import Plan
@@ -26,10 +23,7 @@ class Knee:
 
 
 def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples: int | None) -> float | None:
-    """Seconds of a training's steps alone: not of its start, validation and checkpoints.
-
-    None where it is of epochs whose examples are not known.
-    """
+    """Seconds of a training's steps alone; None where it is of epochs whose examples are not known."""
     step = planned.training.global_batch / examples_per_second
     if planned.training.steps is not None:
         return planned.training.steps * step
@@ -43,37 +37,35 @@ def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> flo
 
 
 def best(results: Sequence[Result]) -> dict[str, int]:
-    """The places of the best points: for each thing that is known, the one that needs least for an example.
-
-    >>> from pipeline.record.results import Speed
-    >>> best([Result(speed=Speed(speed)) for speed in (100.0, 250.0, None)])
-    {'time': 1}
-    """
-    places = {}
-    for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
-        if values := [(value, place) for place, one in enumerate(results) if (value := needs(one)) is not None]:
-            places[what] = min(values)[1]
-    return places
+    """The places of the best points: for each thing that is known, the one that needs least for an example."""
+    needs: dict[str, dict[int, float]] = {"time": {}, "cost": {}, "energy": {}}
+    for place, result in enumerate(results):
+        if not result.speed.examples_per_second:
+            continue
+        seconds, costs = 1 / result.speed.examples_per_second, result.cost
+        needs["time"][place] = seconds
+        if (price := cost(costs.price_per_hour, result.layout.hosts or 1, seconds)) is not None:
+            needs["cost"][place] = price
+        if costs.energy_joules and costs.seconds_to_finish:
+            needs["energy"][place] = costs.energy_joules / costs.seconds_to_finish * seconds
+    return {what: min(values, key=values.__getitem__) for what, values in needs.items() if values}
 
 
 def knee_of(results: Sequence[Result], share: float) -> Knee | None:
     """The knee of points that have a throughput; None where they are not alike but for their workers."""
-    points = [
-        (_but_workers(result), workers, speed)
-        for result in results
-        if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
-    ]
-    if len({others for others, *_ in points}) != 1 or len({workers for _, workers, _ in points}) < len(points):
-        return None
-    return knee_under(None, [(workers, speed) for _, workers, speed in points], share)
+    speeds, others = dict[int, float](), list[Hashable]()
+    for result in results:
+        choices, layout = result.choices, result.layout
+        if (speed := result.speed.examples_per_second) and layout.workers is not None:
+            batch = layout.global_batch if layout.scaling == "strong" else layout.replica_batch
+            others.append((choices.called, choices.model, choices.data, layout.precision, layout.scaling, batch))
+            speeds[layout.workers] = speed
+    alike = len(set(others)) == 1 and len(speeds) == len(others)
+    return knee_under(None, [*speeds.items()], share) if alike else None
 
 
 def knee_under(strategy: str | None, speeds: Sequence[tuple[int, float]], share: float) -> Knee | None:
-    """The knee of (workers, speed) of runs under a strategy; None where all have as many workers.
-
-    >>> knee_under("mirrored", [(1, 100.0), (2, 190.0), (4, 220.0)], share=0.5)
-    Knee(strategy='mirrored', share=0.5, most=4, found=(2, 4, 0.15))
-    """
+    """The knee of (workers, speed) of runs under a strategy; None where all have as many workers."""
     counts = sorted({workers for workers, _ in speeds})
     if len(counts) < 2:
         return None
@@ -96,25 +88,3 @@ def watts_of_worker(results: Sequence[Result]) -> float | None:
         and (workers := result.layout.workers)
     ]
     return statistics.median(watts) if watts else None
-
-
-def _seconds(result: Result) -> float | None:
-    """Seconds of an example."""
-    speed = result.speed.examples_per_second
-    return 1 / speed if speed else None
-
-
-def _cost(result: Result) -> float | None:
-    seconds, price = _seconds(result), result.cost.price_per_hour
-    return None if seconds is None else cost(price, result.layout.hosts or 1, seconds)
-
-
-def _joules(result: Result) -> float | None:
-    joules, seconds, of_example = result.cost.energy_joules, result.cost.seconds_to_finish, _seconds(result)
-    return None if not joules or not seconds or of_example is None else joules / seconds * of_example
-
-
-def _but_workers(result: Result) -> tuple[str | int | None, ...]:
-    choices, layout = result.choices, result.layout
-    held = layout.global_batch if layout.scaling == "strong" else layout.replica_batch
-    return choices.called, choices.model, choices.data, layout.precision, layout.scaling, held

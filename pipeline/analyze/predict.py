@@ -4,36 +4,31 @@
 
 Each part is a sum of terms, which are known from the plan, times coefficients, which are fitted and never below 0.
 Where one worker's step of the model was timed, computing takes as long as that says, and the fit says what more workers
-add. `step_model.terms` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
+add. `step_model.terms` has the terms and their sources.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
-from pipeline.analyze import comparable, measure
+from pipeline.analyze import comparable, measure, step_model
 from pipeline.analyze.history import TimedRun
-from pipeline.analyze.least_squares import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, Fit, anchored, fit, interval
-from pipeline.analyze.step_model import (
-    DRIFT_OF_DOUBLING,
-    Case,
-    Observed,
-    Shape,
-    case_of,
-    observed,
-    on_wire,
-    one_run,
-    terms,
-    with_wire,
-)
+from pipeline.analyze.step_model import Case, Floats, Observed, Shape, case_of, on_wire, terms, with_wire
 from pipeline.errors import UserError
 from pipeline.plan.plan import Plan
 from pipeline.record.files import FittedOn, Predicted
 
+# Of the median polish, which soon changes nothing more.
+POLISHED = 20
+# The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
+# further away as a random walk is.
+DRIFT_OF_DOUBLING = 0.03
 # What a link carries differs by about so much from one time to the next, as others use it too.
 LINK_SPREAD = 0.1
 
@@ -63,24 +58,23 @@ def predict(
     parameters as `shared` have room in the caches of a host.
     """
     linked = all(one.link_gbps for one in (case, *(run.case for run in runs)) if one.hosts > 1 and one.workers > 1)
-    models, allowed = fit(runs, linked, shared)
+    models, allowed = step_model.fit(runs, linked, shared)
     notes: list[str] = []
     if timed is not None and all(run.case.workers > 1 for run in runs):
         # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
         runs = [*runs, timed]
-        models, allowed = fit(runs, linked, shared)
+        models, allowed = step_model.fit(runs, linked, shared)
     elif timed is not None:
-        ours, theirs = [(share, anchored(model, timed)) for share, model in models], anchored(allowed, timed)
-        anchored_models = [(share, model) for share, model in ours if model is not None]
-        if len(anchored_models) < len(models) or theirs is None:
+        anchored_models = [(share, step_model.anchored(model, timed)) for share, model in (*models, (1.0, allowed))]
+        at_timed = [(share, model) for share, model in anchored_models if model is not None]
+        if len(at_timed) < len(anchored_models):
             timed = None
             notes.append("What was timed is shorter than what runs say of its input and exchange, and left out.")
         else:
-            models, allowed = anchored_models, theirs
+            *models, (_, allowed) = at_timed
     case_terms = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
-    # One of the two kinds of links was never measured, so what was measured of the other says nothing of it, unless
-    # the time on the wire is known.
+    # Of two kinds of links only one was measured, which says nothing of the other unless the time on the wire is known.
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
     _take_out(case_terms, allowed.names, case, runs, strange and not linked)
     wire = on_wire(case, Shape(by_wire=True)) if strange else on_wire(case, allowed.shape)
@@ -90,39 +84,31 @@ def predict(
             f"exchange costs within a host."
         )
     _, likeliest = max(models, key=lambda weighted: weighted[0])
-    if likeliest.factor is not None and abs(likeliest.factor - 1) > SURPRISE:
+    if likeliest.factor is not None and abs(likeliest.factor - 1) > step_model.SURPRISE:
         notes.append(
             f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
             f"expect: this model is another kind of work, or the machine has changed."
         )
-    parts = _parts(models, case_terms)
+    parts = defaultdict[str, float](float)
+    for share, model in models:
+        for name, value in zip(model.names, model.query(case_terms) * model.coefficients, strict=True):
+            parts[name.partition(" ")[0]] += share * float(value)
     fitted = sum(parts.values())
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     if timed is not None and fitted > 0:
         # What one worker computes at that size was measured, and what more of them add was not.
-        sure = parts.get("compute", 0.0) / fitted
+        sure = parts["compute"] / fitted
         off = sure * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - sure) * off
-    low, high = interval(allowed, allowed.query(case_terms), fitted, off) if fitted > 0 else (0.0, 0.0)
-    if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
+    low, high = step_model.interval(allowed, allowed.query(case_terms), fitted, off) if fitted > 0 else (0.0, 0.0)
+    if high >= fitted * step_model.UNKNOWN or low <= fitted / step_model.UNKNOWN:
         expected = f"runs that tell how long a step of {case.workers} workers takes"
         more = "more of them, with other workers and train.replica_batch"
         raise UserError(expected, "ones that leave it open", more)
     total = with_wire(fitted, wire, case.buckets)
-    if total > fitted:
-        parts["communication"] = parts.get("communication", 0.0) + total - fitted
+    parts["communication"] += total - fitted
     unsure = LINK_SPREAD * (total - fitted)
     low, high = total - math.hypot(fitted - low, unsure), total + math.hypot(high - fitted, unsure)
     return total, low, high, {name: value / total for name, value in parts.items() if value}, notes
-
-
-def _parts(models: Sequence[tuple[float, Fit]], case_terms: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of a step by part, over the models by their shares."""
-    parts: dict[str, float] = {}
-    for share, model in models:
-        for name, value in zip(model.names, model.query(case_terms) * model.coefficients, strict=True):
-            part = name.partition(" ")[0]
-            parts[part] = parts.get(part, 0.0) + share * float(value)
-    return parts
 
 
 def _take_out(
@@ -148,12 +134,9 @@ def _take_out(
 
 def _doublings(case: Case, runs: Sequence[Observed]) -> float:
     """The doublings of workers, batch and parameters between a case and the nearest run."""
-    return min(
-        abs(math.log2(case.workers / run.case.workers))
-        + abs(math.log2(case.replica_batch / run.case.replica_batch))
-        + abs(math.log2(max(1, case.parameters) / max(1, run.case.parameters)))
-        for run in runs
-    )
+    numbers = attrgetter("workers", "replica_batch", "parameters")
+    pairs = (zip(numbers(case), numbers(run.case), strict=True) for run in runs)
+    return min(sum(abs(math.log2(max(1, one) / max(1, other))) for one, other in of_run) for of_run in pairs)
 
 
 @dataclass(frozen=True)
@@ -165,30 +148,13 @@ class Basis:
 
     @property
     def machine(self) -> str:
-        """That which all of them ran on."""
+        """The description of the machine."""
         return self.runs[0].plan.hardware.machine
 
     @property
     def versions(self) -> dict[str, str]:
-        """Those that all of them ran with, by package."""
+        """The versions by package."""
         return dict(self.runs[0].run.result.environment.versions)
-
-    def about(self, timed_step_seconds: float | None) -> FittedOn:
-        """The description of the runs, and of the step that was timed, if one was."""
-        plans = [timed_run.plan for timed_run in self.runs]
-        return FittedOn(
-            runs=len(self.runs),
-            left_out=self.left_out,
-            strategies=tuple(sorted({plan.strategy.name for plan in plans})),
-            models=tuple(sorted({plan.model.name for plan in plans})),
-            workers=tuple(sorted({plan.workers for plan in plans})),
-            hosts=tuple(sorted({plan.hardware.hosts for plan in plans})),
-            replica_batches=tuple(sorted({plan.training.replica_batch for plan in plans})),
-            parameters=tuple(sorted({timed_run.parameters for timed_run in self.runs})),
-            machine=self.machine,
-            versions=self.versions,
-            timed_step_seconds=timed_step_seconds,
-        )
 
 
 def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
@@ -207,27 +173,91 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     if not timed:
         received = f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices"
         raise UserError(f"runs to predict from in {where}", received, f"{first} first")
-    alike = [timed_run for timed_run in timed if not comparable.apart(timed_run.plan, planned) and _whole(timed_run)]
+    differ = [comparable.apart(timed_run.plan, planned) for timed_run in timed]
+    alike = [timed_run for timed_run, why in zip(timed, differ, strict=True) if not why and _whole(timed_run)]
     if not alike:
-        why = min((comparable.apart(timed_run.plan, planned) for timed_run in timed), key=len)
-        nearest = _listed(why) or "workers that it lost, or events that it lacks"
+        nearest = _listed(min(differ, key=len)) or "workers that it lost, or events that it lacks"
         received = f"{len(timed)} that differ: the nearest in {nearest}"
         raise UserError(f"runs in {where} that say something of this one", received, f"{first} on such hardware first")
-    groups = list(comparable.grouped((_machine_and_versions(timed_run), timed_run) for timed_run in alike).values())
+    on = [(each.plan.hardware.machine, dataclasses.asdict(each.run.result.environment)) for each in alike]
+    keys = [json.dumps(machine_and_versions, sort_keys=True) for machine_and_versions in on]
+    groups = list(comparable.grouped(zip(keys, alike, strict=True)).values())
     on_this_machine = [runs for runs in groups if runs[0].plan.hardware.machine == planned.hardware.machine]
     runs = max(on_this_machine or groups, key=len)
     return Basis(runs, len(history) - len(runs))
 
 
-def _machine_and_versions(timed_run: TimedRun) -> str:
-    environment = dataclasses.asdict(timed_run.run.result.environment)
-    return json.dumps(environment | {"machine": timed_run.plan.hardware.machine}, sort_keys=True)
+def observed(runs: Sequence[TimedRun]) -> list[Observed]:
+    """The measured cases of runs that timed their steps."""
+    in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
+    cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
+    pairs = zip(cases, in_order, strict=True)
+    return of_repeats(cases, [[case.examples / rate for rate in each.run.repeats] for case, each in pairs])
+
+
+def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> list[Observed]:
+    """The same from the cases of runs in order of time, and the step times of each one's repeats."""
+    slower = drift(cases, [float(np.median(of_run)) for of_run in seconds])
+    timed = comparable.grouped(zip(cases, zip(seconds, slower, strict=True), strict=True))
+    return [joined_runs(case, many) for case, many in timed.items()]
+
+
+def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
+    """The time of each run as a multiple of the usual one, since machines are slower or faster at times.
+
+    `cases` and the `seconds` of a step are in order of time. A round is of runs that follow each other until a case
+    comes again; what all cases of a round share is drift (the median polish of Tukey, 1977, *Exploratory data
+    analysis*, of logarithms).
+    """
+    rounds: list[int] = []
+    this, number = set[Hashable](), 0
+    for case in cases:
+        if case in this:
+            this, number = set(), number + 1
+        this.add(case)
+        rounds.append(number)
+    left, shared = np.log(seconds), np.zeros(len(cases))
+    for _ in range(POLISHED):
+        left -= _middles(left, cases)
+        of_round = _middles(left, rounds)
+        left -= of_round
+        shared += of_round
+    return [float(factor) for factor in np.exp(shared - np.median(shared))]
+
+
+def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
+    every = comparable.grouped(zip(groups, values, strict=True))
+    middles = {group: np.median(of_group) for group, of_group in every.items()}
+    return np.asarray([middles[group] for group in groups])
+
+
+def joined_runs(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Observed:
+    """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
+    medians = [float(np.median(seconds)) for seconds, _ in runs]
+    middle = float(np.median(medians))
+    spread = spread_of(np.concatenate([seconds for seconds, _ in runs]), middle)
+    usual = float(np.median([median / slower for median, (_, slower) in zip(medians, runs, strict=True)]))
+    return Observed(case, usual, spread, len(runs))
+
+
+def spread_of(seconds: Sequence[float] | Floats, middle: float) -> float:
+    """The median deviation from the middle, as the relative standard deviation of a normal distribution.
+
+    >>> round(spread_of([0.9, 1.0, 1.1, 5.0, 1.0], 1.0), 3)
+    0.148
+    """
+    return 1.4826 * float(np.median(np.abs(np.asarray(seconds) - middle))) / middle
+
+
+def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:
+    """A step that was timed in several lives of its process, which follow each other and so share a run's luck."""
+    return dataclasses.replace(joined_runs(case, [(seconds, 1.0) for seconds in lives]), runs=1)
 
 
 def sized(planned: Plan, basis: Basis) -> bool:
     """True if any of the runs trained this model with this replica batch, on any number of workers."""
-    size, plans = (planned.model.build, planned.training.replica_batch), [run.plan for run in basis.runs]
-    return any((plan.model.build, plan.training.replica_batch) == size for plan in plans)
+    sizes = [(plan.model.build, plan.training.replica_batch) for plan in (planned, *(run.plan for run in basis.runs))]
+    return sizes[0] in sizes[1:]
 
 
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
@@ -249,7 +279,7 @@ def of_plan(
     """The prediction for a plan whose model has so many parameters. Raises `UserError`.
 
     `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
-    standard deviation; None: as their repeats let expect. Lives of the step that was timed may lie further apart.
+    standard deviation; None: as their repeats let expect.
     """
     case = case_of(planned, parameters)
     runs = observed(basis.runs)
@@ -264,18 +294,31 @@ def of_plan(
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
     if planned.hardware.oversubscribed:
         notes.append("Predicted as if each device had cores of its own, as those that were measured.")
+    plans = [timed_run.plan for timed_run in basis.runs]
     return Prediction(
         examples_per_second=measure.throughput(case.examples, seconds),
         low=measure.throughput(case.examples, high),
         high=measure.throughput(case.examples, low),
-        confidence=CONFIDENCE,
+        confidence=step_model.CONFIDENCE,
         strategy=planned.strategy.name,
         workers=planned.workers,
         parameters=parameters,
         step_seconds=seconds,
         parts=parts,
-        fitted_on=basis.about(None if timed is None else timed.seconds),
-        notes=(*_extrapolated(case, sizes), *_confounded(case, runs, sizes), *notes),
+        fitted_on=FittedOn(
+            runs=len(basis.runs),
+            left_out=basis.left_out,
+            strategies=tuple(sorted({plan.strategy.name for plan in plans})),
+            models=tuple(sorted({plan.model.name for plan in plans})),
+            workers=tuple(sorted({plan.workers for plan in plans})),
+            hosts=tuple(sorted({plan.hardware.hosts for plan in plans})),
+            replica_batches=tuple(sorted({plan.training.replica_batch for plan in plans})),
+            parameters=tuple(sorted({timed_run.parameters for timed_run in basis.runs})),
+            machine=basis.machine,
+            versions=basis.versions,
+            timed_step_seconds=None if timed is None else timed.seconds,
+        ),
+        notes=(*_doubts(case, runs, sizes), *notes),
     )
 
 
@@ -287,24 +330,21 @@ def _shared(runs: Sequence[TimedRun]) -> float | None:
     return float(np.median(caches) / np.median(of_one)) if caches and of_one else None
 
 
-def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
-    phrases = []
+def _doubts(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
+    phrases, notes = [], []
     for words, key, superlative in (
         ("workers are", "workers", "most"),
         ("the replica batch is", "replica_batch", "largest"),
         ("the parameters are", "parameters", "most"),
     ):
-        value, measured = getattr(case, key), [getattr(run.case, key) for run in runs]
+        value, measured = getattr(case, key), [getattr(run.case, key) for run in sizes]
         if value > max(measured):
             phrases.append(f"{words} {value / max(measured):.3g} times the {superlative}")
         elif value < min(measured):
             phrases.append(f"{words} {value / min(measured):.2g} of the least")
-    return [f"Extrapolated: {_listed(phrases)} that was measured."] if phrases else []
-
-
-def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
-    notes = []
-    if len(runs) <= PRIOR_FREEDOM:
+    if phrases:
+        notes.append(f"Extrapolated: {_listed(phrases)} that was measured.")
+    if len(runs) <= step_model.PRIOR_FREEDOM:
         notes.append("Too few runs to estimate the fit's error: the interval reflects noise between repeats only.")
     if len({run.case.replica_batch for run in sizes}) == 1 and case.replica_batch != runs[0].case.replica_batch:
         notes.append("One replica batch was measured: how speed changes with the batch is a guess.")

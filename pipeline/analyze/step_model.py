@@ -1,29 +1,48 @@
-"""The seconds of a step as terms of a linear model: work, contention, exchange, calls."""
+"""The seconds of a step as terms of a linear model, and their fit to measured runs, with intervals."""
 
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.analyze import comparable
-from pipeline.analyze.history import TimedRun
 from pipeline.config.parts import Part, flat
 from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan
 
-# Of the median polish, which soon changes nothing more.
-POLISHED = 20
 Floats = NDArray[np.float64]
-# The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
-# further away as a random walk is.
-DRIFT_OF_DOUBLING = 0.03
 BEYOND_SHARED = "contention parameters beyond a shared cache"
 SECONDS_OF_GBIT = 8e-9
+# The terms that are work of a device, and not of the network.
+COMPUTED = ("compute", "contention")
+# Of a prediction's interval. A person sees those of an hour together: even where these are independent, fewer than 17
+# of 20 hold in one hour of eight with intervals of 90%, in one of sixty with those of 95%.
+CONFIDENCE = 0.95
+# A run is not taken to repeat more closely than this, whatever its repeats say: they share one life of its processes.
+LEAST_SPREAD = 0.02
+# What the spread of repeats weighs beside the residuals, in degrees of freedom: the residuals of a few runs say little
+# of themselves (the moderated t of Smyth, 2004).
+PRIOR_FREEDOM = 4
+# Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
+RIDGE = 1e-5
+# That a link takes the time of its bits is left for another rule only where that fits so much better (positive evidence
+# by Kass & Raftery, 1995, Bayes factors).
+EVIDENCE = 2.0
+# How much more an equation weighs that has to hold than those that are fitted.
+HOLD = 1e3
+# What a model of another size computes differs by about so much from what its number of parameters lets expect; a step
+# that was timed is worth a note where it is further off.
+SURPRISE = 0.1
+# A step that may take so many times as long as predicted is not known at all.
+UNKNOWN = 1e3
+# How closely the ends of an interval are found, as a logarithm.
+EDGE = 5e-5
 
 
 @dataclass(frozen=True)
@@ -64,12 +83,10 @@ class Observed:
 class Shape:
     """The terms that a model of step time has.
 
-    With `apart`, links within a host and between hosts have coefficients of their own. The link between hosts, where
-    its speed is known of all, takes the time that its bits need, beside what the bytes cost at both ends (`by_wire`),
-    or bytes take a time that is a multiple of that (`by_link`). From `cached` parameters on, each costs more the more
-    there are; None: each costs the same. So many parameters as `shared` have room in the caches that a host's devices
-    share, with all that a step goes through of each; None: that is not known. With `each_contends`, devices take
-    something from each other for each parameter, whether there is room for it or not.
+    With `apart`, links within a host and between hosts have coefficients of their own. The link between hosts takes the
+    time that its bits need, beside what the bytes cost at both ends (`by_wire`), or a multiple of that (`by_link`).
+    From `cached` parameters on, each costs more the more there are. As many as `shared` have room in the caches that a
+    host's devices share; with `each_contends`, devices take something from each other for each parameter all the same.
     """
 
     apart: bool = False
@@ -89,9 +106,7 @@ def identity(plan: Plan) -> str:
 def case_of(plan: Plan, parameters: int) -> Case:
     """The case of a plan whose model has so many parameters."""
     training = [process for process in plan.processes if process.replicas]
-    on_host: Counter[int] = Counter()
-    for process in training:
-        on_host[process.host] += len(process.replicas)
+    on_host = Counter(process.host for process in training for _ in process.replicas)
     gradient_bytes = parameters * plan.training.gradient_bits // 8
     return Case(
         workers=plan.workers,
@@ -109,88 +124,8 @@ def case_of(plan: Plan, parameters: int) -> Case:
     )
 
 
-def observed(runs: Sequence[TimedRun]) -> list[Observed]:
-    """The measured cases of runs that timed their steps."""
-    in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
-    cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
-    repeats = [timed_run.run.repeats for timed_run in in_order]
-    return of_repeats(
-        cases, [[case.examples / rate for rate in rates] for case, rates in zip(cases, repeats, strict=True)]
-    )
-
-
-def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> list[Observed]:
-    """The same from the cases of runs in order of time, and the step times of each one's repeats."""
-    slower = drift(cases, [float(np.median(of_run)) for of_run in seconds])
-    timed = comparable.grouped(zip(cases, zip(seconds, slower, strict=True), strict=True))
-    return [joined_runs(case, many) for case, many in timed.items()]
-
-
-def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
-    """The time of each run as a multiple of the usual one, since machines are slower or faster at times.
-
-    `cases` are what runs are of, in order of time, and `seconds` what a step took in each. A round is of runs that
-    follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
-    1977, *Exploratory data analysis*, of logarithms).
-
-    >>> [round(factor, 3) for factor in drift("abab", [1.0, 2.0, 1.21, 2.42])]
-    [0.909, 0.909, 1.1, 1.1]
-    """
-    rounds: list[int] = []
-    this, number = set[Hashable](), 0
-    for case in cases:
-        if case in this:
-            this, number = set(), number + 1
-        this.add(case)
-        rounds.append(number)
-    left = np.log(seconds)
-    shared = np.zeros(len(cases))
-    for _ in range(POLISHED):
-        left -= _middles(left, cases)
-        of_round = _middles(left, rounds)
-        left -= of_round
-        shared += of_round
-    return [float(factor) for factor in np.exp(shared - np.median(shared))]
-
-
-def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
-    every = comparable.grouped(zip(groups, values, strict=True))
-    middles = {group: np.median(of_group) for group, of_group in every.items()}
-    return np.asarray([middles[group] for group in groups])
-
-
-def joined_runs(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Observed:
-    """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
-    medians = [float(np.median(seconds)) for seconds, _ in runs]
-    middle = float(np.median(medians))
-    spread = spread_of(np.concatenate([seconds for seconds, _ in runs]), middle)
-    usual = float(np.median([median / slower for median, (_, slower) in zip(medians, runs, strict=True)]))
-    return Observed(case, usual, spread, len(runs))
-
-
-def spread_of(seconds: Sequence[float] | Floats, middle: float) -> float:
-    """The median deviation from the middle, as the relative standard deviation of a normal distribution.
-
-    One slow repeat does not decide.
-
-    >>> round(spread_of([0.9, 1.0, 1.1, 5.0, 1.0], 1.0), 3)
-    0.148
-    """
-    return 1.4826 * float(np.median(np.abs(np.asarray(seconds) - middle))) / middle
-
-
-def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:
-    """A step that was timed in several lives of its process, which follow each other and so share a run's luck."""
-    return replace(joined_runs(case, [(seconds, 1.0) for seconds in lives]), runs=1)
-
-
 def terms(case: Case, shape: Shape) -> dict[str, float]:
-    """The terms of a step's time, by a name that begins with the part that they are of.
-
-    >>> ring = Case(4, 64, 1000, 4000, 4, 1, 1, 1, "all_reduce", "gpu", None)
-    >>> [(name, value) for name, value in terms(ring, Shape()).items() if "communication" in name]
-    [('communication latency', 6), ('communication bytes', 6000.0)]
-    """
+    """The terms of a step's time, by a name that begins with the part that they are of."""
     # A replica's computing is affine in its batch; that of a model in its parameters, which each example passes
     # through, and each step updates.
     compute = {
@@ -245,11 +180,7 @@ def with_wire(rest: float, wire: float, buckets: int) -> float:
 
 
 def without_wire(seconds: float, wire: float, buckets: int) -> float:
-    """Returns the seconds of a step that are left without the wire's.
-
-    >>> without_wire(5.0, 2.0, buckets=1), without_wire(3.5, 2.0, buckets=4), round(without_wire(2.15, 2.0, 4), 9)
-    (3.0, 3.0, 0.3)
-    """
+    """Returns the seconds of a step that are left without the wire's, as `with_wire` adds them."""
     return min(seconds - wire / buckets, (seconds - wire) * 3 / (1 + 2 / buckets))
 
 
@@ -269,3 +200,153 @@ def exchanged(case: Case) -> tuple[float, float]:
     # A ring's 2 (n - 1) messages, which move 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009;
     # Thakur, Rabenseifner & Gropp, 2005).
     return 2 * (count - 1), 2 * (count - 1) / count * size
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model of step time that was fitted: names of its terms, coefficients, and the equations they were fitted to.
+
+    `factor` is what a model of another size computes over what was fitted, `factor_spread` its relative standard
+    deviation; one equation is that which it was found by.
+    """
+
+    names: tuple[str, ...]
+    coefficients: Floats
+    rows: Floats
+    target: Floats
+    chi_square: float
+    shape: Shape
+    spread: float
+    factor: float | None = None
+    factor_spread: float = 0.0
+
+    @property
+    def told_apart(self) -> int:
+        """The number of coefficients above 0 that the equations tell apart."""
+        return int(np.linalg.matrix_rank(self.rows[:, self.coefficients > 0]))
+
+    def query(self, step_terms: Mapping[str, float]) -> Floats:
+        """The factor of each coefficient in a step that has these terms."""
+        factor = 1.0 if self.factor is None else self.factor
+        factors = [factor if name.startswith(COMPUTED) else 1.0 for name in self.names]
+        return np.asarray([step_terms.get(name, 0.0) for name in self.names]) * factors
+
+    @property
+    def scale(self) -> float:
+        """The variance of a residual over that which the repeats let expect."""
+        freedom = max(0, len(self.target) - (self.factor is not None) - self.told_apart)
+        return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + freedom)
+
+
+def fit(runs: Sequence[Observed], linked: bool, shared: float | None = None) -> tuple[list[tuple[float, Fit]], Fit]:
+    """Fits step times by weighted non-negative least squares on relative residuals.
+
+    Returns fits with how likely each is, which adds up to 1, and one that allows for what the runs do not rule out:
+    that of a larger model, each parameter costs more. Each has the simplest shape that the runs allow (by the criterion
+    of Schwarz, 1978). There are two where runs went beyond the `shared` parameters that have room in a host's caches:
+    devices contend for that, or for each parameter. With `linked`, the speed of all links between hosts is known.
+    """
+    sizes = sorted({run.case.parameters for run in runs})
+    larger = max(1, sizes[0]) if len(sizes) > 1 else None
+    allowed = Shape(cached=larger, shared=shared)
+    beyond = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
+    cached_shapes = [replace(allowed, cached=None, each_contends=False)] if beyond else []
+    shapes = [*cached_shapes, *(Shape(cached=cached) for cached in (None, larger))]
+    links = [{"by_wire": True}, {"by_link": True}] if linked else [{}]
+    fits = [
+        _fit(runs, replace(shape, apart=apart, **link)) for shape in shapes for link in links for apart in (False, True)
+    ]
+    alike = [[model for model in fits if bool(model.shape.shared) is shared_cache] for shared_cache in (True, False)]
+    likely = [min(similar, key=_criterion) for similar in alike if similar]
+    # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
+    best = min(likely, key=_criterion)
+    weights = [math.exp((_criterion(best) - _criterion(model)) / 2) for model in likely]
+    shares = [weight / sum(weights) for weight in weights]
+    as_best = {name: getattr(best.shape, name) for name in ("apart", "by_link", "by_wire")}
+    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, **as_best))
+
+
+def anchored(model: Fit, timed: Observed) -> Fit | None:
+    """The fit for models of the size of `timed`, one worker's step of which was timed; None where it says nothing.
+
+    What such a model computes takes a factor of what was fitted to others, however many workers there are. Of how far
+    it is from 1, as much is kept as the timed step's own luck does not explain, and nearly all of what surprises
+    (empirical Bayes; Efron & Morris, 1973).
+    """
+    of_timed = terms(timed.case, model.shape)
+    seconds = model.query(of_timed) * model.coefficients
+    computed = np.asarray([name.startswith(COMPUTED) for name in model.names])
+    own, rest = float(seconds[computed].sum()), float(seconds[~computed].sum())
+    if own <= 0 or timed.seconds <= rest:
+        return None
+    luck = _moderated(max(LEAST_SPREAD, timed.spread), model.spread) ** 2 / timed.runs
+    of_fit = model.told_apart / float(model.target @ model.target)
+    off = math.log((timed.seconds - rest) / own)
+    share = 1 - luck / max(SURPRISE**2 + of_fit + luck, off**2)
+    scaled = replace(model, factor=math.exp(share * off), factor_spread=math.sqrt(share * luck))
+    weight, query = 1 / scaled.factor_spread, scaled.query(of_timed)
+    row = query * weight / float(query @ model.coefficients)
+    return replace(scaled, rows=np.vstack([model.rows, row]), target=np.append(model.target, weight))
+
+
+def _criterion(model: Fit) -> float:
+    count = len(model.target)
+    fits = count * math.log(1 + model.chi_square / count) + math.log(count) * model.told_apart
+    return fits + EVIDENCE * model.shape.by_link
+
+
+def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
+    of_runs = [terms(run.case, shape) for run in runs]
+    names = tuple(dict.fromkeys(name for of_run in of_runs for name, value in of_run.items() if value))
+    pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
+    weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
+    seconds = np.asarray([run.seconds for run in runs])
+    rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in of_runs]) * (weights / seconds)[:, None]
+    rest = [without_wire(run.seconds, on_wire(run.case, shape), run.case.buckets) for run in runs]
+    target = weights * np.asarray(rest) / seconds
+    coefficients, chi_square = _non_negative(rows, target)
+    return Fit(names, coefficients, rows, target, chi_square, shape, pooled)
+
+
+def _moderated(spread: float, pooled: float) -> float:
+    """A run's spread, drawn to that of all: five repeats say little of their own."""
+    return math.sqrt((spread**2 + pooled**2) / 2)
+
+
+def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
+    """(coefficients of 0 or more, sum of squared residuals), the smallest coefficients among those that fit equally."""
+    from scipy.optimize import nnls
+
+    scale = np.abs(rows).max(axis=0)
+    scaled = rows / scale
+    count = scaled.shape[1]
+    rows, target_and_zeros = np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)])
+    solved, _ = nnls(rows, target_and_zeros, maxiter=100 * count)
+    return solved / scale, float(np.sum((scaled @ solved - target) ** 2))
+
+
+def interval(model: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:
+    """(low, high) of the step time with the terms `query`, where the model is `off` by so much itself.
+
+    A run has its own luck besides. These are the times that coefficients of 0 or more allow for which the weighted
+    squares are not much larger than at their least (the profile likelihood; Venzon & Moolgavkar, 1988).
+    """
+    from scipy.optimize import brentq
+
+    quantile, held = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), HOLD * model.target.max()
+
+    def excess(ratio: float) -> float:
+        """The squares beyond what the runs allow, for coefficients that add up to exp(ratio) * centre."""
+        rows = np.vstack([model.rows, held * query / (centre * math.exp(ratio))])
+        return _non_negative(rows, np.append(model.target, held))[1] - model.chi_square - quantile**2 * model.scale
+
+    def edge(end: float) -> float:
+        """The last ratio that the runs allow on the way from 0 to an end."""
+        if excess(end) <= 0:
+            return end
+        return float(brentq(excess, 0.0, end, xtol=EDGE)) if excess(0.0) < 0 else 0.0
+
+    # What a step that was timed differs by, and what the model is off there, in the logarithm as all of it.
+    own = quantile * math.sqrt(model.scale * model.factor_spread**2 + off**2)
+    low, high = edge(-math.log(UNKNOWN)), edge(math.log(UNKNOWN))
+    return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))

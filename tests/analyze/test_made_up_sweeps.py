@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from shown_runs import a_plan
 
-from pipeline.analyze import comparable, verdict
-from pipeline.analyze.compare import Answer, Contestant, Judge
+from pipeline.analyze import comparable, compare
+from pipeline.analyze.compare import Answer, Contestant, Judge, Use
 from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.measure import Repeat
-from pipeline.analyze.verdict import Use, Verdict
 from pipeline.driver.results import speed_of
 from pipeline.driver.timing import Measurements, to_time
 from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
@@ -21,14 +20,9 @@ KINDS = ("quiet", "noisy runs", "noisy baselines", "drift", "outliers", "a part 
 def a_run(workers: int, point: list[Repeat], baseline: list[Repeat], in_turn: bool = True) -> LoggedRun:
     """A run of these repeats, as it is written down; without `in_turn` its baseline is of another run."""
     plan = a_plan(devices=workers, workers=workers, devices_per_replica=1, repeats=len(point))
-    if in_turn:
-        speed = speed_of(
-            plan, Measurements(point, baseline), [each.examples_per_second for each in baseline], IN_THIS_RUN
-        )
-    else:
-        speed = speed_of(
-            plan, Measurements(point), [each.examples_per_second for each in baseline], "reused from there"
-        )
+    one = [each.examples_per_second for each in baseline]
+    measured, source = (Measurements(point, baseline), IN_THIS_RUN) if in_turn else (Measurements(point), "reused")
+    speed = speed_of(plan, measured, one, source)
     layout = Layout(workers=workers, replicas=workers, scaling="weak", replica_batch=64)
     return LoggedRun(Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
 
@@ -77,33 +71,26 @@ def made_up(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, list[Logge
     return true, runs, same
 
 
-def places_of(decided: Verdict, *answers: Answer) -> list[int]:
-    assert decided.best is not None
-    beside = [each for each in decided.against if each.answer in answers]
-    return [decided.best.places[0], *(each.other.places[0] for each in beside if each.other)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_verdicts_of_made_up_sweeps_keep_the_best_in_the_best_group_and_contradict_no_table(kind):
     rng, sweeps = np.random.default_rng(KINDS.index(kind)), 60
     missed = one_device = 0
     for _ in range(sweeps):
         true, runs, same = made_up(rng, kind)
-        decided = verdict.decide(runs, same, 0.5)
+        decided = compare.decide(runs, same, 0.5)
         assert decided.best is not None
-        missed += int(true.argmax()) not in places_of(decided, Answer.AS_FAST, Answer.NOT_KNOWN)
-        best = true[same[decided.best.places[0]]]
+        best, ours = true[same[decided.best.places[0]]], decided.best.speedup
+        not_slower = [decided.best.places[0]]
         for each in decided.against:
             assert each.other is not None
-            if each.answer is not Answer.AS_FAST:
-                continue
-            assert 1 / 1.1 < true[same[each.other.places[0]]] / best < 1.1
-        # What it says is faster has the higher speedup in the table.
-        for each in decided.against:
-            assert each.other is not None
-            ours, theirs = decided.best.speedup, each.other.speedup
-            if each.answer is Answer.FASTER and ours and theirs:
+            theirs, other = each.other.speedup, true[same[each.other.places[0]]]
+            if each.answer is not Answer.FASTER:
+                not_slower.append(each.other.places[0])
+            elif ours and theirs:
+                # What it says is faster has the higher speedup in the table.
                 assert (ours[0] > theirs[0]) is (each.ratio > 1)
+            assert each.answer is not Answer.AS_FAST or 1 / 1.1 < other / best < 1.1
+        missed += int(true.argmax()) not in not_slower
         one_device += decided.use is Use.ONE_DEVICE and true[1:].max() >= 1.4
         assert verdict_lines(decided)
     assert missed <= 0.05 * sweeps
@@ -116,22 +103,20 @@ def pairs(
     """Of simulated pairs the share with each answer: runs lie `apart`, and the repeats of each lie `within`."""
     rng, answers = np.random.default_rng(0), list[str]()
     for _ in range(count):
-        made = [
-            a_run(
-                2,
-                repeats(ONE * speedup * np.exp(apart * rng.normal() + within * rng.normal(size=5))),
-                repeats(ONE * np.exp(0.5 * within * rng.normal(size=5))),
-                in_turn,
-            )
-            for speedup in (1.5, 1.5 * faster)
-            for _ in range(runs)
-        ]
-        one, two = (
-            Contestant(tuple(places), tuple(made[place] for place in places))
-            for places in (range(runs), range(runs, 2 * runs))
-        )
-        answers.append(Judge(made, [place // runs for place in range(2 * runs)]).compare(one, two).answer)
+        made = list[LoggedRun]()
+        for speedup in [1.5] * runs + [1.5 * faster] * runs:
+            point = ONE * speedup * np.exp(apart * rng.normal() + within * rng.normal(size=5))
+            one = ONE * np.exp(0.5 * within * rng.normal(size=5))
+            made.append(a_run(2, repeats(point), repeats(one), in_turn))
+        answers.append(answer_of(made))
     return {answer: answers.count(answer) / count for answer in Answer}
+
+
+def answer_of(runs: list[LoggedRun]) -> Answer:
+    """The answer where the first half of the runs repeats one configuration, and the second half another."""
+    half = len(runs) // 2
+    one, two = Contestant(tuple(range(half)), tuple(runs[:half])), Contestant(tuple(range(half)), tuple(runs[half:]))
+    return Judge(runs, [place // half for place in range(2 * half)]).compare(one, two).answer
 
 
 @pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "by throughput"])
@@ -148,20 +133,19 @@ def test_runs_that_are_repeated_tell_more_and_show_what_is_as_fast():
     assert pairs(0.01, 0.005, 1.0)["as fast"] == pairs(0.01, 0.005, 1.15, runs=3)["as fast"] == 0.0
 
 
-def test_runs_that_are_repeated_and_disagree_tell_less():
-    def answer(*speedups: float) -> Answer:
-        made = [a_run(2, repeats(np.full(5, ONE * speedup)), repeats(np.full(5, ONE))) for speedup in speedups]
-        one, two = Contestant((0, 1), tuple(made[:2])), Contestant((2, 3), tuple(made[2:]))
-        return Judge(made, [0, 0, 1, 1]).compare(one, two).answer
-
-    assert (answer(1.5, 1.5, 1.25, 1.25), answer(2.0, 1.1, 1.0, 1.5)) == ("faster", "not known")
+@pytest.mark.parametrize(("speedups", "answer"), [
+    ((1.5, 1.5, 1.25, 1.25), "faster"), ((2.0, 1.1, 1.0, 1.5), "not known")
+])  # fmt: skip
+def test_runs_that_are_repeated_and_disagree_tell_less(speedups, answer):
+    rates = [np.full(5, ONE * speedup) for speedup in speedups]
+    assert answer_of([a_run(2, repeats(rate), repeats(np.full(5, ONE))) for rate in rates]) == answer
 
 
 def test_a_run_that_other_programs_disturbed_may_be_faster_than_it_was():
     quiet, slower = a_run(1, repeats(np.full(5, ONE)), repeats(np.full(5, ONE))), np.full(5, 0.7 * ONE)
     for others, answer in ((np.zeros(5), "faster"), (np.full(5, 0.4), "not known")):
         busy = a_run(2, repeats(slower, others), repeats(np.full(5, ONE)))
-        assert Judge([quiet, busy]).compare(*(Contestant((0,), (run,)) for run in (quiet, busy))).answer == answer
+        assert answer_of([quiet, busy]) == answer
 
 
 def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput():
@@ -169,7 +153,7 @@ def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput()
     assert slow.result.speed.efficiency is None
     assert comparable.disturbed(slow.result) == ["disturbed baseline"]
     pays = a_run(2, repeats(np.full(5, 1.5 * ONE)), repeats(np.full(5, ONE)))
-    decided = verdict.decide([slow, pays], [0, 1], 0.5)
+    decided = compare.decide([slow, pays], [0, 1], 0.5)
     assert (decided.use, decided.best and decided.best.places) == ("best", (1,))
     assert [each.answer for each in decided.against] == ["faster"]
 
@@ -183,7 +167,7 @@ def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals()
         }))
         for workers, speedup in ((1, 1.0), (2, 1.6))
     ]  # fmt: skip
-    decided = verdict.decide(runs, [0, 1], 0.5)
+    decided = compare.decide(runs, [0, 1], 0.5)
     assert (decided.use, [each.answer for each in decided.against]) == ("best", ["faster"])
 
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.analyze import measure
 from pipeline.analyze.measure import Repeat
 from pipeline.plan.plan import REPEAT_SECONDS
-from pipeline.record.events import Measured, TimedCall
+from pipeline.record.events import Measured, Profiling, TimedCall
 
 
 def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> Measured:
@@ -18,6 +18,10 @@ def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> M
 def test_the_slowest_process_decides_as_a_whole_and_in_each_call_and_examples_are_not_multiplied():
     repeat = measure.slowest({0: timed(3.0, (10, 2.0), (5, 1.0)), 1: timed(3.5, (10, 1.0), (5, 2.5))})
     assert repeat == Repeat(640.0, 3.5, (0.2, 0.5))
+    waited = {rank: Measured(0, 64.0, 1.0 + rank, calls=[], input_seconds=[0.5]) for rank in range(2)}
+    assert measure.slowest(waited).input_shares == (0.5, 0.25)
+    pieces = [Profiling("input", None, [64, 64], seconds) for seconds in ([1.0, 2.0], [2.0, 1.0])]
+    assert measure.slowest_rates(pieces) == [32.0, 32.0]
     assert repeat.examples_per_second == 640 / 3.5
     many = measure.slowest({rank: timed(2.0, (10, 2.0)) for rank in range(8)})
     assert many == measure.slowest({0: timed(2.0, (10, 2.0))})
@@ -30,15 +34,6 @@ def test_step_times_are_in_milliseconds_over_all_repeats_and_in_order():
     quantiles = measure.step_ms(repeats)
     assert quantiles == pytest.approx({"step_ms_p50": 50.5, "step_ms_p95": 95.05, "step_ms_p99": 99.01})
     assert set(measure.step_ms([Repeat(1.0, 1.0, (0.25,))]).values()) == {250.0}
-
-
-def test_the_median_is_inside_its_interval_whatever_the_repeats():
-    rng = random.Random(0)
-    for count in range(1, 12):
-        values = [rng.uniform(1, 1_000) for _ in range(count)]
-        middle, low, high = measure.interval(values)
-        assert low <= middle <= high
-        assert (low, high) == (min(values), max(values))
 
 
 @pytest.mark.parametrize(("repeats", "probability"), [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (8, 0.9921875)])
@@ -61,11 +56,14 @@ def test_a_speedup_pairs_repeats_that_were_taken_in_turn_and_is_always_inside_it
         baseline = [rng.uniform(1, 100) for _ in range(theirs)]
         ratio, low, high = measure.speedup(point, baseline)
         assert low <= ratio <= high
+        middle, low, high = measure.interval(point)
+        assert min(point) == low <= middle <= high == max(point)
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (0.25, 1), (0.1, 2), (0.001, 200), (0.0, 200)])
 def test_a_call_is_filled_but_has_one_step_at_least_and_not_too_many(step_seconds, steps):
     assert measure.steps_per_call(step_seconds) == steps
+    assert measure.steps_per_call(0.05, concurrent_steps=2) == 2
 
 
 @pytest.mark.parametrize("step_seconds", [0.0, 1e-6, 1e-3, 0.02, 0.3, 5.0])

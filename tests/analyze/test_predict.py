@@ -5,7 +5,7 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,8 +24,7 @@ from pipeline.record import results
 from pipeline.record.results import Choices, Cost, Layout, Result, Speed
 
 
-@dataclasses.dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """A cluster whose steps take as long as the ring's formula says."""
 
     step: float
@@ -70,12 +69,7 @@ def test_a_ring_of_8_to_1024_workers_is_recovered_from_its_first_three_points(tm
 def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
     rng = random.Random(0)
     for _ in range(40):
-        ring = Ring(
-            10 ** rng.uniform(-4, -2),
-            10 ** rng.uniform(-6, -3),
-            10 ** rng.uniform(-7, -4.3),
-            10 ** rng.uniform(-1, 2),
-        )
+        ring = Ring(*(10 ** rng.uniform(*ends) for ends in ((-4, -2), (-6, -3), (-7, -4.3), (-1, 2))))
         parameters, batch = int(10 ** rng.uniform(4, 8)), 2 ** rng.randint(3, 11)
         runs = [seen(ring, workers, batch, parameters) for workers in (8, 16, 32)]
         for workers in (64, 256, 1024):
@@ -150,12 +144,10 @@ def test_a_slower_link_adds_the_time_of_its_bits_to_what_an_exchange_costs_at_bo
     wanted = on(slower, 2)
     assert told(wanted, [on(20.0, 1), on(20.0, 2)])[3]["communication"] > 0.9
     # A link of which something else was told than it does is held to what runs say of it.
-    twice = on(0.5, 2)
-    runs = [
-        dataclasses.replace(one, case=dataclasses.replace(one.case, link_gbps=0.25)) for one in (on(20.0, 1), twice)
-    ]
-    asked = dataclasses.replace(wanted.case, link_gbps=0.125)
-    assert twice.seconds < predict.predict(asked, runs)[0] < 2 * twice.seconds < travels / 0.125
+    ring = Ring(1e-3, 1e-5, 0.0, 1.25)
+    runs = [seen(ring, workers, 64, PARAMETERS, link_gbps=10.0) for workers in (1, 2, 4)]
+    faster = ring._replace(gigabytes_per_second=12.5).seconds(8, 64)
+    assert predict.predict(on_ring(8, 64, PARAMETERS, link_gbps=100.0), runs)[0] == pytest.approx(faster, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +167,6 @@ def test_what_leaves_while_others_are_computed_is_hidden_behind_them(buckets, ba
         assert (seconds - ring.seconds(2, batch)) / wire == pytest.approx(1 - share, abs=0.02)
 
 
-def test_links_of_another_speed_are_predicted_where_the_config_says_how_fast_all_are():
-    ring = Ring(1e-3, 1e-5, 0.0, 1.25)
-    on_link = [seen(ring, workers, 64, PARAMETERS, link_gbps=10.0) for workers in (1, 2, 4)]
-    faster = on_ring(8, 64, PARAMETERS, link_gbps=100.0)
-    wanted = Ring(1e-3, 1e-5, 0.0, 12.5).seconds(8, 64)
-    assert predict.predict(faster, on_link)[0] == pytest.approx(wanted, rel=0.01)
-
-
 def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
     asked = ("strategy=parameter_server", "model=mlp", "data=digits", "hardware=1gpu", "strategy.parameter_servers=1")
     for workers in (1, 2, 4):
@@ -194,7 +178,7 @@ def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
 
 
 def on_cpu(workers: int, parameters: int, seconds: float = 0.0) -> Observed:
-    case = step_model.Case(workers, 64, parameters, 4 * parameters, 1, workers, workers, 1, "all_reduce", "cpu", None)
+    case = on_ring(workers, 64, parameters, hosts=1, fullest=workers, together=workers, kind="cpu")
     return Observed(case, seconds, 0.01)
 
 
@@ -245,9 +229,10 @@ def test_what_devices_take_from_each_other_begins_where_their_caches_are_full():
         a_line = predict.predict(truth.case, runs, crowded(1, parameters))[0]
         assert abs(seconds - truth.seconds) < abs(a_line - truth.seconds)
     within = [crowded(workers, size) for workers in (1, 2) for size in (200_000, 800_000)]
-    assert predict.predict(crowded(2, 600_000).case, within, None, 2e6)[0] == pytest.approx(
-        crowded(2, 600_000).seconds, rel=0.01
-    )
+    told(crowded(2, 600_000), within, None, 2e6, rel=0.01)
+    # Where they contend whatever fits, runs of several sizes show it.
+    whatever = [own_kind(workers, size, 1.0) for workers in (1, 2) for size in (200_000, 400_000, 800_000, 1_600_000)]
+    told(own_kind(2, 1_100_000, 1.0), whatever, None, 2e6)
 
 
 def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
@@ -262,14 +247,14 @@ def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
             order += each
             slower += [factor] * len(each)
         seconds = [truth[name] * factor for name, factor in zip(order, slower, strict=True)]
-        found = step_model.drift(order, seconds)
+        found = predict.drift(order, seconds)
         usual = [each / there for each, there in zip(slower, found, strict=True)]
         assert usual == pytest.approx([usual[0]] * len(usual))
         assert np.median(found) == pytest.approx(1)
     # One round, or one case, tells nothing of drift from what else differs.
-    assert step_model.drift("abc", [1.0, 5.0, 2.0]) == [1.0, 1.0, 1.0]
+    assert predict.drift("abc", [1.0, 5.0, 2.0]) == [1.0, 1.0, 1.0]
     # One run that was held up for itself moves no others.
-    assert step_model.drift("abcabcabc", [1.0, 2.0, 3.0, 1.0, 2.6, 3.0, 1.0, 2.0, 3.0]) == pytest.approx([1.0] * 9)
+    assert predict.drift("abcabcabc", [1.0, 2.0, 3.0, 1.0, 2.6, 3.0, 1.0, 2.0, 3.0]) == pytest.approx([1.0] * 9)
 
 
 def test_runs_in_turn_tell_what_workers_add_however_the_machine_drifts(tmp_path):
@@ -281,17 +266,10 @@ def test_runs_in_turn_tell_what_workers_add_however_the_machine_drifts(tmp_path)
         plan = planned("strategy=mirrored", "model=mlp", "data=digits", f"workers={workers}", hidden)
         ran(tmp_path, plan, [own_kind(workers, size, 1.0).seconds * slower] * 3, size, place)
     found = {(each.case.workers, each.case.parameters): each.seconds
-             for each in step_model.observed(history.finished(tmp_path))}  # fmt: skip
+             for each in predict.observed(history.finished(tmp_path))}  # fmt: skip
     for _, size in points:
         truth = own_kind(2, size, 1.0).seconds / own_kind(1, size, 1.0).seconds
         assert found[2, size] / found[1, size] == pytest.approx(truth, rel=1e-3)
-
-
-def test_devices_that_take_from_each_other_whatever_fits_are_seen_in_runs_of_several_sizes():
-    sizes = (200_000, 400_000, 800_000, 1_600_000)
-    runs = [own_kind(workers, size, 1.0) for workers in (1, 2) for size in sizes]
-    truth = own_kind(2, 1_100_000, 1.0)
-    assert predict.predict(truth.case, runs, None, 2e6)[0] == pytest.approx(truth.seconds, rel=0.02)
 
 
 def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path):
@@ -305,7 +283,7 @@ def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path
     asked = planned(*point, "workers=2", "model.build.hidden=[10666]")
     one = planned(*point, "workers=1", "model.build.hidden=[10666]")
     timed = predict.alone(one, 800_000, [[one.training.global_batch / crowded(1, 800_000).seconds] * 3])
-    of_line = predict.predict(crowded(2, 800_000).case, step_model.observed(found.runs), timed)[0]
+    of_line = predict.predict(crowded(2, 800_000).case, predict.observed(found.runs), timed)[0]
     made = predict.of_plan(asked, 800_000, found, timed)
     assert crowded(2, 800_000).seconds < made.step_seconds < 0.97 * of_line
 
@@ -323,7 +301,7 @@ def test_a_step_far_from_what_other_sizes_let_expect_is_a_note_and_one_of_a_busy
 
 def racing(workers: int, parameters: int, factor: float) -> Observed:
     """A step of asynchronous workers, who send what they compute."""
-    case = step_model.Case(workers, 64, parameters, 4 * parameters, 1, 1, 1, 1, "parameter_server", "gpu", None)
+    case = on_ring(workers, 64, parameters, hosts=1, exchange="parameter_server")
     return Observed(case, factor * 2e-8 * parameters + workers * 8 * parameters * 1e-9, 0.01)
 
 
@@ -416,7 +394,7 @@ def test_runs_of_another_machine_or_of_other_versions_are_left_out_and_counted(t
 
 def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp_path):
     (tmp_path / "sweeps" / "mine").mkdir(parents=True)
-    (tmp_path / "sweeps" / "mine" / "sweep.json").write_text("{}")
+    (tmp_path / "sweeps" / "mine" / "sweep.json").touch()
     with pytest.raises(UserError, match=r"received other. Try predict.sweep=mine, or predict.sweep=null"):
         history.finished(tmp_path, "other")
 
@@ -433,12 +411,9 @@ def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
         for workers, speed, watts in ((1, 100.0, 50), (2, 190.0, 40), (4, 330.0, 60), (8, 400.0, 60))
     ]
     assert outlook.best(points) == {"time": 3, "cost": 0, "energy": 1}
-    knee = outlook.knee_of(points, share=0.5)
-    assert knee is not None
-    assert knee.found == (4, 8, pytest.approx(0.175))
-    none = outlook.knee_of(points, share=0.1)
-    assert none is not None
-    assert none.found is None
+    knees = [outlook.knee_of(points, share) for share in (0.5, 0.1)]
+    assert [knee and knee.found for knee in knees] == [(4, 8, pytest.approx(0.175)), None]
+    assert all(knees)
     other = dataclasses.replace(points[0], choices=Choices("multi_worker"))
     assert outlook.knee_of([*points, other], share=0.5) is None
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.analyze import calibration, predict, step_model
+from pipeline.analyze import calibration, predict
 from pipeline.analyze.calibration import Past
-from pipeline.analyze.least_squares import CONFIDENCE
-from pipeline.analyze.step_model import Case, Observed
+from pipeline.analyze.step_model import CONFIDENCE, Case, Observed
 from pipeline.record.files import FittedOn
 
 SEEN, UNSEEN = (200_000, 1_630_000), (300_000, 407_000, 610_000, 815_000, 1_220_000)
@@ -94,7 +93,7 @@ def hour(rng: np.random.Generator, noise: Noise) -> tuple[list[Foretold], float]
             past.append(Past(-math.log(np.median(repeats)), str(case)))
         for size in map(int, rng.permutation(UNSEEN)):
             one = _case(1, size)
-            timed = step_model.one_run(one, machine.timed(_seconds(one, off[one])))
+            timed = predict.one_run(one, machine.timed(_seconds(one, off[one])))
             cases = [_case(workers, size) for workers in order]
             for case, made in [(case, _predicted(case, seen, timed, past)) for case in cases]:
                 speed = 1 / float(np.median(machine.run(_seconds(case, off[case]))))
@@ -116,9 +115,9 @@ def _seconds(case: Case, off: float) -> float:
 def _predicted(
     case: Case, seen: Sequence[tuple[Case, list[float]]], timed: Observed, past: Sequence[Past]
 ) -> predict.Prediction:
-    repeats = float(np.median([step_model.spread_of(run, float(np.median(run))) for _, run in seen]))
+    repeats = float(np.median([predict.spread_of(run, float(np.median(run))) for _, run in seen]))
     known = calibration.calibration(past, repeats)
-    runs = [replace(run, spread=known.spread) for run in step_model.of_repeats(*zip(*seen, strict=True))]
+    runs = [replace(run, spread=known.spread) for run in predict.of_repeats(*zip(*seen, strict=True))]
     seconds, low, high, *_ = predict.predict(case, runs, replace(timed, spread=max(known.spread, timed.spread)))
     made = predict.Prediction(
         examples_per_second=1 / seconds, low=1 / high, high=1 / low, confidence=CONFIDENCE, step_seconds=seconds,

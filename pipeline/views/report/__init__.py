@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.analyze import comparable, verdict
-from pipeline.analyze.verdict import Verdict
+from pipeline.analyze import comparable, compare
+from pipeline.analyze.compare import Verdict
 from pipeline.driver import Tracking
 from pipeline.driver.run import Run
 from pipeline.driver.tags import origin
@@ -72,7 +72,7 @@ def warm_up() -> None:
 def write(folder: Path) -> WrittenReport:
     """Writes the report of the sweep in `folder`. Raises `UserError` without a sweep, `OSError` if it cannot write."""
     sweep = gather(folder)
-    decided = verdict.decide(sweep.points, [point.configuration for point in sweep.points], sweep.knee_share)
+    decided = compare.decide(sweep.points, [point.configuration for point in sweep.points], sweep.knee_share)
     drawn, figures = tuple(draw(sweep)), dict[Path, bytes]()
     beside = sweep.folder / FOLDER
     beside.mkdir(exist_ok=True)

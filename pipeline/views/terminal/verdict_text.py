@@ -13,8 +13,7 @@ from pipeline.views.terminal import words
 from pipeline.views.terminal.words import bare_times, brackets, clean, columns, listed, percent, plural, rate, span
 
 if TYPE_CHECKING:
-    from pipeline.analyze.compare import Comparison, Contestant
-    from pipeline.analyze.verdict import Verdict
+    from pipeline.analyze.compare import Comparison, Contestant, Verdict
 
 # Why a doubt about one of two speeds keeps them from being compared.
 REFUSED = {
@@ -140,9 +139,9 @@ def single_line(result: Result) -> str:
     """That a run on several devices did not pay, or that this is not known, and what to try; "" where it did."""
     if result.speed.speedup is None or comparable.devices_of(result) == 1 or comparable.disturbed_baseline(result):
         return ""
-    from pipeline.analyze import verdict
+    from pipeline.analyze import compare
 
-    decided = verdict.decide([LoggedRun(result)], [0], 0.0)
+    decided = compare.decide([LoggedRun(result)], [0], 0.0)
     if (over_one := decided.over_one) is None or decided.use == "best":
         return ""
     if decided.use == "not known":
