@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.config.composing import config_of
 from pipeline.config.schema import Config
 from pipeline.doctor.examine import OF_DRIVER, examine, expected_of
-from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
+from pipeline.doctor.facts import CHECKS, Finding, Severity
 from pipeline.driver.planner import planned_on
 from pipeline.errors import UserError, refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, asking, cluster_of, signals
@@ -94,7 +94,7 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
             code = served
             return code
         findings, measured = _examine(config, cluster, checks, of_training, say)
-        code = int(worst(findings))
+        code = int(max((finding.severity for finding in findings), default=Severity.FINE))
     finally:
         cluster.close(code)
     notes = _write_links(measured, Path(config.output_dir))

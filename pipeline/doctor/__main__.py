@@ -7,10 +7,8 @@
 
 A request that fails gets {"failed": why}. It ends with its standard input.
 
-The link between two hosts is measured by a number there and back, then by vectors that both add up, as a ring of two
-does. Each sends half of its vector, adds the half that it gets to its own, and sends the sum back: 2 (n - 1) / n of the
-bytes in each direction (Patarasuk & Yuan, 2009), which for two is all of them. Both directions are busy at once, as in
-training. The side that connects shows a token that was drawn for this exchange alone; others are hung up on.
+A link is measured by a number there and back, then by vectors that both sides add up, as a ring of two does: each sends
+half of its vector, adds the half that it gets to its own, and sends the sum back, in both directions at once.
 """
 
 import contextlib
@@ -22,8 +20,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+import timeit
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,8 +37,8 @@ SIZES = (64 << 10, 1 << 20, 16 << 20)
 REPEATS, SECONDS, PATIENCE_SECONDS = 9, 1.0, 4.0
 ROUND_TRIPS = 25
 CONNECT_SECONDS, MESSAGE_SECONDS, ANSWER_SECONDS = 5.0, 30.0, 60.0
-# Bytes of the number that opens a step: of a size to exchange, or nothing but the number itself.
-HEADER, PING = 8, 0
+# Bytes of the number that opens a step: a size to exchange, or 0 for nothing but the number itself.
+HEADER = 8
 
 
 def respond(request: dict[str, Any]) -> Any:
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def listen(host: str, token: bytes) -> int:
-    """Listens at an address of this host for one exchange, in a thread; the port. Raises `OSError`."""
+    """Listens at an address of this host for one exchange, in a thread; returns the port. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
     listening.settimeout(ANSWER_SECONDS)
@@ -92,10 +91,9 @@ def _serve(listening: socket.socket, token: bytes) -> None:
                 connected.settimeout(MESSAGE_SECONDS)
                 connected.sendall(token)
                 while (size := int.from_bytes(side.receive(HEADER))) <= max(SIZES):
-                    side.prepare(size)
                     connected.sendall(size.to_bytes(HEADER))
                     if size:
-                        side.add_up()
+                        side.add_up(size)
                 return
 
 
@@ -107,18 +105,17 @@ def measure(host: str, port: int, token: bytes) -> LinkFacts:
         with contextlib.closing(_Side(connected)) as side:
             connected.sendall(token)
             side.receive(len(token))
-            round_trips = [_seconds(lambda: side.request(PING)) for _ in range(ROUND_TRIPS)]
+            round_trips = timeit.repeat(partial(side.request, 0), number=1, repeat=ROUND_TRIPS)
             exchanges: list[tuple[int, float]] = []
             for size in SIZES:
                 # As long as the last one lets expect.
                 if exchanges and exchanges[-1][1] * size / exchanges[-1][0] > PATIENCE_SECONDS:
                     break
-                side.prepare(size)
                 # The fastest counts: whatever else hosts do meanwhile only makes them slower.
                 seconds: list[float] = []
                 while len(seconds) < REPEATS and sum(seconds) < SECONDS:
                     side.request(size)
-                    seconds.append(_seconds(side.add_up))
+                    seconds += timeit.repeat(partial(side.add_up, size), number=1, repeat=1)
                 exchanges.append((size, min(seconds)))
     except OSError as error:
         return LinkFacts(error=error.strerror or str(error))
@@ -131,7 +128,7 @@ class _Side:
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connected, self._incoming, self._threads = connected, connected.makefile("rb"), ThreadPoolExecutor(1)
-        self._vector = self._received = np.zeros(0, np.float32)
+        self._vector = np.zeros(0, np.float32)
 
     def close(self) -> None:
         """Hangs up."""
@@ -139,29 +136,26 @@ class _Side:
         self._connected.close()
         self._threads.shutdown(wait=False)
 
-    def prepare(self, size: int) -> None:
-        """Makes a vector of so many bytes, unless the last one was of the same size."""
-        if self._vector.nbytes != size:
-            self._vector, self._received = np.ones(size // 4, np.float32), np.zeros(size // 8, np.float32)
-
     def request(self, size: int) -> None:
         """Opens a step and waits until the other side is ready for it."""
         self._connected.sendall(size.to_bytes(HEADER))
         self.receive(HEADER)
 
     def receive(self, count: int) -> bytes:
-        """So many bytes."""
+        """Returns so many bytes."""
         data = self._incoming.read(count)
         if len(data) < count:
             raise ConnectionError("the other host hung up")
         return data
 
-    def add_up(self) -> None:
-        """Adds up one half, gives the other side the sum, and gets that of the other half."""
-        half = len(self._received)
-        self._swap(self._vector[:half])
-        np.add(self._received, self._vector[:half], out=self._received)
-        self._swap(self._vector[half : 2 * half])
+    def add_up(self, size: int) -> None:
+        """Adds up half of a vector of so many bytes, gives the other side the sum, and gets that of the other half."""
+        if self._vector.nbytes != size:
+            self._vector, self._received = np.ones(size // 4, np.float32), np.zeros(size // 8, np.float32)
+        first, second = np.split(self._vector, 2)
+        self._swap(first)
+        np.add(self._received, first, out=self._received)
+        self._swap(second)
 
     def _swap(self, half: np.ndarray) -> None:
         room = self._received.view(np.uint8).data
@@ -171,12 +165,6 @@ class _Side:
         sending.result()
         if not complete:
             raise ConnectionError("the other host hung up")
-
-
-def _seconds(act: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import metadata
 
 import msgspec
@@ -20,27 +21,24 @@ from pipeline.launch import Helpers, LaunchError, Line
 from pipeline.record.files import LinkSpeed
 
 PACKAGE = "distributed-keras-pipeline"
-LOOPBACK = "localhost"
 # What is looked at on a host that only drives.
 OF_DRIVER = ("python", "packages", "files", "disk", "names")
 # All that a host is asked at once, of which the import of TensorFlow takes longest.
 LOOK_SECONDS = 300.0
-REMEDY = "the same environment on {0}, and python -m pipeline doctor there"
 CLOCK_SAMPLES = 7
 # Of more hosts, each is measured with the next one only: 16 of them are 120 pairs, which take 15 turns.
 MOST_ALL_PAIRS = 16
 MEASURE_SECONDS = 60.0
-TOKEN_BYTES = 32
 
 
 def expected_of(
     config: Config, checks: Sequence[str], addresses: Sequence[str], others: Sequence[str], driver: str, here: bool
 ) -> Expected:
-    """The demands on a host: `addresses` must be free on it, and `others` found; `driver` is the name of the one that
-    drives, whose versions are those of all, and which is `here`."""
+    """The demands on a host, which drives if it is `here`: `addresses` must be free on it, and `others` found."""
     # Of a backend that a package offers nothing is known.
     hardware, backend = config.hardware, config.backend if config.backend in BACKENDS else "tensorflow"
-    packages = requirements(backend) if "packages" in checks else {}
+    python, required = _required(backend)
+    packages = required if "packages" in checks else {}
     devices, on_cpu = hardware.devices_per_host or 1, hardware.kind is Kind.cpu
     folders = [config.output_dir] if here else []
     if config.checkpoint.folder and "://" not in config.checkpoint.folder:
@@ -48,7 +46,7 @@ def expected_of(
     folders.append(tempfile.gettempdir())
     return Expected(
         checks=tuple(checks),
-        python=_python(),
+        python=python,
         packages=packages,
         versions={name: installed(name) for name in packages},
         python_version=platform.python_version(),
@@ -60,46 +58,35 @@ def expected_of(
         others=tuple(others),
         folders=tuple(dict.fromkeys(folders)) if "disk" in checks else (),
         addresses=tuple(addresses) if "ports" in checks else (),
-        names=tuple(dict.fromkeys((LOOPBACK, *filter(_is_name, others)))) if "names" in checks else (),
+        names=tuple(dict.fromkeys(("localhost", *filter(_is_name, others)))) if "names" in checks else (),
     )
 
 
-def requirements(backend: str) -> dict[str, str]:
-    """The packages that this one requires under a backend, with their versions; a few if it is not installed."""
+def _required(backend: str) -> tuple[str, dict[str, str]]:
+    """(versions of Python, those of packages) that this one requires under a backend; a few if it is not installed."""
     chosen = BACKENDS[backend]
     try:
-        required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
+        about, lines = metadata.metadata(PACKAGE), metadata.requires(PACKAGE) or ()
     except metadata.PackageNotFoundError:
-        return dict.fromkeys(chosen.alike, "")
-    return {
+        return "", dict.fromkeys(chosen.alike, "")
+    packages = {
         one.name: _in_order(str(one.specifier))
-        for one in required
+        for one in map(Requirement, lines)
         if one.name not in chosen.spared
         and (one.marker is None or one.marker.evaluate() or one.marker.evaluate({"extra": chosen.extra}))
     }
-
-
-def _python() -> str:
-    try:
-        return _in_order(metadata.metadata(PACKAGE)["Requires-Python"])
-    except (metadata.PackageNotFoundError, KeyError):
-        return ""
+    return _in_order(about["Requires-Python"]) if "Requires-Python" in about else "", packages
 
 
 def _is_name(host: str) -> bool:
-    try:
+    with suppress(ValueError):
         ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _in_order(specifier: str) -> str:
-    """The least version first.
-
-    >>> _in_order("<3.16,>=3.15")
-    '>=3.15,<3.16'
-    """
+    """The least version first: ">=3.15,<3.16"."""
     return ",".join(sorted(specifier.split(","), reverse=True))
 
 
@@ -117,8 +104,11 @@ def examine(
             lines |= {name: hosts.lines[name]} if name in hosts.addresses else {}
         except LaunchError as error:
             findings.append(_silent("python", name, error))
-    if "clocks" in checks:
-        findings += _clocks(lines, driver)
+    for name, line in lines.items() if "clocks" in checks else ():
+        try:
+            findings.append(judge_clock(name, driver, *clock_of(line)))
+        except LaunchError as error:
+            findings.append(_silent("clocks", name, error))
     links: list[LinkSpeed] = []
     for one, other, link in measure_links(lines, hosts.addresses) if "link" in checks else ():
         findings.append(judge_link(one, other, link, link_gbps))
@@ -135,16 +125,9 @@ def _look(line: Line, host: str, expected: Expected) -> list[Finding]:
         raise LaunchError(f"an answer of another version of the pipeline: {error}") from error
 
 
-def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
-    for name, line in lines.items():
-        try:
-            yield judge_clock(name, driver, *clock_of(line))
-        except LaunchError as error:
-            yield _silent("clocks", name, error)
-
-
 def _silent(check: str, host: str, error: object) -> Finding:
-    return Finding(check, host, Severity.FAULT, str(error), "the pipeline there", REMEDY.format(host))
+    remedy = f"the same environment on {host}, and python -m pipeline doctor there"
+    return Finding(check, host, Severity.FAULT, str(error), "the pipeline there", remedy)
 
 
 def clock_of(line: Line, clock: Callable[[], float] = time.time) -> tuple[float, float]:
@@ -160,22 +143,17 @@ def clock_of(line: Line, clock: Callable[[], float] = time.time) -> tuple[float,
 
 
 def turns(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Pairs of hosts in turns, in each of which a host is once at most: all pairs, or of many hosts neighbours alone.
-
-    >>> turns(["a", "b", "c"])
-    [[('b', 'c')], [('a', 'c')], [('a', 'b')]]
-    """
+    """Pairs of hosts in turns, with each host in a turn once at most: all pairs, or of many hosts neighbours alone."""
     if len(hosts) > MOST_ALL_PAIRS:
         ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
         # The last of an odd number is a turn of its own: its neighbours are busy in both others.
         even = len(ring) // 2 * 2
         return [turn for turn in (ring[0:even:2], ring[1:even:2], ring[even:]) if turn]
     # The circle method: one stays, the others move on by a place each turn.
-    places: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
-    half, pairs_by_turn = len(places) // 2, []
-    for _ in range(len(places) - 1):
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        pairs_by_turn.append([(one, other) for one, other in pairs if one is not None and other is not None])
+    places, pairs_by_turn = [*hosts, *[""] * (len(hosts) % 2)], []
+    for _ in places[1:]:
+        pairs = list(zip(places, reversed(places), strict=True))[: len(places) // 2]
+        pairs_by_turn.append([pair for pair in pairs if all(pair)])
         places = [places[0], places[-1], *places[1:-1]]
     return pairs_by_turn
 
@@ -189,7 +167,7 @@ def measure_links(lines: Mapping[str, Line], addresses: Mapping[str, str]) -> It
 
 
 def _measure(one: Line, other: Line, address: str) -> LinkFacts:
-    token = secrets.token_hex(TOKEN_BYTES)
+    token = secrets.token_hex(32)
     try:
         # Its own address, where it goes by that; a name that leads back to itself says nothing of what others reach.
         own = address if address.replace(".", "").isdigit() or ":" in address else ""

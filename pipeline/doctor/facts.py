@@ -1,6 +1,6 @@
 """What is expected of a host, some of what it finds, and the findings that `judge.py` makes of all of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -15,9 +15,7 @@ INSTALL = "python -m pip install 'distributed-keras-pipeline{}'"
 
 @dataclass(frozen=True)
 class Backend:
-    """`alike` are the packages that all processes of a run have in the same version, `extra` ours that it is in, and
-    `spared` those of our requirements that it does without.
-    """
+    """`alike` are the packages that all hosts have in the same version, `spared` the requirements it does without."""
 
     name: str
     alike: tuple[str, ...]
@@ -40,10 +38,11 @@ BACKENDS: Mapping[str, Backend] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """The demands on a host: `checks` to look at; `python` and `packages` as version specifiers, by name, and
-    `versions` as they are on the host of the driver; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not
-    to be used. `others` are the names of the cluster's hosts, and `names` those of which addresses are to be found. It
-    writes to `folders`, and `addresses`, HOST:PORT, must be free."""
+    """The demands on a host: `checks` to look at, version specifiers of `python` and `packages`, GPUs and cores.
+
+    `driver` is the host that drives, with these `versions` of packages. `on_cpu`: GPUs are not to be used. `others` are
+    the names of the cluster's hosts, `names` those to find addresses of. `addresses`, HOST:PORT, must be free.
+    """
 
     checks: tuple[str, ...] = HOST
     python: str = ""
@@ -63,10 +62,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The devices that the backend, imported in a process of its own, sees on this host; `error` if that failed.
-
-    `cuda` and `cudnn` are the versions that it was built for, None if it was built for none.
-    """
+    """The devices that the backend sees on this host, and the versions of CUDA that it was built for, if for any."""
 
     seconds: float = 0.0
     version: str | None = None
@@ -80,8 +76,8 @@ class Accelerator:
 class Gpus:
     """NVIDIA's GPUs: on the bus, by the driver's own tool, and those that CUDA_VISIBLE_DEVICES leaves.
 
-    `driver` is the version of CUDA that the driver can do, as 12.4, or None with `driver_error`; `missing` are
-    libraries that could not be loaded, each with why. Both are looked at only if the backend sees too few.
+    Only if the backend sees too few are there the `driver`, its version of CUDA as 12.4, or else `driver_error`, and
+    libraries that are `missing`, each with why.
     """
 
     on_bus: int = 0
@@ -95,9 +91,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """The link between two hosts as they measured it: seconds there and back, and exchanges as (bytes that each sent
-    and received, seconds of the fastest). `error` says why they could not.
-    """
+    """The link between two hosts: seconds there and back, and (bytes each way, seconds of the fastest exchange)."""
 
     round_trip: float = 0.0
     exchanges: tuple[tuple[int, float], ...] = ()
@@ -105,11 +99,7 @@ class LinkFacts:
 
     @property
     def gbps(self) -> float:
-        """Gbit/s in each direction at once, of the largest size; 0 if nothing was measured.
-
-        >>> LinkFacts(1e-4, ((1000, 1e-3), (10**9, 8.0))).gbps
-        1.0
-        """
+        """Gbit/s in each direction at once, of the largest size; 0 if nothing was measured."""
         size, seconds = max(self.exchanges, default=(0, 1.0))
         return size * 8e-9 / seconds
 
@@ -126,10 +116,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing on a host, or between two of them: what was found beside what was expected, and what to type.
-
-    `remedy` is empty if nothing is to be done. `figures` are measured numbers, by name with the unit.
-    """
+    """One thing on a host, or between two of them: what was found, what was expected, and what to type, if anything."""
 
     check: str
     host: str
@@ -138,12 +125,3 @@ class Finding:
     expected: str
     remedy: str = ""
     figures: Mapping[str, int | float] = field(default_factory=dict)
-
-
-def worst(findings: Iterable[Finding]) -> Severity:
-    """The severity of the worst finding; fine if there is none.
-
-    >>> [worst(Finding("disk", "a", level, "", "") for level in levels).name for levels in ((), (Severity.WARNING, 0))]
-    ['FINE', 'WARNING']
-    """
-    return Severity(max((finding.severity for finding in findings), default=0))

@@ -1,7 +1,4 @@
-"""Turns what is found on a host, and between hosts, into findings, by arithmetic alone.
-
-Each function is a check of the host that goes by the name `host`.
-"""
+"""Turns what is found on a host, and between hosts, into findings, by arithmetic alone: a function a check."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,28 +38,26 @@ UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 def python(host: str, version: str, expected: Expected) -> Finding:
     """The version of Python."""
-    versions = expected.python
-    same = _minor(expected.python_version or version)
-    if versions and not _fits(version, versions):
-        return Finding("python", host, FAULT, version, versions, "python3.11 -m venv .venv, and installing into that")
-    if _minor(version) != same:
-        text, expectation = version, f"{same}, as {expected.driver} has"
-        return Finding("python", host, FAULT, text, expectation, f"an environment of Python {same} on {host}")
-    return Finding("python", host, FINE, version, versions or same)
+    minor, same = (number.rpartition(".")[0] for number in (version, expected.python_version or version))
+    required, remedy = expected.python or same, ""
+    if expected.python and not _fits(version, expected.python):
+        remedy = "python3.11 -m venv .venv, and installing into that"
+    elif minor != same:
+        required, remedy = f"{same}, as {expected.driver} has", f"an environment of Python {same} on {host}"
+    return Finding("python", host, FAULT if remedy else FINE, version, required, remedy)
 
 
 def packages(host: str, versions: Mapping[str, str | None], expected: Expected) -> Finding:
     """The versions of packages, by name; None for one that is missing."""
-    absent, wrong, unlike, alike = [], [], [], BACKENDS[expected.backend].alike
+    wrong, unlike, alike = [], [], BACKENDS[expected.backend].alike
     for name, required in expected.packages.items():
         version, on_driver = versions.get(name), expected.versions.get(name)
-        if version is None:
-            absent.append(name)
-        elif required and not _fits(version, required):
+        if version is None or (required and not _fits(version, required)):
             wrong.append(name)
         elif on_driver is not None and version != on_driver:
             unlike.append(name)
-    faulty = absent + wrong + unlike
+    # Those that are missing come first.
+    faulty = [*sorted(wrong, key=lambda name: versions.get(name) is not None), *unlike]
     if not faulty:
         named = ", ".join(f"{name} {versions[name]}" for name in alike if versions.get(name))
         others = len(expected.packages) - len([name for name in alike if name in expected.packages])
@@ -72,22 +67,21 @@ def packages(host: str, versions: Mapping[str, str | None], expected: Expected) 
     whose = f", as {expected.driver} has" if unlike else ""
     text = ", ".join(f"{name} {version or 'any'}" for name, version in needed.items()) + whose
     remedy = "python -m pip install " + " ".join(f"'{name}{version}'" for name, version in needed.items())
-    return Finding(
-        "packages", host, FAULT if absent or wrong or {*unlike} & {*alike} else WARNING, problems, text, remedy
-    )
+    severity = FAULT if wrong or {*unlike} & {*alike} else WARNING
+    return Finding("packages", host, severity, problems, text, remedy)
 
 
 def backend(host: str, accelerator: Accelerator, expected: Expected) -> Finding:
     """The backend, which is to compute."""
-    chosen = BACKENDS[expected.backend]
+    chosen, error = BACKENDS[expected.backend], accelerator.error
     required = f"{chosen.name} computes"
-    if accelerator.error:
+    if error:
         remedy = f"python -c 'import {expected.backend}' there, which says more"
-        if "SIGILL" in accelerator.error:
+        if "SIGILL" in error:
             remedy = f"another processor: {chosen.name}'s packages need AVX (grep avx /proc/cpuinfo)"
-        elif "No module named" in accelerator.error:
+        elif "No module named" in error:
             remedy = chosen.install
-        return Finding("backend", host, FAULT, accelerator.error, required, remedy)
+        return Finding("backend", host, FAULT, error, required, remedy)
     slow = accelerator.seconds > SLOW_IMPORT_SECONDS
     return Finding(
         "backend", host, WARNING if slow else FINE,
@@ -97,66 +91,59 @@ def backend(host: str, accelerator: Accelerator, expected: Expected) -> Finding:
     )  # fmt: skip
 
 
-def gpus(host: str, installed: Gpus, accelerator: Accelerator | None, expected: Expected) -> Finding:
+def gpus(host: str, devices: Gpus, accelerator: Accelerator | None, expected: Expected) -> Finding:
     """The GPUs that the backend sees, or why it sees too few."""
     name = BACKENDS[expected.backend].name
-    visible, used = len(installed.visible), () if accelerator is None else accelerator.gpus
-    required = max(expected.gpus, visible, 0 if installed.installed else installed.on_bus)
+    visible, used = len(devices.visible), () if accelerator is None else accelerator.gpus
+    required = max(expected.gpus, visible, 0 if devices.installed else devices.on_bus)
     text = f"{required} in {name}" if required else "none"
     if accelerator is None or accelerator.error:
-        names = ", ".join(installed.visible) or "none"
-        return Finding("gpus", host, FINE, f"{names}; {name} was not asked", text)
+        return Finding("gpus", host, FINE, f"{', '.join(devices.visible) or 'none'}; {name} was not asked", text)
     if len(used) >= required:
-        hidden = len(installed.installed) - visible
+        hidden = len(devices.installed) - visible
         note = f"; CUDA_VISIBLE_DEVICES hides {hidden}" if hidden > 0 else ""
         return Finding("gpus", host, FINE, (", ".join(used) or "none") + note, text)
     severity = FINE if expected.on_cpu else FAULT
-    why, remedy = _why_no_gpu(installed, accelerator, required, expected.backend)
+    why, remedy = _why_no_gpu(devices, accelerator, required, expected.backend)
     return Finding("gpus", host, severity, f"{len(used)} in {name}: {why}", text, remedy)
 
 
 def _why_no_gpu(gpus: Gpus, accelerator: Accelerator, required: int, backend: str) -> tuple[str, str]:
-    install = BACKENDS[backend].install_gpu
+    install, have, installed = BACKENDS[backend].install_gpu, len(gpus.visible), len(gpus.installed)
     cuda = (accelerator.cuda or "").partition(".")[0]
-    oldest = DRIVERS.get(cuda, "of its CUDA")
-    if accelerator.cuda is None and (gpus.installed or gpus.on_bus):
+    driver = f"NVIDIA's driver {DRIVERS.get(cuda, 'of its CUDA')} or later"
+    if accelerator.cuda is None and (installed or gpus.on_bus):
         return "it was built without CUDA", install
-    if not gpus.installed and gpus.on_bus:
-        return (
-            f"{gpus.on_bus} on the PCI bus, and no driver (nvidia-smi)",
-            f"NVIDIA's driver {oldest} or later; in a container, docker run --gpus all",
-        )
-    if not gpus.installed:
+    if not installed and gpus.on_bus:
+        why = f"{gpus.on_bus} on the PCI bus, and no driver (nvidia-smi)"
+        return why, f"{driver}; in a container, docker run --gpus all"
+    if not installed:
         return "the host has none", "hardware=auto, or another host"
-    if len(gpus.visible) < required and gpus.setting is not None and len(gpus.installed) >= required:
-        hidden = len(gpus.installed) - len(gpus.visible)
-        return f"CUDA_VISIBLE_DEVICES={gpus.setting!r} hides {hidden}", "unset CUDA_VISIBLE_DEVICES"
+    if have < required and gpus.setting is not None and installed >= required:
+        return f"CUDA_VISIBLE_DEVICES={gpus.setting!r} hides {installed - have}", "unset CUDA_VISIBLE_DEVICES"
     if gpus.driver_error:
-        return f"the driver: {gpus.driver_error}", f"NVIDIA's driver {oldest} or later, whole (nvidia-smi tells it)"
+        return f"the driver: {gpus.driver_error}", f"{driver}, whole (nvidia-smi tells it)"
     if cuda and gpus.driver and int(gpus.driver.partition(".")[0]) < int(cuda):
-        return f"the driver does CUDA {gpus.driver}", f"NVIDIA's driver {oldest} or later, for CUDA {accelerator.cuda}"
+        return f"the driver does CUDA {gpus.driver}", f"{driver}, for CUDA {accelerator.cuda}"
     if gpus.missing:
         (first, error), *more = gpus.missing.items()
         others = f", and {', '.join(library for library, _ in more)}" if more else ""
         return f"{first} cannot be loaded ({error}){others}", install
-    if len(gpus.visible) < required:
-        have = len(gpus.visible)
+    if have < required:
         return f"the host has {have}", f"hardware.devices_per_host={have}"
     return "neither driver nor libraries say why", f"python -m pipeline.worker.seen {backend}, and what it says"
 
 
 def cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:
     """The cores that this process may use, of all."""
-    text = f"{usable} of {installed} may be used"
-    figures = {"usable": usable, "installed": installed}
-    required = f"{expected.cores} or more"
+    required, remedy = f"{expected.cores} or more", ""
     if usable < expected.cores:
         remedy = f"hardware.devices_per_host={usable} hardware.threads_per_device=1, or more cores for this process"
-        return Finding("cores", host, WARNING, text, required, remedy, figures)
-    if usable == 1 < installed:
+    elif usable == 1 < installed:
+        required = "more than one"
         remedy = "a scheduler that binds to more (--cpus-per-task, --bind-to none), or docker run without --cpus=1"
-        return Finding("cores", host, WARNING, text, "more than one", remedy, figures)
-    return Finding("cores", host, FINE, text, required, figures=figures)
+    text, figures = f"{usable} of {installed} may be used", {"usable": usable, "installed": installed}
+    return Finding("cores", host, WARNING if remedy else FINE, text, required, remedy, figures)
 
 
 def memory(host: str, total: int, free: int) -> Finding:
@@ -189,30 +176,23 @@ def threads(host: str, limit: int) -> Finding:
 def open_files(host: str, soft: int, hard: int) -> Finding:
     """The limits of open files."""
     text = f"{soft:,} at once, {hard:,} after ulimit" if soft != hard else f"{soft:,} at once"
-    if soft < 0 or soft >= OPEN_FILES:
-        return Finding("files", host, FINE, text, f"{OPEN_FILES:,}", figures={"soft": soft, "hard": hard})
-    raised = hard < 0 or hard >= OPEN_FILES
-    enough = ENOUGH_OPEN_FILES if hard < 0 else min(hard, ENOUGH_OPEN_FILES)
-    return Finding(
-        "files", host, FAULT if soft < FEWEST_OPEN_FILES else WARNING, text, f"{OPEN_FILES:,}",
-        f"ulimit -n {enough}" if raised else
+    severity = FAULT if soft < FEWEST_OPEN_FILES else WARNING
+    remedy = (
         "a line `* hard nofile 65536` in /etc/security/limits.conf, LimitNOFILE=65536 in the service, or docker run "
-        "--ulimit nofile=65536",
-        {"soft": soft, "hard": hard},
-    )  # fmt: skip
+        "--ulimit nofile=65536"
+    )
+    if soft < 0 or soft >= OPEN_FILES:
+        severity, remedy = FINE, ""
+    elif hard < 0 or hard >= OPEN_FILES:
+        remedy = f"ulimit -n {ENOUGH_OPEN_FILES if hard < 0 else min(hard, ENOUGH_OPEN_FILES)}"
+    return Finding("files", host, severity, text, f"{OPEN_FILES:,}", remedy, {"soft": soft, "hard": hard})
 
 
 def disk(
-    host: str,
-    folder: str,
-    left: int = 0,
-    files_left: int | None = None,
-    write_mbps: float | None = None,
-    error: str | None = None,
+    host: str, folder: str, left: int, files_left: int | None, write_mbps: float | None, error: str | None = None
 ) -> Finding:
     """A folder that is written to: bytes and files that still fit, and how fast it took some, or why it did not."""
-    speed = f", {write_mbps:,.0f} MB/s written" if write_mbps else ""
-    text = f"{folder}: {size(left)} free{speed}"
+    text = f"{folder}: {size(left)} free{f', {write_mbps:,.0f} MB/s written' if write_mbps else ''}"
     required = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
     severity, remedy = WARNING, f"making space (du -xh {folder} | sort -h | tail), or output_dir=ANOTHER"
     if error:
@@ -232,14 +212,13 @@ def disk(
 def port(host: str, address: str, error: str | None = None, holder: str | None = None) -> Finding:
     """An address that must be free: why it is not, and who has it, as far as that can be told."""
     at, _, number = address.rpartition(":")
-    any_port = number == "0"
-    required = f"a free port at {at}" if any_port else f"{address} free"
+    required = f"a free port at {at}" if number == "0" else f"{address} free"
     if error is None:
         return Finding("ports", host, FINE, required, required)
     listens = f", {holder} listens there" if holder else ""
-    remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
-    if not any_port:
-        remedy = "cluster.base_port=null for free ports, or ending what listens there"
+    remedy = "cluster.base_port=null for free ports, or ending what listens there"
+    if number == "0":
+        remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
     return Finding("ports", host, FAULT, f"{address}: {error}{listens}", required, remedy)
 
 
@@ -247,33 +226,30 @@ def name(
     host: str, named: str, addresses: Sequence[str], expected: Expected, seconds: float = 0.0, error: str | None = None
 ) -> Finding:
     """The name of a host, with its addresses as this host finds them, or why it finds none."""
-    required = f"an address of {named}"
-    hosts = f"a line for {named} in /etc/hosts of {host}, or its address in place of the name"
+    severity, text, required = FINE, f"{named} is {', '.join(addresses)}", f"an address of {named}"
+    remedy = f"a line for {named} in /etc/hosts of {host}, or its address in place of the name"
+    others = named in expected.others and named != host
     if error:
-        return Finding("names", host, FAULT, f"{named}: {error}", required, f"{hosts} (getent hosts tells)")
-    text = f"{named} is {', '.join(addresses)}"
-    if named in expected.others and named != host and all(at.startswith("127.") or at == "::1" for at in addresses):
-        return Finding("names", host, FAULT, f"{text}, which is {host} itself", required, hosts)
-    if seconds > SLOW_NAME_SECONDS:
-        text += f", after {seconds:.1f} s"
-        return Finding("names", host, WARNING, text, f"within {SLOW_NAME_SECONDS:g} s", hosts)
-    return Finding("names", host, FINE, text, required)
+        severity, text, remedy = FAULT, f"{named}: {error}", f"{remedy} (getent hosts tells)"
+    elif others and all(at.startswith("127.") or at == "::1" for at in addresses):
+        severity, text = FAULT, f"{text}, which is {host} itself"
+    elif seconds > SLOW_NAME_SECONDS:
+        severity, text, required = WARNING, f"{text}, after {seconds:.1f} s", f"within {SLOW_NAME_SECONDS:g} s"
+    return Finding("names", host, severity, text, required, remedy if severity else "")
 
 
 def proxy(host: str, proxies: Sequence[str], no_proxy: str, expected: Expected) -> Finding:
     """The variables that name a proxy: gRPC goes through a proxy for all hosts but those of no_proxy."""
     spared = [entry.strip() for entry in no_proxy.split(",") if entry.strip()]
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", *expected.others)))
-    through = [name for name in hosts if not any(_spares(entry, name) for entry in spared)]
-    required = "none between hosts"
+    domains = tuple("." + entry.lstrip(".") for entry in spared)
+    through = [name for name in hosts if name not in spared and "*" not in spared and not name.endswith(domains)]
     if not proxies or not through:
-        return Finding("proxy", host, FINE, f"{', '.join(proxies)} spared" if proxies else "none", required)
+        text = f"{', '.join(proxies)} spared" if proxies else "none"
+        return Finding("proxy", host, FINE, text, "none between hosts")
     remedy = f"export no_proxy={','.join(dict.fromkeys([*spared, *hosts]))}"
-    return Finding("proxy", host, WARNING, f"{', '.join(proxies)} for {', '.join(through)}", required, remedy)
-
-
-def _spares(entry: str, name: str) -> bool:
-    return entry == "*" or name == entry or name.endswith("." + entry.lstrip("."))
+    text = f"{', '.join(proxies)} for {', '.join(through)}"
+    return Finding("proxy", host, WARNING, text, "none between hosts", remedy)
 
 
 def judge_clock(host: str, driver: str, ahead: float, within: float) -> Finding:
@@ -311,16 +287,10 @@ def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that a person would use.
-
-    >>> [size(count) for count in (812, 64 << 20, 3 << 30, 1_500_000_000)]
-    ['812 B', '64 MiB', '3 GiB', '1.4 GiB']
-    """
-    for unit, bytes_of_unit in UNITS:
-        if count >= bytes_of_unit:
-            scaled = count / bytes_of_unit
-            return f"{scaled:.{1 if scaled < 10 and scaled % 1 >= 0.05 else 0}f} {unit}"
-    return f"{count} B"
+    """Bytes in the unit that a person would use: "812 B", "64 MiB", "1.4 GiB"."""
+    unit, of_unit = next((unit for unit in UNITS if count >= unit[1]), ("B", 1))
+    scaled = count / of_unit
+    return f"{scaled:.{1 if scaled < 10 and scaled % 1 >= 0.05 else 0}f} {unit}"
 
 
 def _fits(version: str, required: str) -> bool:
@@ -328,7 +298,3 @@ def _fits(version: str, required: str) -> bool:
         return SpecifierSet(required).contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])

@@ -24,6 +24,7 @@ from threading import Thread
 from typing import Any
 
 import msgspec
+import psutil
 
 from pipeline.doctor import judge
 from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus
@@ -33,7 +34,6 @@ from pipeline.launch.this_machine import PCI, holder, pci_devices
 # Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
 BACKEND_SECONDS = 180.0
 LIBRARIES_SECONDS = 60.0
-LIBRARIES = "pipeline.doctor.look"
 DRIVER = "libcuda.so.1"
 # Numbers of shared libraries by CUDA's, beside which they count on (its release notes, "CUDA component versions").
 OF_CUDA = {
@@ -70,8 +70,7 @@ def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[
         yield judge.gpus(host, seen, backend, expected)
     usable = len(this_machine.usable_cores())
     yield judge.cores(host, usable, os.cpu_count() or usable, expected)
-    if (space := memory()) is not None:
-        yield judge.memory(host, *space)
+    yield judge.memory(host, *memory())
     with suppress(OSError):
         room = os.statvfs("/dev/shm")
         yield judge.shm(host, room.f_bavail * room.f_frsize, visible)
@@ -89,7 +88,7 @@ def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
     """The devices that a backend sees on this host."""
     report, error = _in_a_process(["pipeline.worker.seen", backend], environ, BACKEND_SECONDS)
     try:
-        return Accelerator(error=error) if report is None else msgspec.convert(report, Accelerator)
+        return msgspec.convert(report or {"error": error}, Accelerator)
     except msgspec.ValidationError as wrong:
         return Accelerator(error=str(wrong))
 
@@ -101,23 +100,18 @@ def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path 
     on_bus = sum(vendor == NVIDIA and kind.startswith(DISPLAY) for vendor, kind in pci_devices("class", pci))
     report: dict[str, Any] = {}
     if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
-        command = [LIBRARIES, accelerator.cuda or "", accelerator.cudnn or ""]
+        command = ["pipeline.doctor.look", accelerator.cuda or "", accelerator.cudnn or ""]
         libraries, error = _in_a_process(command, environ, LIBRARIES_SECONDS)
         report = libraries or {"driver_error": error}
     return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
 
-def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+def memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     """(Bytes of memory, those that are left), those of the control group if it has fewer."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        total, left = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, ValueError, KeyError):
-        return None
-    limit, used = (_number(group / name) for name in ("memory.max", "memory.current"))
-    if limit is None or limit >= total:
-        return total, left
-    return limit, min(left, limit - (used or 0))
+    machine, limit = psutil.virtual_memory(), _number(group / "memory.max")
+    if limit is None or limit >= machine.total:
+        return machine.total, machine.available
+    return limit, min(machine.available, limit - (_number(group / "memory.current") or 0))
 
 
 def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -137,18 +131,17 @@ def installed(package: str) -> str | None:
 
 def disk(host: str, folder: str) -> Finding:
     """The room in a folder, or in the one that it would be made in, and how fast it is written."""
-    place = Path(folder).absolute()
-    while not place.is_dir() and place != place.parent:
-        if place.exists():
-            return judge.disk(host, folder, error=f"{place} is no folder")
-        place = place.parent
-    left, files = 0, None
+    path, left = Path(folder).absolute(), 0
+    files = speed = error = None
+    place = next(one for one in (path, *path.parents) if one.exists())
     try:
         room = os.statvfs(place)
         left, files = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
-        return judge.disk(host, folder, left, files, write_mbps(place))
-    except OSError as error:
-        return judge.disk(host, folder, left, files, error=error.strerror or str(error))
+        error = None if place.is_dir() else f"{place} is no folder"
+        speed = None if error else write_mbps(place)
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    return judge.disk(host, folder, left, files, speed, error)
 
 
 def write_mbps(folder: Path) -> float:
@@ -182,22 +175,21 @@ def port(host: str, address: str) -> Finding:
 
 def name(host: str, named: str, expected: Expected) -> Finding:
     """The addresses of a host by its name."""
-    answer, began = Future[tuple[str, ...]](), time.monotonic()
+    answer, began, addresses, error = Future[list[Any]](), time.monotonic(), list[str](), None
 
     def ask() -> None:
         try:
-            addresses = socket.getaddrinfo(named, None, type=socket.SOCK_STREAM)
-            answer.set_result(tuple(dict.fromkeys(str(address[0]) for *_, address in addresses)))
-        except OSError as error:
-            answer.set_exception(error)
+            answer.set_result(socket.getaddrinfo(named, None, type=socket.SOCK_STREAM))
+        except OSError as failure:
+            answer.set_exception(failure)
 
     Thread(target=ask, daemon=True).start()
     try:
-        addresses, error = answer.result(NAME_SECONDS), None
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in answer.result(NAME_SECONDS)))
     except TimeoutError:
-        addresses, error = (), f"no answer within {NAME_SECONDS:g} s"
+        error = f"no answer within {NAME_SECONDS:g} s"
     except OSError as failure:
-        addresses, error = (), failure.strerror or str(failure)
+        error = failure.strerror or str(failure)
     return judge.name(host, named, addresses, expected, time.monotonic() - began, error)
 
 
@@ -205,8 +197,7 @@ def _in_a_process(
     arguments: list[str], environ: Mapping[str, str], timeout: float
 ) -> tuple[dict[str, Any] | None, str | None]:
     """(The JSON that a module of ours prints in its last line, why it did not); one of them is None."""
-    command = [sys.executable, "-m", *arguments]
-    quiet = {**environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
+    command, quiet = [sys.executable, "-m", *arguments], {**environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=quiet, errors="replace")
     except subprocess.TimeoutExpired:
@@ -216,11 +207,10 @@ def _in_a_process(
     if ended.returncode < 0:
         return None, f"the process was ended by {signal.Signals(-ended.returncode).name}"
     errors = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    try:
+    with suppress(ValueError, IndexError):
         report = json.loads(ended.stdout.splitlines()[-1])
         return (report, None) if ended.returncode == 0 else (None, errors[-1])
-    except (ValueError, IndexError):
-        return None, errors[-1] if errors else f"it ended with {ended.returncode} and printed nothing"
+    return None, errors[-1] if errors else f"it ended with {ended.returncode} and printed nothing"
 
 
 def _number(file: Path) -> int | None:
@@ -235,11 +225,7 @@ def _either(environ: Mapping[str, str], name: str) -> str:
 
 
 def needed(cuda: str, cudnn: str) -> list[str]:
-    """The libraries of a build for CUDA and cuDNN of these versions, those that others need first.
-
-    >>> needed("12.5.1", "9")[-3:]
-    ['libcusolver.so.11', 'libcudnn.so.9', 'libnccl.so.2']
-    """
+    """The libraries of a build for CUDA and cuDNN of these versions, those that others need first."""
     numbers = OF_CUDA.get(cuda.partition(".")[0], {})
     libraries = [f"lib{name}.so.{number}" for name, number in numbers.items()]
     return [*libraries, f"libcudnn.so.{cudnn.partition('.')[0]}", NCCL]
@@ -258,22 +244,18 @@ def missing(libraries: Sequence[str], search: Sequence[str]) -> dict[str, str]:
     return errors
 
 
-def cuda_driver() -> tuple[str | None, str | None]:
-    """(The version of CUDA that the driver can do, why it cannot be used); one of them is None."""
-    try:
-        cuda = ctypes.CDLL(DRIVER)
-        if code := cuda.cuInit(0):
-            return None, f"cuInit of {DRIVER} fails with CUDA's error {code}"
-        number = ctypes.c_int()
-        cuda.cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError) as error:
-        return None, str(error)
-    return f"{number.value // 1000}.{number.value % 1000 // 10}", None
-
-
 def main(cuda: str, cudnn: str) -> None:
     """Prints, as JSON, what is wrong with NVIDIA's driver and libraries; with CUDA's version empty, with the former."""
-    version, error = cuda_driver()
+    version, error, number = None, None, ctypes.c_int()
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        if code := driver.cuInit(0):
+            error = f"cuInit of {DRIVER} fails with CUDA's error {code}"
+        else:
+            driver.cuDriverGetVersion(ctypes.byref(number))
+            version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    except (OSError, AttributeError) as failure:
+        error = str(failure)
     absent = missing(needed(cuda, cudnn), sys.path) if cuda else {}
     print(json.dumps({"driver": version, "driver_error": error, "missing": absent}))
 
