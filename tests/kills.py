@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -48,7 +48,15 @@ ROLES = {
     "parameter_server": ("coordinator", "worker", "parameter server", "conductor"),
 }
 SIGNALS = ("KILL", "STOP", "TERM")
-MOMENTS = ("joining", "first trace", "mid-epoch", "validation", "checkpoint", "saving")
+# When a moment has come, by the kinds of events, the last step, and files that are being written.
+MOMENTS: dict[str, Callable[[list[str], int, Callable[[str], bool]], bool]] = {
+    "joining": lambda kinds, step, writes: "started" in kinds,
+    "first trace": lambda kinds, step, writes: "built" in kinds,
+    "mid-epoch": lambda kinds, step, writes: kinds.count("epoch") == 1 and step % 10 == 6,
+    "validation": lambda kinds, step, writes: kinds.count("epoch") == 1 and step >= 20,
+    "checkpoint": lambda kinds, step, writes: "epoch" in kinds and writes("checkpoints/*.partial"),
+    "saving": lambda kinds, step, writes: writes(".partial.model*"),
+}
 # How far the loss of a race may be from that of another, as a share of it.
 RACING = 0.25
 TRIES = 4
@@ -67,19 +75,18 @@ class Cell:
         return f"{self.strategy} · {self.role} · {self.signal} · {self.moment}"
 
 
-def cells() -> list[Cell]:
-    """All of them. A driver that is stopped does nothing until it goes on, and so is none of them."""
-    return [
+def chosen(seed: int | str | None, count: int) -> list[Cell]:
+    """So many cells, another choice for each seed; all without one.
+
+    A driver that is stopped does nothing until it goes on, and so is none of them.
+    """
+    cells = [
         Cell(strategy, role, number, moment)
         for strategy in STRATEGIES
         for role, number, moment in product(ROLES[strategy], SIGNALS, MOMENTS)
         if not (role == "conductor" and number == "STOP")
     ]
-
-
-def chosen(seed: int | str, count: int) -> list[Cell]:
-    """So many cells, another choice for each seed."""
-    return random.Random(seed).sample(cells(), count)
+    return cells if seed is None else random.Random(seed).sample(cells, count)
 
 
 def trained(folder: Path, strategy: str) -> tuple[Any, ...]:
@@ -99,34 +106,18 @@ def harm(cell: Cell, command: UnderWay, seconds: float = 60.0) -> bool:
     while time.monotonic() < until:
         told = command.told()
         ranks = {event["role"]: event["rank"] for event in told if event["event"] == "started"}
-        if (cell.role == "conductor" or cell.role in ranks) and _now(cell.moment, told, command.runs):
+        kinds, folders = [event["event"] for event in told], command.runs
+        step = max((event["step"] for event in told if event["event"] == "steps"), default=0)
+        writes = lambda name, folders=folders: any(True for folder in folders for _ in folder.glob(name))  # noqa: E731
+        if (cell.role == "conductor" or cell.role in ranks) and MOMENTS[cell.moment](kinds, step, writes):
             with suppress(ProcessLookupError):
                 command.harm(getattr(signal, f"SIG{cell.signal}"), ranks.get(cell.role))
                 return True
             return False
-        if told and told[-1]["event"] == "ended":
+        if kinds[-1:] == ["ended"]:
             return False
         time.sleep(0.002)
     return False
-
-
-def _now(moment: str, told: Sequence[dict[str, Any]], folders: Sequence[Path]) -> bool:
-    kinds = [event["event"] for event in told]
-    step = max((event["step"] for event in told if event["event"] == "steps"), default=0)
-    epochs = kinds.count("epoch")
-    match moment:
-        case "joining":
-            return "started" in kinds
-        case "first trace":
-            return "built" in kinds
-        case "mid-epoch":
-            return epochs == 1 and step % 10 == 6
-        case "validation":
-            return epochs == 1 and step >= 20
-        case "checkpoint":
-            return epochs >= 1 and any(path for folder in folders for path in folder.glob("checkpoints/*.partial"))
-        case _:
-            return any(path for folder in folders for path in folder.glob(".partial.model*"))
 
 
 def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) -> str:
@@ -176,8 +167,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--count", type=int, default=20)
     given = parser.parse_args()
-    asked = cells() if given.seed is None else chosen(given.seed, given.count)
-    asked = [cell for cell in asked if given.only in str(cell)]
+    asked = [cell for cell in chosen(given.seed, given.count) if given.only in str(cell)]
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         unharmed = partial(unharmed_in, Path(name))

@@ -22,8 +22,8 @@ from pipeline.commands.train import refused
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed
-from pipeline.driver import Ahead, RunResult, Screen, start, sweep
-from pipeline.driver.requests import Requests, devices, most_at_once
+from pipeline.driver import Ahead, RunResult, Screen, start
+from pipeline.driver.requests import Requests, devices, most_at_once, note_alone
 from pipeline.driver.run_folders import PLAN, find
 from pipeline.driver.session import CLOSE_SECONDS, RunRequest, Session
 from pipeline.driver.session import Key as RunKey
@@ -145,7 +145,7 @@ def _trained(supervisor: "Supervisor", session: Session) -> int:
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
     session.screen.planned(supervisor.plan, False, None)
     ended = session.results[0, 0] = request.ended(supervisor.train())
-    sweep.note_alone(request.folder, ended)
+    note_alone(request.folder, ended)
     tell(ended, False)
     unsent, interrupted = session.settle()
     tell_id(ended)

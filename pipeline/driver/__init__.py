@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from pipeline.plan.estimate import Estimate
 
 
-# What a run of a sweep has for a status before it has ended.
-UNENDED = (None, "WAITING", "RUNNING")
-
-
 @dataclass(frozen=True)
 class Foreseen:
     """A prediction, how good earlier ones were, and the share of a worker that pays."""
@@ -34,11 +30,7 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class RunResult(LoggedRun):
-    """A run's result, its folder, and what was typed.
-
-    `number` is its number in the sweep. A run that was only planned has its `estimate`, one that was only predicted
-    what was `foreseen`.
-    """
+    """A run's result and folder, what was typed, and its number in the sweep; what was only planned or `foreseen`."""
 
     overrides: tuple[str, ...] = ()
     number: int = 0
@@ -57,7 +49,7 @@ class Ahead:
     @property
     def done(self) -> int:
         """The number of runs that have ended."""
-        return sum(point.result.ending.status not in UNENDED for point in self.points)
+        return sum(point.result.ending.status not in (None, "WAITING", "RUNNING") for point in self.points)
 
 
 class View(AbstractContextManager["View"], Protocol):
@@ -90,10 +82,7 @@ class Screen(Protocol):
 
 
 class Tracking(Protocol):
-    """Sends runs' event logs to their store. Nothing here raises.
-
-    A method waits until it has not got on for `timeout` seconds, or `waits` returns false.
-    """
+    """Sends runs' logs to their store, raising nothing; waits while it gets on within `timeout` and `waits` is true."""
 
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
@@ -120,10 +109,10 @@ class Offered:
     """Views of other packages: one that fails is left out from then on, and the run goes on without it."""
 
     def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._views: dict[str, View] = {}
-        views = {name: self._try(name, make, plan, folder) for name, make in makes.items()}
-        self._views |= {name: view for name, view in views.items() if view is not None}
+        self._say, self._views = say, dict[str, View]()
+        for name, make in makes.items():
+            if (view := self._try(name, make, plan, folder)) is not None:
+                self._views[name] = view
 
     def __enter__(self) -> "Offered":
         self._all("__enter__")

@@ -15,32 +15,28 @@ from pipeline.launch.signals import PREEMPTING
 from pipeline.launch.this_machine import joules
 from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
-from pipeline.record.commands import Command, Response
 from pipeline.record.log import to_line
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, STACK_SECONDS = 0.2, 0.5
 # What ends the warning that a worker was started again.
 REPLACED = "the steps that it was making are made again, by any worker."
-STACK_SECONDS = 0.5
 
 
 class Replay:
     """The events of an attempt that were logged since it `began`, for a new driver to hear before its processes' own.
 
     That driver sends the same commands in the same order, and gets the logged events as responses. Commands that
-    processes have are not sent again (`pipeline.launch.agents.remote`), nor are logged events written again. `live` is
-    called once all of them have been replayed.
+    processes have are not sent again (`pipeline.launch.agents.remote`), nor are logged events written again.
     """
 
     def __init__(self, logged: Sequence[events.Event], began: float, live: Callable[[], None] = lambda: None) -> None:
         self.logged = list(logged)
-        self._waiting: dict[str, deque[events.Event]] = defaultdict(deque)
+        self._waiting: dict[str | None, deque[events.Event]] = defaultdict(deque)
         for event in logged:
-            if event.group is not None:
-                self._waiting[event.group].append(event)
+            self._waiting[event.group].append(event)
+        # The driver emits its own again, at another time.
+        self._own = Counter(hash(to_line(replace(event, time=0.0))) for event in self._waiting.pop(None, ()))
         self._logged = {hash(to_line(event)) for event in logged if event.group is not None}
-        # The driver emits the same at another time.
-        self._own = Counter(hash(to_line(replace(event, time=0.0))) for event in logged if event.group is None)
         self._time, self._live, self._is_live = began, live, False
 
     def clock(self) -> float:
@@ -58,7 +54,7 @@ class Replay:
         return self._own[line] >= 0
 
     def next_of(self, group: str) -> events.Event | None:
-        """The next logged event of a group; None after its last."""
+        """The next logged event of a group; None after its last, when `live` is called once."""
         if self._waiting[group]:
             event = self._waiting[group].popleft()
             self._time = max(self._time, event.time)
@@ -88,9 +84,7 @@ class Group:
         replay: Replay | None = None,
     ) -> None:
         self.plan, self.name, self.folder, self._emit = plan, name, folder, emit
-        self._preemption, self._replay = preemption, replay
-        self._watch = Watch(plan)
-        self._stopped = False
+        self._preemption, self._replay, self._watch, self._stopped = preemption, replay, Watch(plan), False
         # The last events of processes whose training was over.
         self._finished: dict[int, events.Finished] = {}
         # How lost workers were replaced, in words.
@@ -112,23 +106,23 @@ class Group:
         """The event of each process once all have joined. Raises `RunFailed`."""
         return self._responses(events.Joined, range(len(self.plan.processes)))
 
-    def request(self, command: Command[Response]) -> dict[int, Response]:
+    def request(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
         self.send(command)
         return self.responses(command)
 
-    def send(self, command: Command[events.EventBase]) -> None:
+    def send(self, command: commands.Command[events.EventBase]) -> None:
         """Sends a command whose responses are waited for later."""
         self._watch.commanded(time.monotonic())
         self.job.send(command)
 
-    def responses(self, command: Command[Response]) -> dict[int, Response]:
+    def responses(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Each process's response to a command that was sent. Raises `RunFailed`."""
         return self._responses(command.response_type(), self.plan.leaders)
 
-    def _responses(self, response: type[Response], ranks: Sequence[int]) -> dict[int, Response]:
+    def _responses(self, response: type[commands.Response], ranks: Sequence[int]) -> dict[int, commands.Response]:
         began, counted = self.clock(), joules()
-        responses: dict[int, Response] = {}
+        responses: dict[int, commands.Response] = {}
         while not responses.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
             next(counted)
@@ -170,11 +164,10 @@ class Group:
 
     def leave(self) -> None:
         """Ends the processes in order."""
-        if self._stopped:
-            return
-        self._watch.leaving, self._watch.replacing = True, False
-        self.job.send(commands.Exit())
-        self.stop(self.plan.launch.stop_timeout)
+        if not self._stopped:
+            self._watch.leaving, self._watch.replacing = True, False
+            self.job.send(commands.Exit())
+            self.stop(self.plan.launch.stop_timeout)
 
     def stop(self, grace: float = 0.0) -> None:
         """Ends the processes however they are, once they have had some seconds to end by themselves."""
@@ -183,7 +176,13 @@ class Group:
             self.job.stop(grace)
 
     def _events(self) -> list[events.Event]:
-        following = self._next()
+        """Takes in and emits the next event to be replayed; after the last, those that come in and are not logged."""
+        replay = self._replay
+        if replay is not None and (event := replay.next_of(self.name)) is not None:
+            following = [event]
+        else:
+            following = self.job.events(POLL_SECONDS)
+            following = following if replay is None else [one for one in following if not replay.is_logged(one)]
         for event in following:
             self._watch.note(event, time.monotonic())
             signal = None
@@ -202,11 +201,3 @@ class Group:
                 self._preemption.ask(signal, f"{self.plan.processes[event.rank].role} {event.rank}")
             self._emit(event)
         return following
-
-    def _next(self) -> list[events.Event]:
-        """The next event to be replayed; after the last, those that come in and are not logged."""
-        if self._replay is None:
-            return self.job.events(POLL_SECONDS)
-        if (event := self._replay.next_of(self.name)) is not None:
-            return [event]
-        return [event for event in self.job.events(POLL_SECONDS) if not self._replay.is_logged(event)]

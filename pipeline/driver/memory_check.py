@@ -1,11 +1,9 @@
-"""Finds out how large a plan's model is, and refuses a plan that its devices or its host lack the memory for.
+"""Finds out how large a plan's model is, and refuses a plan that its devices or its host lack the memory for."""
 
-The package has the size, an earlier command kept it, or the model is built once. A refusal names plans that fit.
-"""
-
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -27,8 +25,6 @@ from pipeline.record.results import Choices, Ending, Layout, Result
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
 MOST_NAMED = 3
-# Plans a changed config, and raises `UserError` where it is refused.
-Replan = Callable[[Config], Plan]
 
 
 def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
@@ -41,15 +37,15 @@ def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
         return point
     estimation = estimate(plan, size)
     session.screen.estimated(plan, estimation)
-    if refusal := too_large(plan, size, request.config, _replan(cluster)):
+    if refusal := _refusal(plan, size, request, cluster):
         session.screen.say(f"\n{refusal}")
-    return dataclasses.replace(point, estimate=estimation)
+    return replace(point, estimate=estimation)
 
 
 def expect_room(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> None:
     """Refuses a plan with too little memory for its model, if the size of that is known. Raises `UserError`."""
     size = known_size(plan, size_file(plan, request.output, session.search))
-    if size and (refusal := too_large(plan, size, request.config, _replan(cluster))):
+    if size and (refusal := _refusal(plan, size, request, cluster)):
         raise UserError(refusal)
 
 
@@ -69,19 +65,17 @@ def known_size(plan: Plan, path: Path) -> Size | None:
 def learned_size(plan: Plan, request: RunRequest, session: Session) -> Size | str:
     """The size, of a model that is built once if it is not known; why it could not be built, if so."""
     path = size_file(plan, request.output, session.search)
-    size = known_size(plan, path)
-    if size is None and path not in session.unbuilt:
-        # What drives processes takes a moment to import.
-        from pipeline.driver.timing import learn_size
+    if (size := known_size(plan, path)) is not None or path in session.unbuilt:
+        return session.unbuilt[path] if size is None else size
+    # What drives processes takes a moment to import.
+    from pipeline.driver.timing import learn_size
 
-        session.screen.say(
-            f"\nBuilding the model once to know its size, which takes some seconds. {path} will keep it."
-        )
-        try:
-            size = keep_size(learn_size(plan, session.here(request.config)), path)
-        except RunFailed as failure:
-            session.unbuilt[path] = str(failure)
-    return session.unbuilt[path] if size is None else size
+    session.screen.say(f"\nBuilding the model once to know its size, which takes some seconds. {path} will keep it.")
+    try:
+        return keep_size(learn_size(plan, session.here(request.config)), path)
+    except RunFailed as failure:
+        session.unbuilt[path] = str(failure)
+        return session.unbuilt[path]
 
 
 def keep_size(size: Size, path: Path) -> Size:
@@ -100,25 +94,40 @@ def size_file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     return output / "sizes" / f"{sizes.fingerprint(plan, code, versions)}.json"
 
 
-def _replan(cluster: Cluster) -> Replan:
-    """Plans a changed config on the same hosts, whatever devices they have."""
-    return lambda config: planned_on(config, cluster, present=False, begin=False)
+def _refusal(plan: Plan, size: Size, request: RunRequest, cluster: Cluster) -> str | None:
+    # On the same hosts, whatever devices they have.
+    return too_large(plan, size, request.config, lambda config: planned_on(config, cluster, False, False))
 
 
-def too_large(plan: Plan, size: Size, config: Config, replan: Replan) -> str | None:
-    """The refusal of a plan with too little memory, which names plans that fit; None if it fits."""
+def too_large(plan: Plan, size: Size, config: Config, replan: Callable[[Config], Plan]) -> str | None:
+    """The refusal of a plan with too little memory, with what fits once `replan` has planned it; None if it fits."""
     estimation = estimate(plan, size)
     if estimation.fits:
         return None
-    fitting = islice(_fitting(plan, size, config, replan), MOST_NAMED)
-    tried = ", or ".join(fitting) or "a smaller model: no strategy, train.remat or batch tried holds it"
-    if estimation.host is None or estimation.too_small:
-        place = f"{plan.hardware.memory_gib:g} GiB of a device of {plan.hardware.name}"
+
+    def fitting() -> Iterator[str]:
+        for typed, changed in _others(plan, size, config):
+            with suppress(UserError):
+                if estimate(replan(changed), size).fits:
+                    yield typed
+
+    tried = ", or ".join(islice(fitting(), MOST_NAMED)) or (
+        "a smaller model: no strategy, train.remat or batch tried holds it"
+    )
+    host, device, whose = estimation.host, estimation.device, "in all"
+    if host is None or estimation.too_small:
+        place, whose = f"{plan.hardware.memory_gib:g} GiB of a device of {plan.hardware.name}", "on each"
+        needed = max(each.total for each in estimation.memory)
     else:
-        place = f"{estimation.host.gib:g} GiB of a host, which its CPU devices share,"
+        place, needed = f"{host.gib:g} GiB of a host, which its CPU devices share,", host.total
+    parts = (
+        (device.parameters, "of parameters"), (device.gradients, "of gradients"), (device.slots, "of the optimizer"),
+        (device.activations or 0, "of activations"), (device.batches, "of batches"),
+    )  # fmt: skip
+    of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
     return (
-        f"Expected a model that fits the {place} under strategy={plan.strategy.name}, "
-        f"received {_received(estimation)}. Try {tried}."
+        f"Expected a model that fits the {place} under strategy={plan.strategy.name}, received one that takes "
+        f"{_amount(needed)} {whose} ({of_device} on a device). Try {tried}."
     )
 
 
@@ -138,66 +147,33 @@ def without_room(plan: Plan, state_bytes: int) -> str | None:
     )
 
 
-def _fitting(plan: Plan, size: Size, config: Config, replan: Replan) -> Iterator[str]:
-    for typed, changed in _others(plan, size, config):
-        try:
-            if estimate(replan(changed), size).fits:
-                yield typed
-        except UserError:
-            continue
-
-
 def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
-    forgetful = dataclasses.replace(config, train=dataclasses.replace(config.train, remat=True))
+    """Yields (what is typed, the config) of what may hold the model: several devices a copy, one copy, less a batch."""
     bases = [("", config)]
     if size.forgetful_step is not None and not config.train.remat:
-        yield "train.remat=true", forgetful
-        bases.append((" train.remat=true", forgetful))
-    for also, base in bases:
-        for typed, shared in _over_several(plan, size, base):
-            yield f"{typed}{also}", shared
-    if plan.workers > 1 and not plan.strategy.asynchronous:
-        build: Object = {"_target_": "pipeline.strategies.one_device"}
-        one_device = StrategyConfig(name="one_device", exchange=Exchange.none, build=build)
-        for also, base in bases:
-            yield f"strategy=one_device workers=1{also}", dataclasses.replace(base, workers=1, strategy=one_device)
-    batch = plan.training.replica_batch // 2
-    while batch and not estimate(_with_batch(plan, batch), size).fits:
-        batch //= 2
-    if batch:
-        train = dataclasses.replace(config.train, replica_batch=batch, global_batch=None)
-        yield f"train.replica_batch={batch}", dataclasses.replace(config, train=train)
-
-
-def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
-    """Yields each copy of the model over several devices, if the size says how it is laid over them."""
+        bases.append((" train.remat=true", replace(config, train=replace(config.train, remat=True))))
+        yield "train.remat=true", bases[1][1]
+    # As the size says how the model is laid over devices.
     cuttable = size.layers if plan.backend == TENSORFLOW else any(variable.cut for variable in size.variables)
-    if plan.strategy.asynchronous or not cuttable:
-        return
-    for parts in PARTS:
-        if parts <= plan.strategy.devices_per_replica:
-            continue
+    tried = [parts for parts in PARTS if cuttable and parts > plan.strategy.devices_per_replica]
+    others: list[tuple[str, StrategyConfig]] = []
+    for parts in () if plan.strategy.asynchronous else tried:
         build: Object = {"_target_": MODEL_PARALLEL, "layout": None}
         strategy = StrategyConfig("model_parallel", spans_devices=True, devices_per_replica=parts, build=build)
-        typed = f"strategy=model_parallel workers=1 strategy.devices_per_replica={parts}"
-        yield typed, dataclasses.replace(config, workers=1, strategy=strategy)
-
-
-def _with_batch(plan: Plan, replica_batch: int) -> Plan:
-    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, replica_batch=replica_batch))
-
-
-def _received(estimation: Estimate) -> str:
-    host, largest = estimation.host, max(place.total for place in estimation.memory)
-    needed = largest if estimation.too_small or host is None else host.total
-    whose = "on each" if estimation.too_small else "in all"
-    device = estimation.device
-    parts = (
-        (device.parameters, "of parameters"), (device.gradients, "of gradients"), (device.slots, "of the optimizer"),
-        (device.activations or 0, "of activations"), (device.batches, "of batches"),
-    )  # fmt: skip
-    of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
-    return f"one that takes {_amount(needed)} {whose} ({of_device} on a device)"
+        others.append((f"strategy=model_parallel workers=1 strategy.devices_per_replica={parts}", strategy))
+    for also, base in bases:
+        yield from ((f"{typed}{also}", replace(base, workers=1, strategy=strategy)) for typed, strategy in others)
+    if plan.workers > 1 and not plan.strategy.asynchronous:
+        build = {"_target_": "pipeline.strategies.one_device"}
+        one_device = StrategyConfig(name="one_device", exchange=Exchange.none, build=build)
+        for also, base in bases:
+            yield f"strategy=one_device workers=1{also}", replace(base, workers=1, strategy=one_device)
+    batch = plan.training.replica_batch // 2
+    while batch and not estimate(replace(plan, training=replace(plan.training, replica_batch=batch)), size).fits:
+        batch //= 2
+    if batch:
+        train = replace(config.train, replica_batch=batch, global_batch=None)
+        yield f"train.replica_batch={batch}", replace(config, train=train)
 
 
 def _amount(size: int) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.driver import RunResult, Screen, start
 from pipeline.driver.requests import Requests
 from pipeline.driver.session import Key, Preemption, RunRequest, Session, cluster_key
-from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, Job, LaunchError
+from pipeline.launch import AT_ONCE, JOBS, Cluster, Job, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
@@ -26,12 +26,7 @@ POLL_SECONDS = 0.2
 # For runs to end once the command does.
 END_SECONDS = 60.0
 
-Open = Callable[[Path], AbstractContextManager[Screen]]
-Begun = Callable[[Key, RunRequest], None]
-Ended = Callable[[Key, RunResult, float], None]
 Clusters = dict[str, Cluster]
-
-
 # A part of this machine: the numbers of cores, and of GPUs as the machine's devices are numbered, each with its kind.
 Part = frozenset[tuple[str, int]]
 CORE, GPU = "core", "GPU"
@@ -49,40 +44,32 @@ def numbers(part: Part, kind: str) -> list[int]:
 
 
 def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
-    """A part of what is free that a plan can have for itself; None where it needs more.
-
-    A plan whose processes take any core leaves nothing beside it, unless it computes on GPUs.
-    """
-    devices = [device for process in plan.processes for device in process.devices]
-    if not (gpus := sum(device.startswith("GPU:") for device in devices)) and (
-        plan.hardware.kind != "cpu" or not all(process.cores for process in plan.processes)
-    ):
+    """A part of what is free that a plan can have for itself, all where it takes any core; None where it needs more."""
+    gpus = sum(device.startswith("GPU:") for process in plan.processes for device in process.devices)
+    if not gpus and (plan.hardware.kind != "cpu" or not all(process.cores for process in plan.processes)):
         return everything if free == everything else None
     kind, count = (GPU, gpus) if gpus else (CORE, sum(len(process.cores) for process in plan.processes))
     part = frozenset((kind, number) for number in numbers(free, kind)[:count])
     return part if len(part) == count else None
 
 
-class Share(Cluster):
+class _Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
     def __init__(self, cluster: Cluster, part: Part) -> None:
         self._cluster, self._part = cluster, part
 
     def inventory(self) -> Machine:
-        """All of this machine: a plan does not change with what others leave free."""
+        # A plan does not change with what others leave free.
         return self._cluster.inventory()
 
     def warm_up(self) -> None:
-        """Begins the imports of its processes."""
         self._cluster.warm_up()
 
     def addresses(self, plan: Plan) -> Sequence[str]:
-        """Free ports."""
         return self._cluster.addresses(plan)
 
     def start(self, plan: Plan, group: str, folder: Path) -> Job:
-        """Forks the plan's processes, on cores and GPUs of this part."""
         return self._cluster.start(moved(plan, whole(self.inventory()), self._part), group, folder)
 
     def close(self, code: int) -> None:
@@ -109,7 +96,13 @@ class Parallel:
     """
 
     def __init__(
-        self, requests: Requests, session: Session, at_once: int, opened: Open, begun: Begun, ended: Ended
+        self,
+        requests: Requests,
+        session: Session,
+        at_once: int,
+        opened: Callable[[Path], AbstractContextManager[Screen]],
+        begun: Callable[[Key, RunRequest], None],
+        ended: Callable[[Key, RunResult, float], None],
     ) -> None:
         self._session, self._at_once, self._opened, self._begun, self._ended = session, at_once, opened, begun, ended
         self._waiting = dict(requests.to_run)
@@ -124,10 +117,11 @@ class Parallel:
 
     def run(self) -> None:
         """Trains all of them. Raises what one raises."""
+        session = self._session
         # A scheduler's signal lets those under way end by themselves.
-        self._session.busy = True
+        session.busy = True
         try:
-            while self._in_use or (self._waiting and not self._session.preemption.asked):
+            while self._in_use or (self._waiting and not session.preemption.asked):
                 self._begin()
                 with suppress(queue.Empty):
                     key, result, seconds = self._results.get(timeout=POLL_SECONDS)
@@ -136,14 +130,23 @@ class Parallel:
                         raise result
                     self._ended(key, result, seconds)
         except BaseException as error:
-            self._end(error.number if isinstance(error, Interrupted) else signal.SIGTERM)
+            # Those under way end as well.
+            self._waiting.clear()
+            session.preemption.ending = error.number if isinstance(error, Interrupted) else signal.SIGTERM
+            until = time.monotonic() + END_SECONDS
+            while self._in_use and (left := until - time.monotonic()) > 0:
+                with suppress(queue.Empty):
+                    self._give_back(self._results.get(timeout=left)[0])
             raise
         finally:
             self._over = True
-            self._close([(dict([job]), 0) for job in self._idle] + [(used, 1) for _, used in self._in_use.values()])
+            for job in self._idle:
+                self._close(dict([job]), 0)
+            for _, clusters in self._in_use.values():
+                self._close(clusters, 1)
             for thread in self._ending:
                 thread.join()
-            self._session.busy = False
+            session.busy = False
 
     def _begin(self) -> None:
         """Begins the runs that there is room for, in order."""
@@ -161,6 +164,19 @@ class Parallel:
                 clusters.update([job])
             threading.Thread(target=self._work, args=(key, request, part, clusters), daemon=True).start()
 
+    def _room(self, key: Key) -> Part | None:
+        """The part of this machine for a run, an empty one if it needs none; None if there is no room for it."""
+        request = self._waiting[key]
+        of_job = AT_ONCE[request.config.cluster.name] == JOBS
+        if request.planned is None and not of_job:
+            validated = start.validate(request, self._session)
+            request = self._waiting[key] = request if isinstance(validated, RunResult) else validated
+        if request.planned is None or of_job:
+            return Part()
+        if not self._everything:
+            self._free = self._everything = whole(request.planned.cluster.inventory())
+        return part_for(request.planned.plan, self._free, self._everything)
+
     def _give_back(self, key: Key) -> None:
         """Lets others have the room and the jobs of a run that has ended; jobs that none of them needs end."""
         part, clusters = self._in_use.pop(key)
@@ -168,19 +184,9 @@ class Parallel:
         needed = {cluster_key(request.config) for request in self._waiting.values()}
         jobs = [*self._idle, *clusters.items()]
         self._idle = [job for job in jobs if job[0] in needed]
-        self._close([(dict([job]), 0) for job in jobs if job[0] not in needed])
-
-    def _room(self, key: Key) -> Part | None:
-        """The part of this machine for a run, an empty one if it needs none; None if there is no room for it."""
-        request = self._waiting[key]
-        if request.planned is None and _kind(request) != JOBS:
-            validated = start.validate(request, self._session)
-            request = self._waiting[key] = request if isinstance(validated, RunResult) else validated
-        if request.planned is None or _kind(request) == JOBS:
-            return Part()
-        if not self._everything:
-            self._free = self._everything = whole(request.planned.cluster.inventory())
-        return part_for(request.planned.plan, self._free, self._everything)
+        for job in jobs:
+            if job[0] not in needed:
+                self._close(dict([job]), 0)
 
     def _work(self, key: Key, request: RunRequest, part: Part, clusters: Clusters) -> None:
         began = time.monotonic()
@@ -194,56 +200,40 @@ class Parallel:
         self._results.put((key, result, time.monotonic() - began))
 
     def _train(self, request: RunRequest, part: Part, clusters: Clusters) -> RunResult:
-        session, result = self._session, None
-        if _kind(request) == DEVICES:
-            request, preemption = self._on_devices(request, part, clusters), session.preemption
-        else:
+        session, planned, result = self._session, request.planned, None
+        preemption, of_job = session.preemption, AT_ONCE[request.config.cluster.name] == JOBS
+        if of_job:
             # A scheduler's signal to one job is none to another.
             request, preemption = replace(request, planned=None), Preemption(session.preemption)
+        else:
+            share = clusters[cluster_key(request.config)] = _Share(session.cluster(request.config), part)
+            if planned is not None:
+                note = f"Up to {self._at_once} points ran at once on this machine: they share its memory's bandwidth."
+                plan = replace(planned.plan, notes=(*planned.plan.notes, note))
+                request = replace(request, planned=replace(planned, plan=plan, cluster=share))
         with self._opened(request.folder / LOG) as screen:
             try:
                 own = own_session(session, screen, clusters, preemption)
                 own.serve(request.config)
                 result = start.run(request, own)
             finally:
-                if result is None or not result.result.finished or _kind(request) != JOBS:
+                if result is None or not result.result.finished or not of_job:
                     _close(clusters, int(result is None), screen)
             for job in clusters.values():
                 # Until another run has it, it has no screen.
                 job.serve(lambda text: None, lambda: None)
         return result
 
-    def _on_devices(self, request: RunRequest, part: Part, clusters: Clusters) -> RunRequest:
-        share = clusters[cluster_key(request.config)] = Share(self._session.cluster(request.config), part)
-        planned = request.planned
-        if planned is None:
-            return request
-        note = f"Up to {self._at_once} points ran at once on this machine: they share its memory's bandwidth."
-        plan = replace(planned.plan, notes=(*planned.plan.notes, note))
-        return replace(request, planned=replace(planned, plan=plan, cluster=share))
-
-    def _end(self, number: int) -> None:
-        """Makes the runs under way end, and waits for them."""
-        self._waiting.clear()
-        self._session.preemption.end(number)
-        until = time.monotonic() + END_SECONDS
-        while self._in_use and (left := until - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                self._give_back(self._results.get(timeout=left)[0])
-
-    def _close(self, ends: Sequence[tuple[Clusters, int]]) -> None:
-        """Ends jobs, each with an exit code, while others go on."""
-        threads = [threading.Thread(target=_close, args=(*end, self._session.screen)) for end in ends]
-        self._ending += threads
-        for thread in threads:
-            thread.start()
+    def _close(self, clusters: Clusters, code: int) -> None:
+        """Ends jobs with an exit code, while others go on."""
+        self._ending.append(threading.Thread(target=_close, args=(clusters, code, self._session.screen)))
+        self._ending[-1].start()
 
 
 def own_session(session: Session, screen: Screen, clusters: Clusters, preemption: Preemption) -> Session:
     """The session of one run: a screen, a preemption and clusters of its own."""
-    return replace(
-        session, open_screen=lambda: screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters
-    )
+    own = replace(session, open_screen=lambda: screen, preemption=preemption, _clusters=clusters)
+    return replace(own, busy=True, ahead=None)
 
 
 def _close(clusters: Clusters, code: int, screen: Screen) -> None:
@@ -256,7 +246,3 @@ def _close(clusters: Clusters, code: int, screen: Screen) -> None:
             return
         except (OSError, LaunchError) as error:
             screen.say(str(error))
-
-
-def _kind(request: RunRequest) -> str:
-    return AT_ONCE[request.config.cluster.name]

@@ -30,18 +30,14 @@ SQLITE = "sqlite:///"
 
 
 def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
-    """The plans of a run, without ports; no process is started. Raises `UserError` for a config that is refused.
-
-    Without `begin`, hosts that would have to come first are assumed to have what the config needs.
-    """
-    check_targets(config, session.search)
+    """The plans of a run, without ports; nothing is started, nor, without `begin`, asked. Raises `UserError`."""
+    _check_targets(config, session.search)
     check_engine(config.backend)
     check_installed(config.backend)
     check_collective(config.strategy.collective)
     offered(config.views)
     if config.mode is Mode.run:
         _expect_needed(config, session)
-        _expect_store(config)
     cluster = session.cluster(config)
     plan = planned_on(config, cluster, config.mode is Mode.run, begin)
     if config.mode is Mode.run and (examples := _training_examples(config, session, plan)) is not None:
@@ -77,21 +73,27 @@ def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = N
 
 
 def _expect_needed(config: Config, session: Session) -> None:
-    if not _trains_here(config):
-        return
-    data = repr(config.data.build)
-    if "path" in config.data.build and data not in session.examples:
-        # Only for such data: it brings along NumPy, which a plan of others does without.
-        from pipeline.data.errors import DataError
-        from pipeline.data.needed import expect_data, training_examples
+    """Refuses a run whose data, or whose folders, are not there or cannot be written."""
+    data, folder, uri = config.data.build, config.checkpoint.folder, config.tracking.uri
+    if _trains_here(config):
+        if "path" in data and repr(data) not in session.examples:
+            # Only for such data: it brings along NumPy, which a plan of others does without.
+            from pipeline.data.errors import DataError
+            from pipeline.data.needed import expect_data, training_examples
 
-        try:
-            expect_data(config.data.build)
-            session.examples[data] = training_examples(config.data.build)
-        except DataError as error:
-            raise UserError(str(error)) from error
-    if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
-        _expect_folder("checkpoint.folder", config.checkpoint.folder, Path(config.checkpoint.folder))
+            try:
+                expect_data(data)
+                session.examples[repr(data)] = training_examples(data)
+            except DataError as error:
+                raise UserError(str(error)) from error
+        if folder is not None and "://" not in folder:
+            _expect_folder("checkpoint.folder", folder, Path(folder))
+    if config.tracking.store is Store.sqlite and uri is not None and uri.startswith(SQLITE):
+        file = Path(uri.removeprefix(SQLITE).partition("?")[0])
+        if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+            why = "a folder" if file.is_dir() else "one that cannot be written"
+            raise UserError(f"a file that can be written for tracking.uri={uri}", why, "tracking.uri=null")
+        _expect_folder("tracking.uri", uri, file.parent)
 
 
 def _trains_here(config: Config) -> bool:
@@ -113,17 +115,6 @@ def _training_examples(config: Config, session: Session, plan: Plan) -> int | No
     return session.examples[few]
 
 
-def _expect_store(config: Config) -> None:
-    uri = config.tracking.uri
-    if config.tracking.store is not Store.sqlite or uri is None or not uri.startswith(SQLITE):
-        return
-    file = Path(uri.removeprefix(SQLITE).partition("?")[0])
-    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
-        why = "a folder" if file.is_dir() else "one that cannot be written"
-        raise UserError(f"a file that can be written for tracking.uri={uri}", why, "tracking.uri=null")
-    _expect_folder("tracking.uri", uri, file.parent)
-
-
 def _expect_folder(key: str, value: str, path: Path) -> None:
     missing = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
     try:
@@ -140,16 +131,32 @@ def _expect_folder(key: str, value: str, path: Path) -> None:
 
 
 def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bool = True) -> Plan:
-    """The plan, with the facts of the data from its manifest."""
-    described, files = _described(config)
-    return planning.make(described, machine_of(config, cluster, begin), present, files)
+    """The plan, with the facts of the data from its manifest, if this machine has that."""
+    data, files = config.data, list[int]()
+    if data.build.get(targets.KEY) == PREPARED and data.path and "://" not in data.path:
+        # Only for such data: it brings along NumPy, which a plan of others does without.
+        from pipeline.data import manifest
+        from pipeline.data.errors import DataError
+
+        try:
+            contents = manifest.load(data.path)
+        except DataError as error:
+            raise UserError(str(error)) from error
+        shapes = {feature.name: feature.shape for feature in contents.features}
+        facts: dict[str, Any] = {
+            "num_classes": contents.num_classes,
+            "input_shape": None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]],
+            "train_examples": contents.examples(manifest.TRAIN),
+            "validation_examples": contents.examples(manifest.VALIDATION),
+        }
+        missing = {name: value for name, value in facts.items() if getattr(data, name) is None}
+        config = dataclasses.replace(config, data=dataclasses.replace(data, **missing))
+        files = [shard.examples for shard in contents.splits.get(manifest.TRAIN, ()) if shard.examples]
+    return planning.make(config, machine_of(config, cluster, begin), present, files)
 
 
 def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
-    """The cluster's hosts, as they are if processes will start there, else as they are assumed to be.
-
-    Unless the config says how fast the link between them is, it is as `python -m pipeline doctor` measured it last.
-    """
+    """The cluster's hosts, with the link between them that `doctor` measured; assumed where no process will start."""
     looks = config.mode is Mode.run and (begin or cluster.arrived())
     machine = cluster.inventory() if looks else cluster.assumed()
     if config.hardware.link_gbps is not None or machine.hosts == 1:
@@ -176,33 +183,7 @@ def with_addresses(plan: Plan, cluster: Cluster) -> Plan:
     return planning.listening(plan, cluster.addresses(plan) if len(plan.processes) > 1 else ())
 
 
-def _described(config: Config) -> tuple[Config, list[int]]:
-    """(The config with the facts of its data's manifest, if this machine has that, the examples of each file)."""
-    data = config.data
-    if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
-        return config, []
-    # Only for such data: it brings along NumPy, which a plan of others does without.
-    from pipeline.data import manifest
-    from pipeline.data.errors import DataError
-
-    try:
-        contents = manifest.load(data.path)
-    except DataError as error:
-        raise UserError(str(error)) from error
-    shapes = {feature.name: feature.shape for feature in contents.features}
-    shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
-    facts: dict[str, Any] = {
-        "num_classes": contents.num_classes,
-        "input_shape": shape,
-        "train_examples": contents.examples(manifest.TRAIN),
-        "validation_examples": contents.examples(manifest.VALIDATION),
-    }
-    missing = {name: value for name, value in facts.items() if getattr(data, name) is None}
-    files = [shard.examples for shard in contents.splits.get(manifest.TRAIN, ()) if shard.examples]
-    return dataclasses.replace(config, data=dataclasses.replace(data, **missing)), files
-
-
-def check_targets(config: Config, search: tuple[str, ...]) -> None:
+def _check_targets(config: Config, search: tuple[str, ...]) -> None:
     """Refuses functions that no config may call, that do not exist or do not fit; imports none, as that runs code."""
     allowed = config.allowed_targets
     targets.check_allowed(allowed)

@@ -7,7 +7,6 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.analyze import calibration, history, outlook, predict, step_model
-from pipeline.config.schema import Config
 from pipeline.driver import Foreseen, RunResult
 from pipeline.driver.memory_check import learned_size
 from pipeline.driver.planner import planned_on, with_addresses
@@ -26,11 +25,10 @@ from pipeline.record.results import Choices, Cost, Ending, Layout, Result, Speed
 def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> RunResult:
     """Says how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
     config, output = request.config, request.output
-    sweep = config.predict.sweep
-    for name in dict.fromkeys((sweep, None)):
+    for name in (sweep := config.predict.sweep, None):
         if name not in session.histories:
             session.histories[name] = history.finished(output, name)
-    logged = session.histories[None]
+    logged = [timed_run.run.result for timed_run in session.histories[None]]
     basis = predict.basis(plan, session.histories[sweep], sweep or str(output))
     same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == plan.model.build]
     timed = None if predict.sized(plan, basis) else _timed_alone(plan, basis, request, cluster, session)
@@ -43,33 +41,24 @@ def predicted(plan: Plan, request: RunRequest, cluster: Cluster, session: Sessio
     else:
         parameters = size.parameters
     now = time.time()
-    errors = calibration.of_log(plan, basis, logged)
+    errors = calibration.of_log(plan, basis, session.histories[None])
     prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
-    examples = plan.data.train_examples or basis.runs[-1].run.train_examples
-    result = _result(plan, config, prediction, examples, basis)
-    score = calibration.score([timed_run.run.result for timed_run in logged])
-    append_prediction(output, calibration.line_of(plan, prediction, now))
-    foreseen = Foreseen(prediction, score, config.predict.knee_share)
-    return dataclasses.replace(request.ended(result), foreseen=foreseen)
-
-
-def _result(
-    plan: Plan, config: Config, prediction: predict.Prediction, examples: int | None, basis: predict.Basis
-) -> Result:
-    seconds = outlook.seconds_to_finish(plan, prediction.examples_per_second, examples)
+    rate, examples = prediction.examples_per_second, plan.data.train_examples or basis.runs[-1].run.train_examples
+    seconds = outlook.seconds_to_finish(plan, rate, examples)
     watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
     joules = None if watts is None or seconds is None else watts * plan.workers * seconds
     price = config.hardware.price_per_hour
-    return Result(
+    result = Result(
         Ending("PREDICTED"),
         Choices.of(config),
         Layout.of(plan),
-        Speed(
-            prediction.examples_per_second, prediction.low, prediction.high, interval_confidence=prediction.confidence
-        ),
+        Speed(rate, prediction.low, prediction.high, interval_confidence=prediction.confidence),
         cost=Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), joules),
         notes=(*plan.notes, *prediction.notes),
     )
+    foreseen = Foreseen(prediction, calibration.score(logged), config.predict.knee_share)
+    append_prediction(output, calibration.line_of(plan, prediction, now))
+    return dataclasses.replace(request.ended(result), foreseen=foreseen)
 
 
 def _timed_alone(

@@ -15,7 +15,7 @@ from pipeline.driver.timing import Measurements
 from pipeline.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import results
-from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
+from pipeline.record.events import MODEL, SAMPLE, WEIGHTS
 from pipeline.record.files import Scored, read_predictions
 from pipeline.record.findings import Check
 
@@ -23,14 +23,9 @@ SKIPPED_NAMED = 3
 
 
 def result_of(
-    run: Run,
-    plan: Plan,
-    config: Config,
-    measured: Measurements,
-    ending: results.Ending,
-    one_device: Plan | None,
+    run: Run, plan: Plan, config: Config, measured: Measurements, ending: results.Ending, one_device: Plan | None,
     reused: results.Baseline | None,
-) -> results.Result:
+) -> results.Result:  # fmt: skip
     """The result of a run; its baseline, `one_device`, may be `reused` from an earlier run."""
     repeats, source = list[float](), None
     if one_device is not None:
@@ -38,48 +33,47 @@ def result_of(
         source = results.IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
-    speed = speed_of(plan, measured, repeats, source)
-    middle, waited, training = speed.examples_per_second, input_of(plan, measured), training_of(measured, run)
-    timed_workers, workers = measured.timed_workers or plan.workers, measured.workers or plan.workers
-    goodput = run.goodput
-    survival = results.Survival(
-        workers, goodput.resumed, measured.restarts, measured.rollbacks, goodput.repeated, goodput.share, run.saved_step
+    speed, waited, training = (
+        speed_of(plan, measured, repeats, source),
+        _input(plan, measured),
+        _training(measured, run),
     )
-    price = config.hardware.price_per_hour
+    goodput, price, middle = run.goodput, config.hardware.price_per_hour, speed.examples_per_second
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
+    predictions: tuple[Scored, ...] = ()
+    # Predictions are of devices with cores of their own.
+    if ending.status == "FINISHED" and middle and not plan.hardware.oversubscribed:
+        lines = read_predictions(Path(config.output_dir))
+        predictions = tuple(calibration.scored(lines, step_model.identity(plan), middle))
+    names = [f"worker {rank}" for rank in plan.ranks("worker")]
+    by_name = dict(zip(names, measured.finished.worker_steps or [], strict=False))
     return results.Result(
         ending,
         results.Choices.of(plan),
-        results.Layout.of(plan, timed_workers),
+        results.Layout.of(plan, measured.timed_workers or plan.workers),
         speed,
         waited,
         training,
-        staleness_of(plan, measured.finished),
-        survival,
+        unflat(results.Staleness, asdict(measured.finished) | {"worker_steps": by_name}),
+        results.Survival(
+            measured.workers or plan.workers, goodput.resumed, measured.restarts, measured.rollbacks, goodput.repeated,
+            goodput.share, run.saved_step,
+        ),
         results.Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
         environment=results.Environment(plan.hardware.machine, measured.versions),
         check=run.check,
         profile=measured.profile,
         explained=measured.explained,
-        predictions=_scored(plan, config, middle) if ending.status == "FINISHED" and middle else (),
+        predictions=predictions,
         notes=(
             *plan.notes,
             *measured.notes,
             *(measured.built.notes or ()),
-            *ended_early(training),
-            *check_notes(run.check, plan.workers),
-            *notes_on_speed(plan, measured, speed, waited),
-            *skipped_notes(measured),
+            *_notes_on_training(training, run.check, plan.workers),
+            *_notes_on_speed(plan, measured, speed, waited),
+            *_notes_on_skipped(measured),
         ),
-    )
-
-
-def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
-    if plan.hardware.oversubscribed:
-        # Predictions are of devices with cores of their own.
-        return ()
-    lines = read_predictions(Path(config.output_dir))
-    return tuple(calibration.scored(lines, step_model.identity(plan), measured))
+    )  # fmt: skip
 
 
 def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], source: str | None) -> results.Speed:
@@ -87,22 +81,20 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     point, _ = measured.counted(plan)
     points = [repeat.examples_per_second for repeat in point]
     middle, low, high = measure.interval(points) if points else (None, None, None)
-    speedup: tuple[float | None, ...] = (None, None, None)
-    if points and baseline:
-        speedup = measure.speedup(points, baseline, in_turn=source == results.IN_THIS_RUN)
-    one = measure.interval(baseline)[0] if baseline else None
+    in_turn = source == results.IN_THIS_RUN
+    ratio, least, most = measure.speedup(points, baseline, in_turn) if points and baseline else (None, None, None)
     devices = (measured.timed_workers or plan.workers) * plan.strategy.devices_per_replica
-    efficiency = None if speedup[0] is None else speedup[0] / devices
+    efficiency = None if ratio is None else ratio / devices
     return results.Speed(
-        examples_per_second=middle,
-        examples_per_second_low=low,
-        examples_per_second_high=high,
+        middle,
+        low,
+        high,
         **(measure.step_ms(point) if point else {}),
-        baseline_examples_per_second=one,
-        baseline_source=source if one is not None else None,
-        speedup=speedup[0],
-        speedup_low=speedup[1],
-        speedup_high=speedup[2],
+        baseline_examples_per_second=measure.interval(baseline)[0] if baseline else None,
+        baseline_source=source if baseline else None,
+        speedup=ratio,
+        speedup_low=least,
+        speedup_high=most,
         # More than the ideal means that something has slowed the baseline.
         efficiency=None if efficiency is None or efficiency > results.MOST_EFFICIENCY else efficiency,
         interval_confidence=measure.confidence(len(points)) if points else None,
@@ -112,7 +104,7 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     )
 
 
-def notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, waited: results.Input) -> list[str]:
+def _notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, waited: results.Input) -> list[str]:
     """Notes on a throughput that is not that of all workers, or disturbed, bound by input, or explained otherwise."""
     timed, others, notes = measured.timed_workers or plan.workers, speed.other_work, list[str]()
     if timed != plan.workers:
@@ -138,7 +130,7 @@ def notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, wai
     return notes
 
 
-def training_of(measured: Measurements, run: Run) -> results.Training:
+def _training(measured: Measurements, run: Run) -> results.Training:
     """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
     saved, sample = (
@@ -158,8 +150,8 @@ def training_of(measured: Measurements, run: Run) -> results.Training:
     )
 
 
-def ended_early(training: results.Training) -> list[str]:
-    """Notes on a training that a callback ended, or whose weights are those of an earlier epoch."""
+def _notes_on_training(training: results.Training, check: Check | None, replicas: int) -> list[str]:
+    """Notes on what a callback has changed, and on replicas that were compared with one device."""
     notes = []
     if training.stopped_by is not None:
         end = f"epoch {training.epochs} of {training.planned_epochs}, step {training.stopped_at}"
@@ -169,22 +161,12 @@ def ended_early(training: results.Training) -> list[str]:
             f"The weights are those of epoch {training.restored_epoch}, which EarlyStopping restored; loss and metrics "
             f"are those of epoch {training.epochs}."
         )
+    if check is not None and check.outcome == "not made" and not check.noted:
+        notes.append(f"Replicas were not compared with one device (train.check): {check.unsaid}.")
+    if check is not None and check.outcome == "different" and not check.noted:
+        difference = check.said(replicas)
+        notes.append(f"{difference[0].upper()}{difference[1:]} {check.advice}")
     return notes
-
-
-def lost_of(measured: Measurements, part: str) -> int:
-    """The number of examples of a part of the data that were broken and left out."""
-    return sum(broken.examples for broken in measured.lost.get(part, ()))
-
-
-def check_notes(check: Check | None, replicas: int) -> list[str]:
-    """Notes on replicas that were compared with one device."""
-    if check is None or check.outcome == "equal" or check.noted:
-        return []
-    if check.outcome == "not made":
-        return [f"Replicas were not compared with one device (train.check): {check.unsaid}."]
-    difference = check.said(replicas)
-    return [f"{difference[0].upper()}{difference[1:]} {check.advice}"]
 
 
 def refused_of(check: Check | None, replicas: int) -> str | None:
@@ -197,11 +179,14 @@ def refused_of(check: Check | None, replicas: int) -> str | None:
     return f"{expected} others: {check.said(replicas)} {check.advice}"
 
 
-def skipped_notes(measured: Measurements) -> list[str]:
-    """Notes on examples that were left out."""
+def _lost(measured: Measurements, part: str) -> int:
+    return sum(broken.examples for broken in measured.lost.get(part, ()))
+
+
+def _notes_on_skipped(measured: Measurements) -> list[str]:
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
-        lost, count = measured.lost.get(part, ()), lost_of(measured, part)
+        lost, count = measured.lost.get(part, ()), _lost(measured, part)
         if count:
             names = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
@@ -209,7 +194,7 @@ def skipped_notes(measured: Measurements) -> list[str]:
     return notes
 
 
-def input_of(plan: Plan, measured: Measurements) -> results.Input:
+def _input(plan: Plan, measured: Measurements) -> results.Input:
     """The share of step time spent waiting for input, of the worker that waited longest, and of each."""
     longest, shares = measure.input_wait(measured.point)
     waiting = plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders
@@ -218,16 +203,9 @@ def input_of(plan: Plan, measured: Measurements) -> results.Input:
         wait=longest,
         wait_by_worker=dict(zip(names, shares, strict=False)),
         bound=None if longest is None else longest >= measure.INPUT_BOUND,
-        train_examples_skipped=lost_of(measured, "train"),
-        validation_examples_skipped=lost_of(measured, "validation"),
+        train_examples_skipped=_lost(measured, "train"),
+        validation_examples_skipped=_lost(measured, "validation"),
     )
-
-
-def staleness_of(plan: Plan, finished: Finished) -> results.Staleness:
-    """The figures that only an asynchronous training has."""
-    names = [f"worker {rank}" for rank in plan.ranks("worker")]
-    by_name = dict(zip(names, finished.worker_steps or [], strict=False))
-    return unflat(results.Staleness, asdict(finished) | {"worker_steps": by_name})
 
 
 def preempted(preemption: Preemption, saved_step: int | None) -> str:

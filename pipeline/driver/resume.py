@@ -28,9 +28,7 @@ from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan, from_json
-from pipeline.record import log
-from pipeline.record.commands import Resume
-from pipeline.record.events import Restarted, Resumed
+from pipeline.record import commands, events, log
 from pipeline.record.files import AGENTS, forget_agents, trains_on
 from pipeline.record.results import Baseline
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 FILE = "attempt.json"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Handover:
     """A run under way, for its next driver: its config as YAML, where it was typed, and its present attempt.
 
@@ -56,7 +54,7 @@ class Handover:
     began: float
     offset: int
     measured: Measurements
-    resume: Resume | None = None
+    resume: commands.Resume | None = None
     restarts: int = 0
     failed: str | None = None
     overrides: list[str] = field(default_factory=list)
@@ -82,17 +80,34 @@ def find(
         return None
     if config.resume != AUTO:
         return _named(config, plan, only_named(config.resume, output))
-    if only is not None:
+    candidates = [only] if only else dict.fromkeys([*run_folders.same_identity(plan, output), *also])
+    if only is not None and (only / LOCK).exists():
+        # Another command may work on it that has attached to it.
         try:
-            # Another command may work on it that has attached to it.
-            if (only / LOCK).exists():
-                Lock(only).release()
+            Lock(only).release()
         except BlockingIOError:
             received = f"{log.from_here(only)}, on which another one does"
             raise UserError("a point that no command works on", received, "again once that has ended") from None
-        return _last_of_same(plan, [only], say)
-    candidates = dict.fromkeys([*run_folders.same_identity(plan, output), *also])
-    return _last_of_same(plan, sorted(candidates, key=run_folders.began), say)
+    for folder in sorted(candidates, key=run_folders.began)[::-1]:
+        values = log.read_whole(folder / PLAN)
+        if not values or plans.identity(values) != plans.identity(_values_of(plan, values)):
+            continue
+        try:
+            run = Run.locked(folder)
+        except BlockingIOError:
+            # An older one was not meant to be resumed when this one began, and is not now.
+            say(f"{log.from_here(folder)}, of the same config, is still under way: another run begins.")
+            return None
+        except OSError:
+            # It is somebody else's.
+            continue
+        failed_early = run.status == "failed" and run.saved_step is None
+        if run.began and run.status != "finished" and not failed_early:
+            _expect_no_processes(run)
+            return run
+        run.release()
+        return None
+    return None
 
 
 def only_named(name: str, output: Path) -> Path:
@@ -103,10 +118,7 @@ def only_named(name: str, output: Path) -> Path:
 
 
 def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path]:
-    """Yields runs, each locked meanwhile, whose driver is gone and whose processes may have the ports that are needed.
-
-    Those processes save and end by themselves, but only after a while. Runs that are meant to train on are left out.
-    """
+    """Yields runs without a driver, each locked, whose processes may have the ports needed and are to end soon."""
     needed = set() if base_port is None else {base_port + process.rank for process in plan.processes}
     hosts = set(plan.hardware.host_names)
     for folder in sorted(output / within for within in run_folders.all_within(output)):
@@ -136,14 +148,36 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
     `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
     run's command, which folders and modules that were typed are relative to.
     """
-    shown = log.from_here(folder)
+    from pipeline.driver.supervisor import Supervisor
+
+    def live() -> None:
+        if end:
+            session.preemption.ask(signal.SIGTERM, "the driver", of_command=True)
+
     run = Run.without_driver(folder, "again once that has ended")
     with contextlib.ExitStack() as stack:
         try:
-            left = _left(run, shown)
+            left = _left(run)
             if Path(left.directory).is_dir():
                 stack.enter_context(contextlib.chdir(left.directory))
-            supervisor = _supervisor(run, left, session, end)
+            composed = OmegaConf.create(left.config)
+            assert isinstance(composed, DictConfig)
+            config = configs.typed(composed)
+            logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
+            cluster = session.cluster(config)
+            session.serve(config)
+            if any(isinstance(event, events.Restarted | events.Resumed) for event in logged) or not cluster.attach(
+                folder
+            ):
+                forget(folder)
+                received = f"none of {log.from_here(folder)}: they have ended"
+                again = shlex.join(["python", "-m", "pipeline", *left.overrides])
+                instead = f"{again}, which goes on from the last checkpoint"
+                raise UserError("processes that wait for a driver", received, instead)
+            baseline = None if left.baseline is None else from_json(left.baseline)
+            planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
+            request = RunRequest(config, folder, left.overrides, None, planned=planned)
+            supervisor = Supervisor(request, run, session, left.known, left, Replay(logged, left.began, live))
         except BaseException:
             run.release()
             raise
@@ -169,9 +203,8 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
         if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in config.resume_changes)
     ]
     if differing:
-        instead = (
-            f"the same, or resume_changes=[{','.join(differing)}] to go on with what is different, or resume=never"
-        )
+        also = f"resume_changes=[{','.join(differing)}] to go on with what is different"
+        instead = f"the same, or {also}, or resume=never"
         raise UserError(f"the config of {folder}, whose training goes on", f"another {', '.join(differing)}", instead)
     run = Run.without_driver(folder, "resume=never, or wait for it")
     _expect_no_processes(run)
@@ -182,37 +215,13 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
     return run
 
 
-def _last_of_same(plan: Plan, candidates: Sequence[Path], say: Callable[[str], None]) -> Run | None:
-    for folder in reversed(candidates):
-        values = log.read_whole(folder / PLAN)
-        if not values or plans.identity(values) != plans.identity(_values_of(plan, values)):
-            continue
-        try:
-            run = Run.locked(folder)
-        except BlockingIOError:
-            # An older one was not meant to be resumed when this one began, and is not now.
-            say(f"{log.from_here(folder)}, of the same config, is still under way: another run begins.")
-            return None
-        except OSError:
-            # It is somebody else's.
-            continue
-        failed_early = run.status == "failed" and run.saved_step is None
-        if run.began and run.status != "finished" and not failed_early:
-            _expect_no_processes(run)
-            return run
-        run.release()
-        return None
-    return None
-
-
 def _values_of(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the plan once it is as long as that of an earlier run."""
-    written: dict[str, Any] = json.loads(plans.as_long_as(plan, values).to_json())
-    return written
+    return dict(json.loads(plans.as_long_as(plan, values).to_json()))
 
 
 def _expect_no_processes(run: Run) -> None:
-    """Refuses a run whose processes may train on without a driver: two trainings would write the same files."""
+    # Two trainings would write the same files.
     if trains_on(run.folder, time.time()):
         run.release()
         folder = log.from_here(run.folder)
@@ -221,7 +230,8 @@ def _expect_no_processes(run: Run) -> None:
         raise UserError("a run that has ended", received, instead)
 
 
-def _left(run: Run, shown: Path) -> Handover:
+def _left(run: Run) -> Handover:
+    shown = log.from_here(run.folder)
     if run.ended is not None:
         again = "" if run.ended == "FINISHED" else " The same command goes on from its last checkpoint."
         raise UserError(
@@ -233,28 +243,3 @@ def _left(run: Run, shown: Path) -> Handover:
         instead = "the same command again: it goes on from the last checkpoint"
         raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
     return left
-
-
-def _supervisor(run: Run, left: Handover, session: Session, end: bool) -> "Supervisor":
-    from pipeline.driver.supervisor import Supervisor
-
-    composed, folder = OmegaConf.create(left.config), run.folder
-    assert isinstance(composed, DictConfig)
-    config = configs.typed(composed)
-    logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
-    cluster = session.cluster(config)
-    session.serve(config)
-    if any(isinstance(event, Restarted | Resumed) for event in logged) or not cluster.attach(folder):
-        forget(folder)
-        received = f"none of {log.from_here(folder)}: they have ended"
-        typed = f"{shlex.join(['python', '-m', 'pipeline', *left.overrides])}, which goes on from the last checkpoint"
-        raise UserError("processes that wait for a driver", received, typed)
-
-    def live() -> None:
-        if end:
-            session.preemption.ask(signal.SIGTERM, "the driver", of_command=True)
-
-    baseline = None if left.baseline is None else from_json(left.baseline)
-    planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
-    request = RunRequest(config, folder, left.overrides, None, planned=planned)
-    return Supervisor(request, run, session, left.known, left, Replay(logged, left.began, live))

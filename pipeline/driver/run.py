@@ -1,6 +1,5 @@
 """A run: its folder, its plan, its log, and its state, which the log rebuilds."""
 
-import dataclasses
 import json
 import os
 import time
@@ -21,7 +20,6 @@ from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
 from pipeline.record.findings import Check, Pace
-from pipeline.record.results import Result
 
 ENDED = {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}
 
@@ -36,10 +34,9 @@ class Run:
         # The log has events, and says as what the last command ended, if it says so.
         self.began = False
         self.ended: str | None = None
-        # The last step and epoch that the log tells of, and the step of the last checkpoint.
+        # The last step and epoch that the log tells of, and the step and the folder of the last checkpoint.
         self.step, self.epoch = 0, 0
         self.saved_step: int | None = None
-        # The folder of that checkpoint.
         self.saved_in: str | None = None
         self.check: Check | None = None
         self.profile: Pace | None = None
@@ -50,16 +47,15 @@ class Run:
         # Why all processes were started again, each time.
         self.restarts: list[str] = []
         # Measurements by group, repeat and rank.
-        self._repeats: dict[str, dict[int, dict[int, events.Measured]]] = {}
+        self._repeats: dict[str, dict[int, dict[int, events.Measured]]] = {"point": {}, "baseline": {}}
         self._lock: Lock | None = None
-        self._log: log.EventLog | None = None
+        self._log: log.EventLog
 
     @classmethod
     def from_log(cls, folder: Path) -> "Run":
         """Rebuilds a run from its folder; resume, takeover and tests start here."""
         run = cls(folder)
-        run.is_new = False
-        run.plan = log.read_whole(folder / PLAN)
+        run.is_new, run.plan = False, log.read_whole(folder / PLAN)
         for event, _ in log.read(folder / EVENTS):
             run.apply(event)
         return run
@@ -98,18 +94,20 @@ class Run:
                 self.restarts.append(text)
             case events.Profiled(values=profile):
                 self.profile = profile
-            case events.Steps(step=step) if event.of_point:
+            case events.Measured(group=str(group)):
+                self._repeats.setdefault(group, {}).setdefault(event.repeat, {})[event.rank] = event
+            case _ if not event.of_point:
+                pass
+            case events.Steps(step=step):
                 self.step = max(self.step, step)
-            case events.Epoch(epoch=epoch) if event.of_point:
+            case events.Epoch(epoch=epoch):
                 self.epoch = max(self.epoch, epoch)
-            case events.Checkpoint(step=step, path=path) if event.of_point:
+            case events.Checkpoint(step=step, path=path):
                 self.saved_step, self.saved_in = step, path.rpartition("/")[0]
-            case events.Checked(values=check) if event.rank == 0 and event.of_point:
+            case events.Checked(values=check, rank=0):
                 self.check = check
-            case events.Built(xla=bool(xla)) if self.xla is None and event.rank == 0 and event.of_point:
+            case events.Built(xla=bool(xla), rank=0) if self.xla is None:
                 self.xla, self.xla_speedup = xla, event.xla_speedup
-            case events.Measured() if event.group is not None:
-                self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 
     def missed(self, unheard: events.Unheard) -> list[events.Event]:
         """The events among those of earlier processes that the log lacks, as no driver has heard them."""
@@ -135,7 +133,7 @@ class Run:
 
     def timed(self, *groups: str) -> list[events.Event]:
         """The events of what some groups have measured, in their order."""
-        repeats = [by_rank for group in groups for by_rank in self._repeats.get(group, {}).values()]
+        repeats = [by_rank for group in groups for by_rank in self._repeats[group].values()]
         return sorted((event for by_rank in repeats for event in by_rank.values()), key=lambda event: event.time)
 
     def first_event(
@@ -163,13 +161,11 @@ class Run:
 
     def append(self, event: events.Event) -> None:
         """Writes an event to the log, and takes it in."""
-        assert self._log is not None, "it is open"
         self._log.append(event)
         self.apply(event)
 
     def close(self) -> None:
         """Closes its log. Raises `OSError` if that cannot be written."""
-        assert self._log is not None, "it is open"
         self._log.close()
 
     def release(self) -> None:
@@ -179,13 +175,7 @@ class Run:
 
     def _whole_repeats(self, group: str, ranks: Sequence[int]) -> list[measure.Repeat]:
         """The repeats, from the first on, that every process of a group has measured."""
-        by_repeat, repeats = self._repeats.get(group, {}), list[measure.Repeat]()
+        by_repeat, repeats = self._repeats[group], list[measure.Repeat]()
         while by_repeat.get(len(repeats), {}).keys() >= set(ranks):
             repeats.append(measure.slowest(by_repeat[len(repeats)]))
         return repeats
-
-
-def unwritten(result: Result, problem: OSError) -> Result:
-    """The result of a run whose folder cannot be written to any more."""
-    error = result.ending.error or f"The run's folder cannot be written to: {problem.strerror}."
-    return dataclasses.replace(result, ending=dataclasses.replace(result.ending, status="FAILED", error=error))

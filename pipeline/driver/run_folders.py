@@ -19,7 +19,6 @@ from pipeline.record import log, results
 from pipeline.record.files import ID_LETTERS, run_id_of
 
 EVENTS, PLAN, LOCK = "events.jsonl", "plan.json", "run.lock"
-A_RUN = "a run's folder, its name or its id in MLflow"
 # Where Hydra writes the composed config, in a run's folder.
 HYDRA_S = "hydra"
 
@@ -44,37 +43,31 @@ def newer_code(config: Config, folder: Path, search: Sequence[str]) -> Path | No
     """Returns a file of a person's own functions that was written after the run in a folder had begun, if any was."""
     train = config.train
     nodes = (config.model.build, config.data.build, config.strategy.build, train.optimizer, train.loss, train.metrics)
-    with suppress(OSError):
-        began = (folder / PLAN).stat().st_mtime
-        return next((path for path in targets.files(nodes, search) if path.stat().st_mtime > began), None)
-    return None
+    paths = targets.files(nodes, search) if (folder / PLAN).exists() else ()
+    return next((path for path in paths if log.written(path) > began(folder)), None)
 
 
 def attempts(folder: Path) -> Iterator[Path]:
     """Yields the folders of a run's attempts, from this one on."""
     while folder.is_dir():
         yield folder
-        folder = another(folder)
-
-
-def another(folder: Path) -> Path:
-    """Returns the folder for the attempt after the one in `folder`.
-
-    >>> another(Path("nowhere/0_mirrored.2"))
-    PosixPath('nowhere/0_mirrored.3')
-    """
-    first, _, number = folder.name.rpartition(".")
-    name, last = (first, int(number)) if first and number.isdecimal() else (folder.name, 1)
-    return folder.with_name(f"{name}.{last + 1}")
+        folder = _another(folder)
 
 
 def make_another(folder: Path) -> Path:
     """Makes a folder for one more attempt, after all that are there."""
     while True:
-        folder = another([folder, *attempts(folder)][-1])
+        folder = _another([folder, *attempts(folder)][-1])
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
+
+
+def _another(folder: Path) -> Path:
+    # After `name` comes `name.2`.
+    first, _, number = folder.name.rpartition(".")
+    name, last = (first, int(number)) if first and number.isdecimal() else (folder.name, 1)
+    return folder.with_name(f"{name}.{last + 1}")
 
 
 def remove(folder: Path, output: Path) -> None:
@@ -110,18 +103,18 @@ def find(
     name: str,
     output: Path,
     file: str = results.FILE,
-    expected: str = A_RUN,
+    expected: str = "a run's folder, its name or its id in MLflow",
     typed: str = "{}",
     instead: str = "output_dir=...",
 ) -> Path:
-    """The one run with a `file` that a folder, its name, its name in MLflow, or the first letters of its id there mean.
-
-    Raises `UserError`: `expected` that, with the last run's folder put into what is `typed`, or `instead` of it.
-    """
+    """The one run with a `file` that a folder, a name, or letters of an id in MLflow mean. Raises `UserError`."""
     if (Path(name) / file).is_file():
         return Path(name)
     folders = sorted((path.parent for path in output.glob(f"[rs]*/**/{file}")), key=began)
-    ids = {folder: _run_id(folder) for folder in folders}
+    ids: dict[Path, str] = {}
+    for folder in folders:
+        result = results.read(folder)
+        ids[folder] = run_id_of(folder) or (result and result.tracked.mlflow_run_id) or ""
     matches = [folder for folder in folders if folder.name == name or ids[folder].startswith(name)]
     # What MLflow shows as its name ends in letters of the id.
     ending = name.partition(" (")[0].rpartition("-")[2]
@@ -133,35 +126,27 @@ def find(
     raise UserError(expected, f"{name}, which is that of {count}", typed.format(folders[-1]) if folders else instead)
 
 
-def _run_id(folder: Path) -> str:
-    result = results.read(folder)
-    return run_id_of(folder) or (result and result.tracked.mlflow_run_id) or ""
-
-
 def same_identity(plan: Plan, output: Path) -> list[Path]:
     """The folders of runs in the output folder whose plan has, or once had, the identity of this one.
 
     A plan is read once: the index, a file in the output folder, has a line for each. Folders that it lacks, as those of
     an earlier version or from elsewhere, are read now, and all of them once it is deleted.
     """
-    index = _index(output)
     # An earlier version gave a training this length of which nobody had said how long.
     before = plans.as_long_as(plan, {"steps": plans.STEPS_THEN * plan.concurrent_steps, "usual_length": True})
     identities = {_identity(json.loads(each.to_json())) for each in (plan, before)}
-    lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
+    lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(_index(output))]
     indexed = {folder for folder, _ in lines}
     for folder in set(all_within(output, indexed)) - indexed:
         if values := log.read_whole(output / folder / PLAN):
-            lines.append((folder, _identity(values)))
-            _append(index, *lines[-1])
+            lines.append((folder, _append(output, folder, values)))
     return [output / folder for folder, identity in lines if identity in identities]
 
 
 def note(folder: Path, plan: Plan, output: Path) -> None:
     """Notes in the index of the output folder which plan a run has from now on."""
     with suppress(ValueError):
-        within = folder.resolve().relative_to(output.resolve()).as_posix()
-        _append(_index(output), within, _identity(json.loads(plan.to_json())))
+        _append(output, folder.resolve().relative_to(output.resolve()).as_posix(), json.loads(plan.to_json()))
 
 
 def _index(output: Path) -> Path:
@@ -170,10 +155,12 @@ def _index(output: Path) -> Path:
     return output / f".runs-{hashlib.sha256(fields.encode()).hexdigest()[:8]}.jsonl"
 
 
-def _append(index: Path, folder: str, identity: str) -> None:
+def _append(output: Path, folder: str, values: Mapping[str, Any]) -> str:
+    identity = _identity(values)
     # In one piece. A line that cannot be written is read from the plan again.
-    with suppress(OSError), open(index, "ab", buffering=0) as file:
+    with suppress(OSError), open(_index(output), "ab", buffering=0) as file:
         file.write(json.dumps({"run": folder, "identity": identity}).encode() + b"\n")
+    return identity
 
 
 def _identity(values: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""The session that the runs of a command share, what it waits for at its end, and a run as it was requested.
-
-No run waits until MLflow holds it: the tracker sends its log while the next one trains.
-"""
+"""The session that the runs of a command share, what it waits for at its end, and a run as it was requested."""
 
 import math
 import os
@@ -49,57 +46,45 @@ class RunPreempted(Exception):
     """The machine was requested, by a scheduler or Ctrl-C; all processes have left, with a checkpoint if in time."""
 
 
+@dataclass
 class Preemption:
-    """A request for the machine, by a scheduler or by a person's Ctrl-C.
+    """A request for the machine, by a scheduler's signal or a person's Ctrl-C, to one run or to the `command`'s."""
 
-    A request to the command is one to all of its runs: `command` is the command's, where this is that of one run.
-    """
-
-    def __init__(self, command: "Preemption | None" = None) -> None:
-        self._signal: str | None = None
-        # The number of that signal, also once it is forgotten.
-        self.number: int | None = None
-        self._ending: int | None = None
-        self._command = command
-        self._of_command = False
+    command: "Preemption | None" = None
+    # The signal, also once it was met; it and who got it in words, until then; one that ends runs in threads.
+    number: int | None = None
+    signal: str | None = None
+    ending: int | None = None
+    _of_command: bool = False
 
     @property
     def of_command(self) -> bool:
         """True if the command itself got the signal, and ends."""
-        return self._of_command or (self._command is not None and self._command.of_command)
+        return self._of_command or (self.command is not None and self.command.of_command)
 
     @property
     def asked(self) -> str | None:
         """The signal and who got it, in words; None if there was none."""
-        return self._signal or (self._command.asked if self._command else None)
+        return self.signal or (self.command.asked if self.command else None)
 
     @property
     def by_person(self) -> bool:
         """True if it was a person's Ctrl-C."""
-        return self.number == signal.SIGINT or (self._command is not None and self._command.by_person)
+        return self.number == signal.SIGINT or (self.command is not None and self.command.by_person)
 
     def ask(self, number: int, whom: str, of_command: bool = False) -> None:
         """Notes the first signal."""
-        if self._signal is None:
-            self._signal, self.number = f"{signal.Signals(number).name} to {whom}", number
+        if self.signal is None:
+            self.signal, self.number = f"{signal.Signals(number).name} to {whom}", number
         self._of_command |= of_command
 
     def patience(self, limit: float) -> float:
         """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
         return min(limit, PERSON_SECONDS) if self.by_person else limit
 
-    def forget(self) -> None:
-        """Drops a request that has been met, so that the next signal is noted."""
-        self._signal = None
-
-    def end(self, number: int) -> None:
-        """Notes a signal that ends the command, for runs in threads that get none."""
-        self._ending = number
-
     def heed(self) -> None:
         """Raises `RunPreempted` once a scheduler has requested the machine, `Interrupted` once the command must end."""
-        ending = (self._command or self)._ending
-        if ending is not None:
+        if (ending := (self.command or self).ending) is not None:
             raise Interrupted(ending)
         if self.asked:
             raise RunPreempted
@@ -107,15 +92,16 @@ class Preemption:
 
 @dataclass
 class Session:
-    """Shared by all runs of a command: the machine, the cluster with its fork server, and the tracker."""
+    """Shared by all runs of a command: the machine, the cluster with its fork server, and the tracker.
+
+    `open_screen` opens the screen once something is shown, since what draws takes a moment to import, and `track`
+    starts the tracker, whose own output goes to a log. `options` are those of the command that say where configs are.
+    """
 
     search: tuple[str, ...]
     environ: Mapping[str, str]
-    # Opens the screen once something is shown, since what draws takes a moment to import.
     open_screen: Callable[[], Screen]
-    # Starts the tracker, whose own output goes to the log that it gets.
     track: Callable[[Mapping[str, str], Path], Tracking]
-    # The command's options that say where configs are.
     options: tuple[str, ...] = ()
     results: dict[Key, RunResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
@@ -142,8 +128,7 @@ class Session:
     leaves: Path | None = None
     left: Path | None = None
     ahead: Ahead | None = None
-    # Runs whose logs the tracker still sends, with the seconds to wait for each; those that MLflow lacks something of,
-    # and what was wrong.
+    # Runs whose logs the tracker still sends, with the seconds to wait for each; what was wrong with those not sent.
     _pending: dict[Path, float] = field(default_factory=dict)
     _unsent: dict[Path, str | None] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
@@ -190,10 +175,7 @@ class Session:
             _note_tracked(folder, None)
 
     def settle(self, hurried: bool = False) -> tuple[str | None, Interrupted | None]:
-        """Waits until MLflow holds all runs that have ended: (what it lacks and what to type, the signal that came).
-
-        For a few seconds at most if `hurried`, or once a scheduler requests the machine.
-        """
+        """Waits until MLflow holds all ended runs, for seconds if `hurried`: (what it lacks, the signal that came)."""
         if self._tracker is None:
             return None, None
         began, says_why, interrupted = time.monotonic(), False, None
@@ -257,28 +239,25 @@ class Session:
             for cluster in self._clusters.values():
                 cluster.leave()
             return False
-        if number == signal.SIGINT and self.saves and self.preemption.asked is None:
+        first_by_person = number == signal.SIGINT and self.saves and self.preemption.asked is None
+        if first_by_person or number in PREEMPTING:
             self.preemption.ask(number, "the driver", of_command=True)
-            return True
-        if number not in PREEMPTING:
-            return False
-        self.preemption.ask(number, "the driver", of_command=True)
-        return self.busy
+        return first_by_person or (number in PREEMPTING and self.busy)
 
     def known_baseline(self, baseline: Plan | None, output: Path) -> Baseline | None:
         """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
-        if baseline is None:
+        how = baseline.measurement.baseline if baseline else "none"
+        if baseline is None or how not in ("once", "auto"):
             return None
-        path, how = self._baseline_file(baseline, output), baseline.measurement.baseline
-        earlier = self.baselines.get(path) if how in ("once", "auto") else None
-        return read_json(Baseline, path) if earlier is None and how == "auto" else earlier
+        path = self._baseline_file(baseline, output)
+        return self.baselines.get(path) or (read_json(Baseline, path) if how == "auto" else None)
 
     def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
         """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
-        path, entry = self._baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
-        self.baselines[path] = entry
+        path = self._baseline_file(baseline, output)
+        self.baselines[path] = Baseline(tuple(repeats), str(folder), time.time())
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, entry)
+        write_json(path, self.baselines[path])
 
     def _baseline_file(self, baseline: Plan, output: Path) -> Path:
         """The file of a baseline, named by all that its throughput depends on."""
@@ -320,10 +299,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run as it was requested: its config, its folder, what was typed, and its sweep.
-
-    An `own` folder may hold an earlier attempt: the run resumes that and no other. `planned` is there once validated.
-    """
+    """One run as it was requested; it resumes no other than that in its `own` folder. `planned` once validated."""
 
     config: Config
     folder: Path
@@ -339,27 +315,23 @@ class RunRequest:
 
     def unended(self, status: str | None = None) -> RunResult:
         """The result of a run before it has ended; one with a status has its whole layout."""
-        layout = Layout(workers=self.planned.plan.workers if self.planned else self.config.workers)
-        if self.planned is not None and status is not None:
-            layout = Layout.of(self.planned.plan)
+        plan = self.planned.plan if self.planned else None
+        layout = Layout.of(plan) if plan and status is not None else Layout(workers=(plan or self.config).workers)
         return self.ended(Result(Ending(status), Choices.of(self.config), layout))
 
-    def unstarted(self, status: str, error: str) -> RunResult:
-        """The result of a run that never starts, written into its folder."""
-        result = Result(Ending(status, error), Choices.of(self.config), Layout(workers=self.config.workers))
-        return self.ended(write_unstarted(result, self.folder))
+    def unstarted(self, status: str, error: str, is_read: bool = True) -> RunResult:
+        """The result of a run that never starts, written into its folder unless that holds an earlier run."""
+        result = Result(Ending(status, error))
+        if is_read:
+            result = replace(result, choices=Choices.of(self.config), layout=Layout(workers=self.config.workers))
+        if not (self.folder / "events.jsonl").exists():
+            with suppress(OSError):
+                results.write(self.folder, result)
+        return self.ended(result)
 
     def ended(self, result: Result) -> RunResult:
         """The result with the run's folder and what was typed."""
         return RunResult(result, self.folder, tuple(self.overrides))
-
-
-def write_unstarted(result: Result, folder: Path) -> Result:
-    """The result of a run that never starts, written into its folder unless that holds an earlier run."""
-    if not (folder / "events.jsonl").exists():
-        with suppress(OSError):
-            results.write(folder, result)
-    return result
 
 
 def _note_tracked(folder: Path, note: str | None) -> None:

@@ -1,7 +1,7 @@
 """Takes a requested run from its config to its result: validate it, plan it, then train, estimate or predict."""
 
-import dataclasses
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,32 +23,28 @@ AUTO, NEVER = "auto", "never"
 
 def validate(request: RunRequest, session: Session) -> RunRequest | RunResult:
     """The request with its plan, whose imports begin; the result of one that is refused, before any run starts."""
-    config = request.config
+    config, trains = request.config, request.config.mode is Mode.run
     try:
         planned = plan_run(config, session, begin=False)
-        if config.mode is Mode.run and config.resume not in (AUTO, NEVER):
+        if trains and config.resume not in (AUTO, NEVER):
             from pipeline.driver import resume
 
             resume.only_named(config.resume, request.output)
-        arrived = config.mode is not Mode.run or planned.cluster.arrived()
+        arrived = not trains or planned.cluster.arrived()
         if arrived and not _may_be_held(config):
             reachable(planned.plan, planned.cluster, config, session)
     except UserError as error:
         return _refused(error, request)
-    if config.mode is Mode.run:
-        if config.backend != JAX:
-            # Its processes are forked from one that has TensorFlow.
-            planned.cluster.warm_up()
-        if config.tracking.store is not Store.none:
-            session.tracker(request.output).begin()
-    return dataclasses.replace(request, planned=planned if arrived else None)
+    if trains and config.backend != JAX:
+        # Its processes are forked from one that has TensorFlow.
+        planned.cluster.warm_up()
+    if trains and config.tracking.store is not Store.none:
+        session.tracker(request.output).begin()
+    return replace(request, planned=planned if arrived else None)
 
 
 def run(request: RunRequest, session: Session) -> RunResult:
-    """The result of a run that was validated. Raises `Interrupted` if a signal ends the command.
-
-    Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED if it cannot be planned.
-    """
+    """The result of a run that was validated. Raises `Interrupted` if a signal ends the command."""
     began = time.monotonic()
     try:
         planned = request.planned or plan_run(request.config, session)
@@ -67,8 +63,7 @@ def run(request: RunRequest, session: Session) -> RunResult:
     baseline = session.known_baseline(planned.baseline, request.output)
     reused = None if baseline is None else str(log.from_here(Path(baseline.folder)))
     session.screen.planned(planned.plan, False, reused, cut(planned.plan, request, session))
-    plan = _with_folder(planned.plan, request, earlier)
-    request = dataclasses.replace(request, planned=dataclasses.replace(planned, plan=plan))
+    request = replace(request, planned=replace(planned, plan=_with_folder(planned.plan, request, earlier)))
     supervisor = Supervisor(request, earlier or Run(request.folder), session, baseline, began=began)
     return request.ended(supervisor.train())
 
@@ -114,7 +109,7 @@ def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple
         if earlier is not None:
             earlier.release()
         raise
-    return dataclasses.replace(planned, plan=plan), earlier
+    return replace(planned, plan=plan), earlier
 
 
 def _may_be_held(config: Config) -> bool:
@@ -133,22 +128,21 @@ def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session)
     """The request in the folder of the run that it resumes, or in another one if its own holds a run."""
     if earlier is None:
         holds_run = (request.folder / run_folders.EVENTS).exists()
-        return dataclasses.replace(request, folder=run_folders.make_another(request.folder)) if holds_run else request
+        return replace(request, folder=run_folders.make_another(request.folder)) if holds_run else request
     if request.folder.resolve() != earlier.folder.resolve():
         run_folders.remove_empty(request.folder)
     session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
     if (path := run_folders.newer_code(request.config, earlier.folder, session.search)) is not None:
         session.screen.say(f"{log.from_here(path)} was written after the run began, which goes on with what it says.")
-    return dataclasses.replace(request, folder=earlier.folder.resolve())
+    return replace(request, folder=earlier.folder.resolve())
 
 
 def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan:
-    root, folder = plan.checkpoint.folder, request.folder.resolve()
+    root, folder, output = plan.checkpoint.folder, request.folder.resolve(), request.output.resolve()
     checkpoints = str(folder / "checkpoints")
     if root is not None:
-        output = request.output.resolve()
         parts = (folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)).parts
         checkpoints = f"{root if '://' in root else Path(root).resolve()}/{'_'.join(parts)}"
     before = None if earlier is None else earlier.saved_in or (earlier.plan.get("checkpoint") or {}).get("folder")
     before = None if before == checkpoints else before
-    return dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, folder=checkpoints, before=before))
+    return replace(plan, checkpoint=replace(plan.checkpoint, folder=checkpoints, before=before))

@@ -19,23 +19,21 @@ from pipeline.driver.group import Group, Replay
 from pipeline.driver.memory_check import keep_size, known_size, size_file, without_room
 from pipeline.driver.planner import batch_rule, fewer, relaid
 from pipeline.driver.results import preempted, refused_of, result_of
-from pipeline.driver.run import Run, unwritten
+from pipeline.driver.run import Run
 from pipeline.driver.run_folders import EVENTS
 from pipeline.driver.session import RunPreempted, RunRequest, Session
 from pipeline.driver.tags import name_of, parameters, store_of, tags_of
 from pipeline.driver.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
-from pipeline.launch import Cancelled, LaunchError, outlives
+from pipeline.launch import Cancelled, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
 from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
 from pipeline.record import commands, events, results
-from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Signalled, Unheard
 from pipeline.record.files import run_id_of
 from pipeline.record.log import write_json
-from pipeline.record.results import Baseline, Ending, Result, Tracked
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
@@ -43,18 +41,14 @@ UNLIKE = "The replicas ended with different weights: a step depends on something
 
 
 class Supervisor:
-    """Takes a run that was planned from its first process to its result.
-
-    `reused` is its baseline, if that was measured before. A driver that takes over goes on with what `left` it, and
-    hears `replay` first. `began` is when the command turned to the run.
-    """
+    """Takes a run from its first process to its result; goes on with what another driver `left`, after its `replay`."""
 
     def __init__(
         self,
         request: RunRequest,
         run: Run,
         session: Session,
-        reused: Baseline | None = None,
+        reused: results.Baseline | None = None,
         left: resume.Handover | None = None,
         replay: Replay | None = None,
         began: float | None = None,
@@ -62,32 +56,34 @@ class Supervisor:
         assert request.planned is not None, "it was planned"
         self.request, self.run, self.plan = request, run, request.planned.plan
         self._config, self._session, self._cluster = request.config, session, request.planned.cluster
-        self._one_device, self._reused, self._left, self._replay = request.planned.baseline, reused, left, replay
+        self._one_device, self._left, self._replay = request.planned.baseline, left, replay
         # The baseline, unless it was measured before.
         self._baseline = None if reused is not None else self._one_device
-        self._measured, self._groups = Measurements(), list[Group]()
+        self._groups = list[Group]()
         # When the command turned to it, and the seconds since in which it had processes.
         self._began, self._seconds_processes = began, 0.0
-        # The plan of the present attempt, the checkpoint that it resumes from, and the log of who failed last.
-        self._now, self._failed = self.plan, None if left is None else left.failed
-        self._resume: commands.Resume | None = None if run.is_new else "last"
-        self._restarts = 0
         # The group that trains, with its seconds and joules when it began.
         self._training: tuple[Group, float, float | None] | None = None
         self._size_file = size_file(self.plan, request.output, session.search)
-        self._ask_size = known_size(self.plan, self._size_file) is None
-        if left is not None:
-            self._measured, self._ask_size = left.measured, left.ask_size
-            self._now, self._resume, self._restarts = from_json(left.plan), left.resume, left.restarts
-            run.open()
-        else:
-            if not run.is_new:
-                self._measured = run.measured(self.plan, self._one_worker())
+        # The present attempt, and its plan.
+        self._at, self._now = left or self._first_attempt(reused), self.plan if left is None else from_json(left.plan)
+        if left is None:
             run.begin(self.plan, request.output)
+        else:
+            run.open()
         self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead, self._earlier_events())
         self._offered = Offered(offered(self._config.views), self.plan, run.folder, session.screen.say)
 
-    def train(self) -> Result:
+    def _first_attempt(self, reused: results.Baseline | None) -> resume.Handover:
+        run, one = self.run, self._one_device
+        return resume.Handover(
+            "", os.getcwd(), "", 0.0, 0, Measurements() if run.is_new else run.measured(self.plan, self._one_worker()),
+            None if run.is_new else "last", overrides=self.request.overrides,
+            baseline=None if one is None else one.to_json(), known=reused,
+            ask_size=known_size(self.plan, self._size_file) is None,
+        )  # fmt: skip
+
+    def train(self) -> results.Result:
         """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""
         with self._offered:
             if self._left is not None:
@@ -100,33 +96,33 @@ class Supervisor:
                 self._cluster.warm_up()
             return self._train()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Shows an event, and writes it to the log unless that has it."""
         if self._replay is not None and self._replay.is_logged(event):
             return
-        if isinstance(event, Unheard):
+        if isinstance(event, events.Unheard):
             # A new run has none, whatever another of its name has left.
-            for missed in self.run.missed(event) if self._resume else ():
+            for missed in self.run.missed(event) if self._at.resume else ():
                 self.emit(missed)
             return
         now = time.monotonic()
         self._progress.update(event, now)
-        if not isinstance(event, PASSING):
+        if not isinstance(event, events.PASSING):
             self.run.append(event)
             self._offered.update(event, now)
 
-    def _earlier_events(self) -> list[Event]:
+    def _earlier_events(self) -> list[events.Event]:
         if self._replay is not None:
             return self._replay.logged
-        if not self._measured.point:
+        if not (repeats := self._at.measured.point):
             return []
         # Once the run itself is timed, no baseline joins any more.
-        whole = len(self._measured.point) >= self.plan.measurement.repeats
+        whole = len(repeats) >= self.plan.measurement.repeats
         return self.run.timed("point", *([] if whole else ["baseline"]))
 
-    def _train(self) -> Result:
-        session, store, tracker = self._session, store_of(self._config), None
-        if store:
+    def _train(self) -> results.Result:
+        session, tracker = self._session, None
+        if store := store_of(self._config):
             tracker = session.tracker(self.request.output)
             tracker.follow(self.run.folder, store)
         status, error, interrupted, blamed = "FAILED", None, None, None
@@ -154,14 +150,12 @@ class Supervisor:
                 raise
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
             session.at_once = session.preemption.by_person
-        except Cancelled as cancelled:
-            status, error = "KILLED", str(cancelled)
-        except (LaunchError, UserError) as lost:
-            error = str(lost)
+        except UserError as lost:
+            status, error = "KILLED" if isinstance(lost, Cancelled) else "FAILED", str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
         session.saves, session.leaves = False, None
-        ending = Ending(status, error, log=None if blamed is None else str(blamed))
+        ending = results.Ending(status, error, log=None if blamed is None else str(blamed))
         try:
             return self._end(ending, tracker, interrupted)
         finally:
@@ -169,7 +163,7 @@ class Supervisor:
             self.run.release()
 
     def _supervise(self) -> None:
-        preemption, measured, taken_over = self._session.preemption, self._measured, self._left is not None
+        preemption, measured, taken_over = self._session.preemption, self._at.measured, self._left is not None
         measured.workers = self._now.workers
         while True:
             if not taken_over:
@@ -183,8 +177,8 @@ class Supervisor:
                 if (returns := self._cluster.returns(preemption.of_command)) is None:
                     raise
                 text = f"The run was asked to leave by {preemption.asked}. {returns}, and on from the last checkpoint."
-                preemption.forget()
-                self._resume = "last"
+                preemption.signal = None
+                self._at.resume = "last"
                 measured.restarts += 1
             except RunFailed as failed:
                 if (remedy := self._remedy(failed)) is None:
@@ -194,49 +188,44 @@ class Supervisor:
             if self._cluster.moved():
                 self._now = relaid(self._now, self._config, self._cluster)
             now = self._now
-            self.emit(Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
+            self.emit(events.Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
 
     def _hand_over(self) -> None:
         if not outlives(self._config.cluster.name, self._config.launch.detach):
             return
-        folder = self.run.folder
+        at, folder = self._at, self.run.folder
         resume.forget(folder)
-        config, one = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._one_device
-        baseline, began = None if one is None else one.to_json(), time.time()
+        at.config, at.plan = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._now.to_json()
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
-            left = resume.Handover(
-                config, os.getcwd(), self._now.to_json(), began, (folder / EVENTS).stat().st_size, self._measured,
-                self._resume, self._restarts, self._failed, self.request.overrides, baseline, self._reused,
-                self._ask_size,
-            )  # fmt: skip
-            write_json(folder / resume.FILE, left)
+            at.began, at.offset = time.time(), (folder / EVENTS).stat().st_size
+            write_json(folder / resume.FILE, at)
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""
-        plan, measured, log = self._now, self._measured, failed.log
-        again = log is not None and str(log) == self._failed and self.run.step == measured.step
-        self._failed = None if log is None else str(log)
+        plan, at, measured, log = self._now, self._at, self._at.measured, failed.log
+        again = log is not None and str(log) == at.failed and self.run.step == measured.step
+        at.failed = None if log is None else str(log)
         limit = plan.launch.max_restarts
         if failed.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < limit:
             measured.rollbacks += 1
-            self._resume = "back"
+            at.resume = "back"
             self._now = with_rate_scale(plan, plan.training.rate_scale * ROLLBACK_SCALE)
             return f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
         if not failed.lost:
             return None
         smaller = fewer(plan, self._config, self._cluster) if again and plan.launch.elastic else None
-        if smaller is None and self._restarts >= limit:
+        if smaller is None and at.restarts >= limit:
             return None
-        self._resume = "last"
+        at.resume = "last"
         measured.restarts += 1
         if smaller is None:
-            self._restarts += 1
-            often = f"{self._restarts} of {limit} times (launch.max_restarts)"
+            at.restarts += 1
+            often = f"{at.restarts} of {limit} times (launch.max_restarts)"
             return f"All processes are started again, {often}, and go on from the last checkpoint."
         if plan.measurement.explain:
             measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
-        self._now, self._failed = replace(smaller, measurement=replace(smaller.measurement, explain=False)), None
+        self._now, at.failed = replace(smaller, measurement=replace(smaller.measurement, explain=False)), None
         measured.workers = smaller.workers
         if not measured.is_whole(smaller, self._baseline):
             # Timings of more workers do not hold for fewer.
@@ -245,33 +234,43 @@ class Supervisor:
 
     def _attempt(self) -> None:
         """Starts all processes and takes them to the end of training. None is left, however it ends."""
-        plan, measured = self._now, self._measured
+        plan, at, measured, entered = self._now, self._at, self._at.measured, time.monotonic()
         if self._groups and self._replay is not None:
             self._replay.drop()
-        self._groups, entered = [], time.monotonic()
+        self._groups = []
         clock = time.monotonic if self._replay is None else self._replay.clock
         try:
             began = clock()
             point, one = self._start(plan, "point"), None
             if self._baseline is not None and not measured.is_whole(plan, self._baseline):
                 one = self._start(self._baseline, "baseline")
-            self._come_up()
+            for group in self._groups:
+                measured.versions = group.joined()[0].versions
+            measured.built, measured.lost = build(point, at.resume)
+            if refusal := without_room(plan, measured.built.state_bytes or 0):
+                raise RunFailed(refusal, None, lost=False)
+            if one is not None:
+                build(one)
             self._check(point)
             measured.seconds_startup = measured.seconds_startup or clock() - began
-            if plan.measurement.profile and self._resume is None and measured.profile is None:
+            if plan.measurement.profile and at.resume is None and measured.profile is None:
                 measured.profile = profile(point)
-                self.emit(Profiled(measured.profile, time=time.time()))
+                self.emit(events.Profiled(measured.profile, time=time.time()))
             self._training = (point, point.seconds, point.joules)
             point.begin()
             try:
                 per_call = take_measurements(plan, point, one, measured)
-                if self._ask_size and self._resume is None and measured.size is None:
+                if at.ask_size and at.resume is None and measured.size is None:
                     measured.size = measure_size(point, one)
                 if one is not None:
                     one.leave()
                 finished = point.request(commands.Train(per_call, str(self.run.folder)))
             except RunPreempted:
-                finished = self._save(point)
+                if self._session.preemption.by_person:
+                    self.emit(events.Signalled(signal.SIGINT, time=time.time()))
+                if (last := point.save_and_leave()) is None:
+                    raise
+                finished = last
             self._count_training()
             measured.finished = finished[0]
             if len({digest for event in finished.values() for digest in event.weights}) > 1:
@@ -279,7 +278,7 @@ class Supervisor:
             if plan.measurement.explain and self._one_device is not None:
                 one = self._start(self._one_device, "baseline")
                 if explained := explain_loss(point, one, per_call, measured):
-                    self.emit(Explained(explained, time=time.time()))
+                    self.emit(events.Explained(explained, time=time.time()))
             point.leave()
         finally:
             if self._groups:
@@ -296,60 +295,48 @@ class Supervisor:
         self._groups.append(group)
         return group
 
-    def _come_up(self) -> None:
-        measured, (point, *others) = self._measured, self._groups
-        for group in self._groups:
-            measured.versions = group.joined()[0].versions
-        measured.built, measured.lost = build(point, self._resume)
-        if refusal := without_room(point.plan, measured.built.state_bytes or 0):
-            raise RunFailed(refusal, None, lost=False)
-        for group in others:
-            build(group)
-
     def _check(self, point: Group) -> None:
         if not point.plan.is_checked:
             return
-        if self._measured.check is None:
-            key, checks = (self._size_file, str(identity(json.loads(point.plan.to_json())))), self._session.checks
+        measured, checks = self._at.measured, self._session.checks
+        if measured.check is None:
+            key = (self._size_file, str(identity(json.loads(point.plan.to_json()))))
             if (check := checks.get(key)) and check.outcome == "equal":
                 self.emit(events.Checked(replace(check, seconds=0.0), group=point.name, rank=0, time=time.time()))
             else:
                 point.request(commands.Check())
-            self._measured.check = checks[key] = self.run.check
-        refusal = refused_of(self._measured.check, point.plan.workers)
+            measured.check = checks[key] = self.run.check
+        refusal = refused_of(measured.check, point.plan.workers)
         if point.plan.training.check == "strict" and refusal:
             raise RunFailed(refusal, None, lost=False)
 
-    def _save(self, point: Group) -> dict[int, Finished]:
-        if self._session.preemption.by_person:
-            self.emit(Signalled(signal.SIGINT, time=time.time()))
-        if (finished := point.save_and_leave()) is None:
-            raise RunPreempted
-        return finished
-
     def _count_training(self) -> None:
-        if self._training is None:
-            return
-        measured, (point, seconds, joules), self._training = self._measured, self._training, None
-        measured.seconds_training = (measured.seconds_training or 0.0) + point.seconds - seconds
-        if point.joules is not None and joules is not None:
-            measured.energy_joules = (measured.energy_joules or 0.0) + point.joules - joules
+        if self._training is not None:
+            measured, (point, seconds, joules), self._training = self._at.measured, self._training, None
+            measured.seconds_training = (measured.seconds_training or 0.0) + point.seconds - seconds
+            if point.joules is not None and joules is not None:
+                measured.energy_joules = (measured.energy_joules or 0.0) + point.joules - joules
 
-    def _end(self, ending: Ending, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
-        self._keep_for_others()
-        folder, session, reused = self.run.folder, self._session, self._reused
-        result = result_of(self.run, self.plan, self._config, self._measured, ending, self._one_device, reused)
+    def _end(self, ending: results.Ending, tracker: Tracking | None, interrupted: Interrupted | None) -> results.Result:
+        folder, session, measured = self.run.folder, self._session, self._at.measured
+        with suppress(OSError):
+            if measured.size:
+                keep_size(measured.size, self._size_file)
+            if measured.baseline and not measured.is_disturbed(self.plan):
+                repeats = [repeat.examples_per_second for repeat in measured.counted(self.plan)[1]]
+                session.keep_baseline(self._one_worker(), self.request.output, repeats, folder)
+        result = result_of(self.run, self.plan, self._config, measured, ending, self._one_device, self._at.known)
         if self._began is not None:
             own = time.monotonic() - self._began - self._seconds_processes
             result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
-            result = replace(result, tracked=Tracked(run_id_of(folder)))
+            result = replace(result, tracked=results.Tracked(run_id_of(folder)))
         try:
             results.write(folder, result)
         except OSError as problem:
-            result = unwritten(result, problem)
+            result = _unwritten(result, problem)
         self.emit(events.Result(results.to_values(result), time=time.time()))
-        self.emit(Ended(str(ending.status), ending.error, time=time.time()))
+        self.emit(events.Ended(str(ending.status), ending.error, time=time.time()))
         resume.forget(folder)
         if ending.status == "FINISHED":
             # A run that did not finish reads it again when it is resumed.
@@ -357,7 +344,7 @@ class Supervisor:
         try:
             self.run.close()
         except OSError as problem:
-            result = unwritten(result, problem)
+            result = _unwritten(result, problem)
         if tracker:
             session.upload_later(folder, self._config.tracking.drain_timeout)
         if interrupted:
@@ -365,14 +352,11 @@ class Supervisor:
             raise interrupted
         return result
 
-    def _keep_for_others(self) -> None:
-        measured = self._measured
-        with suppress(OSError):
-            if measured.size:
-                keep_size(measured.size, self._size_file)
-            if measured.baseline and not measured.is_disturbed(self.plan):
-                repeats = [repeat.examples_per_second for repeat in measured.counted(self.plan)[1]]
-                self._session.keep_baseline(self._one_worker(), self.request.output, repeats, self.run.folder)
-
     def _one_worker(self) -> Plan:
         return planning.baseline_of(self.plan, self._session.cluster(self._config).inventory())
+
+
+def _unwritten(result: results.Result, problem: OSError) -> results.Result:
+    """The result of a run whose folder cannot be written to any more."""
+    error = result.ending.error or f"The run's folder cannot be written to: {problem.strerror}."
+    return replace(result, ending=replace(result.ending, status="FAILED", error=error))

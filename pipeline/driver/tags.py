@@ -26,14 +26,9 @@ from pipeline.record.files import TrackingStore
 from pipeline.record.results import Choices, Layout
 
 PROGRAM = ("python", "-m", "pipeline")
-# The group of ready sweeps, and the overrides that make one run of one.
-EXPERIMENT, AS_ONE_RUN = "experiment", ("hydra.mode=RUN", "sweep.name=null")
 # A value in JSON that is typed as it stands.
 PLAIN = re.compile(r'"?[\w./-]+"?')
-# As MLflow calls them.
-USER, SOURCE, SOURCE_KIND, COMMIT = (
-    "mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit",
-)  # fmt: skip
+COMMIT = "mlflow.source.git.commit"
 
 
 def parameters(planned: Plan, config: Config) -> dict[str, object]:
@@ -60,14 +55,9 @@ def store_of(config: Config) -> TrackingStore | None:
     tracking, output = config.tracking, Path(config.output_dir).resolve()
     if tracking.store is Kind.none:
         return None
-    local = tracking.store is Kind.sqlite
-    return TrackingStore(
-        store=tracking.store.value,
-        uri=tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
-        experiment=tracking.experiment,
-        artifacts=(output / "mlartifacts").as_uri() if local else None,
-        log_model=tracking.log_model,
-    )
+    uri = tracking.uri or f"sqlite:///{output / 'mlflow.db'}"
+    artifacts = (output / "mlartifacts").as_uri() if tracking.store is Kind.sqlite else None
+    return TrackingStore(tracking.store.value, uri, tracking.experiment, artifacts, tracking.log_model)
 
 
 def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
@@ -79,38 +69,39 @@ def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
     'python -m pipeline measure.baseline=fresh strategy=mirrored'
     """
     typed = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
-    if (ready := typed.pop(EXPERIMENT, None)) is None:
-        return shlex.join([*PROGRAM, *options, *typed.values()])
-    if (keys := _keys_of_ready(ready.partition("=")[2], options)) is None:
-        return shlex.join([*PROGRAM, *options, *typed.values(), ready, *AS_ONE_RUN])
-    return shlex.join([*PROGRAM, *options, *({_key(override): override for override in keys} | typed).values()])
+    ready, keys = typed.pop("experiment", None), dict[str, str]()
+    if ready is not None:
+        named = [
+            option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))
+        ]
+        files = [
+            folder / f"experiment/{ready.partition('=')[2]}.yaml" for folder in (*map(Path, named), offered.folder())
+        ]
+        contents: object = None
+        with suppress(OSError, YAMLError, OmegaConfBaseException, StopIteration):
+            file = next(file for file in files if file.is_file())
+            contents = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        values: dict[str, str] | None = None
+        if isinstance(contents, dict) and "defaults" not in contents:
+            of_runs = {key: value for key, value in contents.items() if key not in ("sweep", "hydra")}
+            values = {key: json.dumps(value) for key, value in comparable.flat(of_runs)}
+        if values is None or not all(map(PLAIN.fullmatch, values.values())):
+            # Its keys cannot be typed.
+            return shlex.join([*PROGRAM, *options, *typed.values(), ready, "hydra.mode=RUN", "sweep.name=null"])
+        keys = {key: f"{key}={value.strip(chr(34))}" for key, value in values.items()}
+    return shlex.join([*PROGRAM, *options, *(keys | typed).values()])
 
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _keys_of_ready(name: str, options: Sequence[str]) -> list[str] | None:
-    """The keys of a ready sweep's file beside the sweep; None if they cannot be typed."""
-    named = [option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))]
-    files = [folder / EXPERIMENT / f"{name}.yaml" for folder in (*map(Path, named), offered.folder())]
-    contents: object = None
-    with suppress(OSError, YAMLError, OmegaConfBaseException, StopIteration):
-        contents = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())), resolve=False)
-    if not isinstance(contents, dict) or "defaults" in contents:
-        return None
-    of_runs = {key: value for key, value in contents.items() if key not in ("sweep", "hydra")}
-    values = {key: json.dumps(value) for key, value in comparable.flat(of_runs)}
-    plain = all(map(PLAIN.fullmatch, values.values()))
-    return [f"{key}={value.strip(chr(34))}" for key, value in values.items()] if plain else None
-
-
 def origin() -> dict[str, str]:
     """User, program and commit, as MLflow shows them, as far as they are known."""
-    tags = {USER: None, SOURCE: shlex.join(PROGRAM), SOURCE_KIND: "LOCAL", COMMIT: None}
+    tags = {"mlflow.source.name": shlex.join(PROGRAM), "mlflow.source.type": "LOCAL"}
     # A user may have no name, as in a container.
     with suppress(OSError, KeyError):
-        tags[USER] = getpass.getuser()
+        tags["mlflow.user"] = getpass.getuser()
     with suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
         tags[COMMIT] = shown.stdout.strip()
@@ -119,16 +110,16 @@ def origin() -> dict[str, str]:
 
 def tags_of(planned: Plan, request: RunRequest, options: Sequence[str] = ()) -> dict[str, str]:
     """A run's tags in MLflow. `options` are the command's that say where configs are."""
-    tags = origin()
+    tags, hardware = origin(), planned.hardware
     tags |= {
         "git_commit": tags.get(COMMIT, ""),
         "command": command_of(request.overrides, options),
         "host": os.uname().nodename,
-        "device_kind": planned.hardware.kind,
-        "machine": planned.hardware.machine,
+        "device_kind": hardware.kind,
+        "machine": hardware.machine,
         "sweep": request.sweep or "",
         "overrides": " ".join(request.overrides),
-        "rehearsal": str(planned.hardware.rehearsal).lower(),
-        "oversubscribed": str(planned.hardware.oversubscribed).lower(),
+        "rehearsal": str(hardware.rehearsal).lower(),
+        "oversubscribed": str(hardware.oversubscribed).lower(),
     }
     return {name: value for name, value in tags.items() if value}

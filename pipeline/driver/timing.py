@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.analyze import explain, measure
 from pipeline.data.manifest import SPLITS
@@ -32,17 +32,14 @@ EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
-MOST_ALONE = 4
+MOST_ALONE, ALONE = 4, "alone"
 # Examples that were broken and left out, by part of the data.
 Losses = dict[str, list[Lost]]
 
 
 @dataclass
 class Measurements:
-    """A run's measurements so far: repeats of the run and of its baseline, and the chief's last events.
-
-    `point` has the run's repeats, and `step` and `check` are those of when its attempt began.
-    """
+    """A run's measurements so far, and the chief's last events; `step` and `check` are those before its attempt."""
 
     point: list[measure.Repeat] = field(default_factory=list)
     baseline: list[measure.Repeat] = field(default_factory=list)
@@ -159,10 +156,7 @@ def profile(point: Group) -> Pace:
 
 
 def measure_size(point: Group, one: Group | None) -> Size | None:
-    """The size of the model; None if no process has a compiled step whose graph it can read.
-
-    A coordinator has no such graph, and that of batches of one size does not say what grows with them.
-    """
+    """The size of the model; None if no process has a compiled step whose graph says what grows with the batch."""
     plan = point.plan
     compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
     if not compiled or plan.strategy.static_batches or (plan.strategy.asynchronous and one is None):
@@ -171,10 +165,7 @@ def measure_size(point: Group, one: Group | None) -> Size | None:
 
 
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measurements) -> int:
-    """Times the first steps of training, in turn with the baseline; returns the steps that a call takes.
-
-    Repeats of an earlier attempt are not timed again.
-    """
+    """Times the first steps of training, in turn with the baseline, unless done; returns the steps of a call."""
     measured.steps_per_call = plan.training.steps_per_call or measured.steps_per_call
     missing = max(0, plan.measurement.repeats - len(measured.point)) if plan.measurement.steps != 0 else 0
     if one is not None:
@@ -221,7 +212,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements
     try:
         one.joined()
         build(one)
-        rounds = _rounds(point, one, per_call, measured.built.normalizations)
+        rounds = _rounds(point, _turns(point, one, per_call, measured.built.normalizations))
     except RunFailed as failed:
         measured.notes.append(f"What was lost could not be explained: {failed.error}")
         return None
@@ -239,41 +230,37 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements
     return measured.explained
 
 
-def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> list[explain.Round]:
+def _rounds(point: Group, turns: Mapping[str, Callable[[], Any]]) -> list[explain.Round]:
     """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
-    of_step = _of_step(point, one, per_call, normalizations)
-    of_replicas = _of_replicas(point, per_call)
-    rounds: list[explain.Round] = []
-    began, names = point.clock(), [*of_step, *of_replicas]
+    rounds, began, names = list[explain.Round](), point.clock(), list(turns)
     while True:
         passed = point.clock() - began
         least = LEAST_ROUNDS if passed > PATIENCE_SECONDS else ENOUGH_ROUNDS
         if len(rounds) >= least and passed > EXPLAIN_SECONDS:
             return rounds
-        seconds: dict[str, float] = {}
-        replicas: dict[str, dict[int, float]] = {}
-        for name in names if len(rounds) % 2 == 0 else names[::-1]:
-            if name in of_step:
-                seconds[name] = of_step[name]()
-            else:
-                replicas[name] = of_replicas[name]()
-        rounds.append(_round(seconds, replicas, point.plan, one.plan))
+        timed: dict[str, Any] = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
+        stretches = [timed.pop(name) for name in names if name.startswith(ALONE)]
+        alone = {number: seconds for stretch in stretches for number, seconds in stretch.items()}
+        rounds.append(explain.Round(**{"together": {}} | timed, alone=alone))
 
 
-def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], float]]:
-    plan, turns = point.plan, dict[str, Callable[[], float]]()
+def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], Any]]:
+    """What a round times, by its fields; each of `ALONE`, some replicas whose hosts do nothing else meanwhile."""
+    plan, turns = point.plan, dict[str, Callable[[], Any]]()
+    examples = plan.training.global_batch
 
     def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:
-        """Seconds of the slowest process, for as many examples as a step of all workers trains."""
+        """Seconds of the slowest process for the examples of a step; the baseline's as if each worker had a device."""
         timed = [*group.request(commands.Explain(what, per_call, warmup_steps, steps)).values()]
         rate = measure.throughput(timed[0].examples or 0.0, max(event.seconds or 0.0 for event in timed))
-        return plan.training.global_batch / rate
+        return examples / rate / (plan.workers if group is one else 1)
 
     def prepare(group: Group, what: SwitchedOff) -> Callable[[], float]:
         """Compiles the step, and finds out how many fill a piece."""
         if group is one and what == "everything":
             seconds(group, what, 0, 1)
-        pace = seconds(group, what, 0, per_call) * group.plan.training.global_batch / plan.training.global_batch
+        share = plan.workers if group is one else 1
+        pace = seconds(group, what, 0, per_call) * share * group.plan.training.global_batch / examples
         steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
         # Batches that were made ahead are taken first, and would come at once.
         warmup = max(plan.measurement.warmup_steps, steps) if what == "everything" else 1
@@ -283,23 +270,8 @@ def _of_step(point: Group, one: Group, per_call: int, normalizations: int) -> di
         """Seconds of the call of a step that does nothing."""
         # Of two the lower: one process that is slow does not decide.
         timed = group.request(commands.Explain("no step", per_call)).values()
-        return median_low([(event.seconds or 0.0) / per_call for event in timed])
-
-    for group, prefix in ((one, "one_"), (point, "")):
-        switched: list[SwitchedOff] = ["everything", "no input"]
-        # Those of one replica are not exchanged.
-        if normalizations and plan.workers > 1 and group is point:
-            switched.append("no statistics")
-        for what in switched:
-            turns[prefix + what.replace(" ", "_")] = prepare(group, what)
-        turns[f"{prefix}calling"] = partial(calling, group)
-    return turns
-
-
-def _of_replicas(point: Group, per_call: int) -> dict[str, Callable[[], dict[int, float]]]:
-    plan = point.plan
-    if plan.workers == 1:
-        return {}
+        median = median_low([(event.seconds or 0.0) / per_call for event in timed])
+        return median * (examples / (plan.workers * group.plan.training.global_batch) if group is one else 1)
 
     def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
         command = commands.Explain("no communication", per_call, replicas=replicas, seconds=least)
@@ -309,30 +281,21 @@ def _of_replicas(point: Group, per_call: int) -> dict[str, Callable[[], dict[int
             stretches = [dict.fromkeys(each, sum(each.values()) / len(each)) for each in stretches if each]
         return {number: seconds for stretch in stretches for number, seconds in stretch.items()}
 
-    everyone = list(range(plan.workers))
-    apart(everyone, least=0.0)
-    turns: dict[str, Callable[[], dict[int, float]]] = {"together": partial(apart, everyone)}
-    for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
-        turns[f"alone {place}"] = partial(apart, replicas)
+    for group, prefix in ((one, "one_"), (point, "")):
+        switched: list[SwitchedOff] = ["everything", "no input"]
+        # Those of one replica are not exchanged.
+        if normalizations and plan.workers > 1 and group is point:
+            switched.append("no statistics")
+        for what in switched:
+            turns[prefix + what.replace(" ", "_")] = prepare(group, what)
+        turns[f"{prefix}calling"] = partial(calling, group)
+    if plan.workers > 1:
+        everyone = list(range(plan.workers))
+        apart(everyone, least=0.0)
+        turns["together"] = partial(apart, everyone)
+        for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
+            turns[f"{ALONE} {place}"] = partial(apart, replicas)
     return turns
-
-
-def _round(
-    seconds: Mapping[str, float], replicas: Mapping[str, Mapping[int, float]], plan: Plan, one: Plan
-) -> explain.Round:
-    """One round's seconds, the baseline's as if there were an ideal device for each worker."""
-    alone = [stretch for name, stretch in replicas.items() if name.startswith("alone")]
-    return explain.Round(
-        everything=seconds["everything"],
-        no_input=seconds["no_input"],
-        calling=seconds["calling"],
-        one_everything=seconds["one_everything"] / plan.workers,
-        one_no_input=seconds["one_no_input"] / plan.workers,
-        one_calling=seconds["one_calling"] * plan.training.global_batch / (plan.workers * one.training.global_batch),
-        no_statistics=seconds.get("no_statistics"),
-        together=replicas.get("together", {}),
-        alone={number: value for stretch in alone for number, value in stretch.items()},
-    )
 
 
 def _one_of_each_host(plan: Plan) -> list[list[int]]:

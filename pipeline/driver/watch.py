@@ -90,59 +90,28 @@ class Watch:
         match event:
             case events.Exited(code=code):
                 process.exited = code
+                return
             case events.Started() | events.Signalled() | events.Unheard():
-                pass
+                return
             case events.Stopped():
                 process.stopped = True
+                return
+            case events.Unreachable(name=name, seconds=None):
+                process.unreachable = f"{name} has forgotten it, since its agent or all of it was started again"
+                return
             case events.Unreachable(name=name, seconds=seconds):
-                process.unreachable = _away(name, seconds)
-            case _:
-                process.stopped, process.beat = False, now
-                self._sign_of_life(process, event, now)
-
-    def to_replace(self, now: float) -> dict[int, str]:
-        """The reason, in words, for each worker that is gone and can be replaced; it then counts as just started."""
-        gone: dict[int, str] = {}
-        for rank in self.plan.ranks("worker"):
-            process = self.processes.get(rank)
-            if process is None or not self._replaceable(rank):
-                continue
-            if process.unreachable is not None:
-                gone[rank] = f"{self._name(rank)} is lost: {process.unreachable}"
-            elif process.exited is not None:
-                gone[rank] = f"{self._name(rank)} {_ending(process.exited)}"
-            elif process.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
-                gone[rank] = self._silent(rank, now).error.rstrip(".")
-        for rank in gone:
-            self.replaced[rank] = self.replaced.get(rank, 0) + 1
-            self.processes[rank] = _Process(started=now, moved=now, worked=now)
-        if gone:
-            # A worker that is started again traces again.
-            self.stepping = False
-            # Others may have waited for it inside TensorFlow, unable to give a sign.
-            for process in self.processes.values():
-                if process.beat is not None:
-                    process.beat = now
-        return gone
-
-    def failure(self, now: float) -> RunFailed | None:
-        """The failure that has become certain by `now`, if any."""
-        return (
-            self._unreachable()
-            or self._own_error(now)
-            or self._death(now)
-            or self._silence(now)
-            or self._peers(now)
-            or self._stuck(now)
-        )
-
-    def _sign_of_life(self, process: _Process, event: events.Event, now: float) -> None:
+                process.unreachable = f"nothing was heard of {name} for {seconds:.0f} s, which is down, or cut off"
+                return
+        process.stopped, process.beat = False, now
         match event:
             case events.System():
                 return
             case events.Beat(progress=int(progress), cpu_seconds=float(cpu_seconds)):
-                self._beat(process, progress, cpu_seconds, now)
-                return
+                if progress == process.counter:
+                    if cpu_seconds - process.cpu_seconds > BUSY_SHARE * (now - process.worked):
+                        process.cpu_seconds, process.worked = cpu_seconds, now
+                    return
+                process.counter, process.cpu_seconds = progress, cpu_seconds
             case events.Steps() | events.Epoch():
                 self.stepping = True
             case events.Joined():
@@ -153,37 +122,43 @@ class Watch:
                 process.error, process.diverged = event.error, event.diverged
         process.moved = process.worked = now
 
-    def _beat(self, process: _Process, progress: int, cpu_seconds: float, now: float) -> None:
-        if progress != process.counter:
-            process.counter = progress
-            process.moved = process.worked = now
-            process.cpu_seconds = cpu_seconds
-        elif cpu_seconds - process.cpu_seconds > BUSY_SHARE * (now - process.worked):
-            process.cpu_seconds = cpu_seconds
-            process.worked = now
+    def to_replace(self, now: float) -> dict[int, str]:
+        """The reason, in words, for each worker that is gone and can be replaced; it then counts as just started."""
+        gone: dict[int, str] = {}
+        for rank in filter(self._replaceable, self.processes):
+            process = self.processes[rank]
+            if process.unreachable is not None:
+                gone[rank] = f"{self._name(rank)} is lost: {process.unreachable}"
+            elif process.exited is not None:
+                gone[rank] = f"{self._name(rank)} {_ending(process.exited)}"
+            elif process.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
+                gone[rank] = self._silent(rank, now).error.rstrip(".")
+        for rank in gone:
+            self.replaced[rank] = self.replaced.get(rank, 0) + 1
+            self.processes[rank] = _Process(started=now, moved=now, worked=now)
+        # A worker that is started again traces again.
+        self.stepping = self.stepping and not gone
+        # Others may have waited for it inside TensorFlow, unable to give a sign.
+        for process in self.processes.values() if gone else ():
+            process.beat = None if process.beat is None else now
+        return gone
 
-    def _unreachable(self) -> RunFailed | None:
+    def failure(self, now: float) -> RunFailed | None:
+        """The failure that has become certain by `now`, if any."""
         for rank, process in self.processes.items():
             if process.unreachable is not None and not self._replaceable(rank):
                 return RunFailed(f"{self._name(rank)} is lost: {process.unreachable}.", rank)
-        return None
-
-    def _own_error(self, now: float) -> RunFailed | None:
         for rank, process in self.processes.items():
             if process.error is not None:
                 # TensorFlow has many errors for a peer that is gone; a process that is gone explains them better.
-                return (
-                    self._death(now)
-                    or self._gone_quiet(now)
-                    or RunFailed(process.error, rank, lost=False, diverged=process.diverged)
-                )
-        return None
+                own = RunFailed(process.error, rank, lost=False, diverged=process.diverged)
+                return self._death(now) or self._gone_quiet(now) or own
+        return self._death(now) or self._silence(now) or self._peers(now) or self._stuck(now)
 
     def _gone_quiet(self, now: float) -> RunFailed | None:
-        for rank, process in self.processes.items():
-            alive = process.exited is None and process.joined and process.lost_peer is None and process.error is None
-            alive = alive and not self._replaceable(rank)
-            if alive and self._quiet(rank, now) > SILENT_SECONDS:
+        for rank, process in self._alive().items():
+            explained = process.lost_peer is not None or process.error is not None or self._replaceable(rank)
+            if process.joined and not explained and self._quiet(rank, now) > SILENT_SECONDS:
                 return self._silent(rank, now)
         return None
 
@@ -225,20 +200,15 @@ class Watch:
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
         # a coordinator that is silent too is the last to blame.
         silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
-        leaders, processes = self.plan.leaders, self.processes
-        rank = min(silent, key=lambda rank: (rank in leaders, not processes[rank].stopped, -quiet[rank]))
+        rank = min(silent, key=lambda rank: (rank in self.plan.leaders, not alive[rank].stopped, -quiet[rank]))
         return None if self._replaceable(rank) else self._silent(rank, now)
 
     def _peers(self, now: float) -> RunFailed | None:
-        lost = [process.lost_peer for process in self.processes.values() if process.lost_peer is not None]
-        if not lost:
-            return None
-        if quiet := self._gone_quiet(now):
-            return quiet
-        if now - min(lost) > BLAME_SECONDS or all(process.lost_peer is not None for process in self.processes.values()):
-            rank = next(rank for rank, process in self.processes.items() if process.lost_peer is not None)
+        lost = {rank: each.lost_peer for rank, each in self.processes.items() if each.lost_peer is not None}
+        quiet, rank = self._gone_quiet(now), next(iter(lost), 0)
+        if lost and quiet is None and (now - min(lost.values()) > BLAME_SECONDS or len(lost) == len(self.processes)):
             return RunFailed(f"{self._name(rank)} lost the connection to the other processes.", rank)
-        return None
+        return quiet if lost else None
 
     def _stuck(self, now: float) -> RunFailed | None:
         limit = self.plan.launch.progress_timeout
@@ -251,14 +221,13 @@ class Watch:
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
         rank = min(stuck, key=lambda rank: waiting[rank].moved)
         busy = [rank for rank in stuck if now - waiting[rank].worked <= limit]
-        what, named = f"made no progress for {limit:g} s", busy or stuck
+        named, what = busy or stuck, f"made no progress for {limit:g} s"
         if busy:
-            seconds = min(now - waiting[rank].moved for rank in busy)
-            what = f"computed for {seconds:.0f} s without a step"
-        names = " and ".join(self._name(rank) for rank in named[:4])
-        where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
+            what = f"computed for {min(now - waiting[rank].moved for rank in busy):.0f} s without a step"
+        where = f"where {'each' if len(named) > 1 else 'it'} stands is in its log"
         return RunFailed(
-            f"{names} {what}; {where}. If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
+            f"{' and '.join(map(self._name, named[:4]))} {what}; {where}. If a step takes that long, try "
+            f"launch.progress_timeout={4 * limit:g}.",
             rank if rank in named else named[0],
             stuck=True,
         )
@@ -288,26 +257,11 @@ class Watch:
         return f"{process.role} {rank}{host}"
 
 
-def _away(name: str, seconds: float | None) -> str:
-    """Says how the host of a process was lost.
-
-    >>> _away("b", 30.2)
-    'nothing was heard of b for 30 s, which is down, or cut off'
-    """
-    if seconds is None:
-        return f"{name} has forgotten it, since its agent or all of it was started again"
-    return f"nothing was heard of {name} for {seconds:.0f} s, which is down, or cut off"
-
-
 def _ending(code: int | None) -> str:
-    """Says how a process ended.
-
-    >>> _ending(-9)
-    'was killed by SIGKILL'
-    """
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
+    """Says how a process ended, after its name."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -62,9 +62,8 @@ def _with_nan(kind: Any, value: Any) -> Any:
         return [_with_nan(inner[0], item) for item in value]
     if isinstance(value, dict) and get_origin(kind) is dict:
         items = {name: _with_nan(inner[1], item) for name, item in value.items()}
-        if inner[1] is not float:
-            return items
-        return {name: item if type(item) in (int, float) else math.nan for name, item in items.items()}
+        odd = {name: math.nan for name, item in items.items() if type(item) not in (int, float)}
+        return items | odd if inner[1] is float else items
     if isinstance(value, dict) and hasattr(kind, "__annotations__"):
         hints = get_type_hints(kind)
         return {name: _with_nan(hints[name], item) for name, item in value.items() if name in hints}

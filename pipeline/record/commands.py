@@ -1,7 +1,4 @@
-"""The commands that the driver gives processes, a class a command, written and read here alone.
-
-A process responds to `Command[Loaded]` with the event `Loaded` when it has done it; to `Command[Never]` with none.
-"""
+"""The commands that the driver gives processes, a class a command with the event that responds to it."""
 
 import json
 from typing import Any, Generic, Literal, Never, TypeVar, get_args
@@ -11,7 +8,7 @@ from msgspec import Struct, field
 import pipeline.record as record
 from pipeline.record import events
 
-# The checkpoint that training resumes from, see `Build`.
+# The checkpoint that training resumes from: the last good one; with "back", later ones are removed.
 Resume = Literal["last", "back"]
 Response = TypeVar("Response", bound=events.EventBase, covariant=True)
 
@@ -22,9 +19,7 @@ class Command(Struct, Generic[Response], frozen=True, tag_field="do", tag=str.lo
     @classmethod
     def response_type(cls) -> type[Response]:
         """Returns the event that responds to it; `Never` where none does."""
-        ((event,),) = map(get_args, cls.__orig_bases__)  # type: ignore[attr-defined]
-        response: type[Response] = event
-        return response
+        return get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined, no-any-return]
 
     def to_json(self) -> str:
         """Returns the command as JSON text, its name under `do`."""
@@ -44,11 +39,7 @@ class Drop(Command[events.Loaded], frozen=True):
 
 
 class Build(Command[events.Built], frozen=True):
-    """Make the model, on data of which each shard has the given number of examples.
-
-    With `resume` "last", training resumes from the last good checkpoint; with "back", later ones are removed. The
-    chief then emits `restored` as well.
-    """
+    """Make the model, on data of which each shard has so many examples; the chief of one that resumes is `Restored`."""
 
     train_counts: list[int]
     validation_counts: list[int]
@@ -99,8 +90,7 @@ class Train(Command[events.Finished], frozen=True):
 class Explain(Command[events.Explaining], frozen=True):
     """Once training is over, or in a baseline: time steps, or what is left of them where a part is switched off.
 
-    Of "everything", "no input" and "no statistics" as many steps as `Measure` would; of "no step" one call; of "no
-    communication" those of `replicas`, for at least `seconds`.
+    Of "no step" that is one call; of "no communication" steps of `replicas`, for at least `seconds`.
     """
 
     what: events.SwitchedOff

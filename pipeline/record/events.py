@@ -177,10 +177,7 @@ class CoreTime(NamedTuple):
 
 
 class Measured(EventBase, frozen=True):
-    """Process: one timed repeat, of which it waited `input_seconds` for batches; each worker if asynchronous.
-
-    `examples` are those of all replicas. `core_time` is that of the cores it may use, on Linux.
-    """
+    """Process: one timed repeat of all replicas' examples, in which it waited `input_seconds` for batches."""
 
     repeat: int
     examples: float
@@ -192,10 +189,7 @@ class Measured(EventBase, frozen=True):
 
 
 class Steps(EventBase, frozen=True):
-    """Chief: one call of the training loop. `losses` are one a step, the last of them at `step`, counted from 1.
-
-    `metrics` run over the epoch; `examples` and `seconds` are of the call.
-    """
+    """Chief: one call of the training loop, a loss a step up to `step`, from 1, and metrics since the epoch began."""
 
     step: int
     losses: list[float]
@@ -281,10 +275,7 @@ class Saved(EventBase, frozen=True):
 
 
 class Finished(EventBase, frozen=True):
-    """Process: training is over, with a hash of the weights of each of its replicas. The chief adds the results.
-
-    A callback may have ended it early, or restored an epoch's weights. `sent_bytes` are a replica's in a step.
-    """
+    """Process: training is over, with a hash of the weights of each of its replicas, and the chief with the results."""
 
     weights: list[str] = field(default_factory=list)
     epochs: int | None = None

@@ -22,11 +22,7 @@ DELETED = "DELETED"
 
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store that runs are sent to, by its URI, and the experiment in it.
-
-    `store` is its kind; `artifacts` a URI for the files of a local one; with `log_model` the trained model is one of
-    them. Without `uri` nothing is sent.
-    """
+    """An MLflow store and the experiment in it; `artifacts` is where a local one has files. No `uri`: none is sent."""
 
     store: str | None = None
     uri: str | None = None
@@ -37,11 +33,7 @@ class TrackingStore:
 
 @dataclass(frozen=True)
 class Copied:
-    """The copy of a run in a store: its id and its experiment's, and how many bytes of the log were sent.
-
-    `closed` is the status, once all is sent, or DELETED. `killed_ms` is when it was ended there since nobody else would
-    end it, and `problem` what its sender has met last.
-    """
+    """The copy of a run in a store: its ids, bytes of the log sent, its end or DELETED, and its sender's problem."""
 
     run_id: str | None = None
     experiment_id: str | None = None
@@ -73,11 +65,10 @@ class TrackingState:
 
 
 def read_tracking(folder: Path) -> TrackingState:
-    """The state in `tracking.json`."""
+    """The state in `tracking.json`, where the run's own copy stands beside its store."""
     values = read_whole(folder / TRACKING)
     with suppress(record.MismatchError):
         state, copied = record.from_plain(TrackingState, values), record.from_plain(Copied, values)
-        # Beside the store stands what is there.
         return state.with_copied(state.store.uri, copied) if state.store and copied != Copied() else state
     return TrackingState()
 
@@ -96,11 +87,7 @@ def write_tracking(folder: Path, state: TrackingState) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """The agents of a run whose processes outlive their driver, for the command that takes over.
-
-    HOST:PORT at which agents dial, the token, by group the numbers of their jobs, in the order they began, and which
-    agents have a part of any.
-    """
+    """Where agents that outlive a driver dial, their token, the jobs of each group in order, and who has a part."""
 
     address: str
     token: str
@@ -129,12 +116,9 @@ def forget_agents(folder: Path) -> None:
 
 def trains_on(folder: Path, now: float) -> bool:
     """True if a run may be training without its driver: its processes wait for one as long as the plan says."""
-    if not (folder / AGENTS).exists():
-        return False
-    planned = read_whole(folder / "plan.json")
+    planned = read_whole(folder / "plan.json") if (folder / AGENTS).exists() else {}
     waits = planned.get("orphan_timeout")
-    meant = planned.get("detach") is True and isinstance(waits, int | float)
-    return meant and now < written(folder / LOG) + float(waits or 0)
+    return planned.get("detach") is True and isinstance(waits, int | float) and now < written(folder / LOG) + waits
 
 
 @dataclass
@@ -166,10 +150,7 @@ def write_sweep(folder: Path, entries: Sequence[Entry]) -> None:
 
 @dataclass(frozen=True)
 class FittedOn:
-    """The runs that a prediction was fitted on, what they were of, and how many others were left out.
-
-    `timed_step_seconds` is how long a step of one worker took that was timed for it, if one was.
-    """
+    """The runs that a prediction was fitted on, what they were of, how many others were left out, and a timed step."""
 
     runs: int
     left_out: int = 0
@@ -214,10 +195,7 @@ class PredictionLine(Predicted):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored(Predicted):
-    """A prediction of a run that has `measured` so many examples per second.
-
-    `error` is predicted over measured, less 1; `held` says whether the interval holds what was measured.
-    """
+    """A prediction of a run that has `measured` so much: their ratio less 1, and whether the interval holds that."""
 
     measured: float | None = None
     error: float
@@ -249,29 +227,20 @@ class LinkSpeed:
     round_trip_ms: float
 
 
-@dataclass(frozen=True)
-class Links:
-    """All links of some hosts that were measured together, and when."""
-
-    version: int
-    measured_at: float
-    links: tuple[LinkSpeed, ...]
-
-
 def write_links(output: Path, links: Sequence[LinkSpeed], now: float) -> Path:
     """Keeps what was measured, beside what is known of other hosts' links; the file that has it."""
     anew = {frozenset(link.hosts) for link in links}
     others = [link for link in read_links(output) if frozenset(link.hosts) not in anew]
     output.mkdir(parents=True, exist_ok=True)
-    file = output / LINKS
-    write_json(file, Links(1, now, (*others, *links)))
-    return file
+    write_json(output / LINKS, {"version": 1, "measured_at": now, "links": [*others, *links]})
+    return output / LINKS
 
 
-def read_links(output: Path) -> tuple[LinkSpeed, ...]:
+def read_links(output: Path) -> list[LinkSpeed]:
     """The links that were measured; none if the file is missing or spoilt."""
-    links = read_json(Links, output / LINKS)
-    return links.links if links else ()
+    with suppress(record.MismatchError):
+        return record.from_plain(list[LinkSpeed], read_whole(output / LINKS).get("links"))
+    return []
 
 
 def slowest_link(links: Collection[LinkSpeed], hosts: Collection[str]) -> float | None:

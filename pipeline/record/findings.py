@@ -11,10 +11,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs between all replicas and one device: relative to its size, and both values of a scalar.
-
-    A `gradient` and a `state` are named by their variable, an `output` by its layer.
-    """
+    """A value, named by its variable or layer, that replicas have otherwise than one device: relative to its size."""
 
     what: What
     name: str
@@ -40,10 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of comparing all replicas with one device: differences, their likely cause, advice, and its seconds.
-
-    `unsaid` is why nothing was compared, or what was left out. `noted`: a note of the model names the cause already.
-    """
+    """Replicas compared with one device: differences, their cause, advice, what was left out; `noted` by the model."""
 
     outcome: Literal["equal", "different", "not made"]
     differences: list[Difference] = field(default_factory=list)
@@ -66,10 +60,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Pace:
-    """The rates of input and model alone, the slower of which sets the pace, and the rate of training without it.
-
-    `ceiling_examples_per_second` is None if neither clearly does.
-    """
+    """Rates of input and model alone, which is slower, and that of training without it, None if neither clearly is."""
 
     input_examples_per_second: float
     model_examples_per_second: float
@@ -89,10 +80,7 @@ class LostShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The share of the efficiency that is lost, its parts, and a change to make.
-
-    `bound` is the part whose loss is worth a change, `straggler` the worker that others wait for, if any.
-    """
+    """The lost share of the efficiency, its parts, the one that is worth a change, and the worker others wait for."""
 
     lost: float
     lost_low: float

@@ -1,7 +1,4 @@
-"""The event log: whole lines of `pipeline.record.events`. It is the record of a run; all else is a view of it.
-
-Here too: files that are written whole.
-"""
+"""The event log, whole lines of `pipeline.record.events`, which is the record of a run; and files written whole."""
 
 import errno
 import json
@@ -39,21 +36,23 @@ def stamped(event: Kind, time: float, group: str | None = None, rank: int | None
 
 
 def to_line(event: EventBase) -> bytes:
-    """Returns the event as a line of JSON."""
-    return record.to_json(_values(event)) + b"\n"
+    """Returns the event as a line of JSON: of an unknown event all that was read."""
+    values: object = event
+    if isinstance(event, Unknown):
+        values = {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank} | event.values
+    return record.to_json(values) + b"\n"
 
 
 def to_plain(event: EventBase) -> dict[str, Any]:
     """Returns the values of the event's line."""
-    return dict(record.to_plain(_values(event)))
+    return dict(json.loads(to_line(event)))
 
 
 def from_line(line: bytes) -> Event | None:
     """Returns the event of a line; None where it holds no JSON object."""
     with suppress(ValueError):
         values = json.loads(line)
-        if isinstance(values, dict):
-            return from_plain(values)
+        return from_plain(values) if isinstance(values, dict) else None
     return None
 
 
@@ -81,8 +80,12 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._unwritten = b""
-        size = os.fstat(self._file).st_size
-        if (whole := _end_of_lines(self._file, size)) < size:
+        start = size = os.fstat(self._file).st_size
+        last = -1
+        while start and last < 0:
+            start = max(0, start - BLOCK_BYTES)
+            last = os.pread(self._file, BLOCK_BYTES, start).rfind(b"\n")
+        if (whole := start + last + 1) < size:
             # The next line would be appended to it, and lost with it.
             os.ftruncate(self._file, whole)
 
@@ -188,8 +191,7 @@ def read_whole(path: Path) -> dict[str, Any]:
     """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
     with suppress(OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict):
-            return values
+        return values if isinstance(values, dict) else {}
     return {}
 
 
@@ -212,20 +214,3 @@ def from_here(path: Path) -> Path:
     """A file or folder as a user would type it: from the working directory, if it is in there."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path
-
-
-def _values(event: EventBase) -> object:
-    """The values of an event's line: for an unknown event all that was read."""
-    if not isinstance(event, Unknown):
-        return event
-    return {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank} | event.values
-
-
-def _end_of_lines(file: int, size: int) -> int:
-    while size:
-        start = max(0, size - BLOCK_BYTES)
-        last = os.pread(file, size - start, start).rfind(b"\n")
-        if last >= 0:
-            return start + last + 1
-        size = start
-    return 0

@@ -1,7 +1,4 @@
-"""The result of a run, and result.json, which is written and read here alone.
-
-In the file the fields of all parts stand side by side; docs/results.md explains each. Unknown and odd values are None.
-"""
+"""The result of a run, and result.json, where the fields of all parts stand side by side (docs/results.md)."""
 
 import json
 import math
@@ -44,10 +41,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end: `status` is FINISHED, FAILED, KILLED, PREEMPTED or REFUSED; PLANNED or PREDICTED if it was not run.
-
-    `log` is that of the process that failed.
-    """
+    """The end: FINISHED, FAILED, KILLED, PREEMPTED, REFUSED, PLANNED or PREDICTED, and the log of who failed."""
 
     status: str | None = None
     error: str | None = None
@@ -62,22 +56,17 @@ class Choices:
     hardware: str | None = None
     model: str | None = None
     data: str | None = None
-    # What trained, where it was not TensorFlow.
+    # What trained and what added up, where it was not TensorFlow.
     backend: str | None = None
-    # What added up, where it was not TensorFlow's own.
     collective: str | None = None
 
     @classmethod
     def of(cls, source: Config | Plan) -> "Choices":
         """The choices of a config or a plan."""
         collective = source.collective if isinstance(source, Plan) else source.strategy.collective
+        parts = source.strategy, source.hardware, source.model, source.data
+        strategy, hardware, model, data = (part.name for part in parts)
         other_collective = None if collective == AUTO else other(collective)
-        strategy, hardware, model, data = (
-            source.strategy.name,
-            source.hardware.name,
-            source.model.name,
-            source.data.name,
-        )
         return cls(strategy, hardware, model, data, other(source.backend), other_collective)
 
     @property
@@ -112,13 +101,8 @@ class Layout:
     def of(cls, plan: Plan, timed_workers: int | None = None) -> "Layout":
         """The layout of a plan, of which so many workers were timed."""
         each = plan.strategy.devices_per_replica
-        own = {
-            "timed_workers": timed_workers,
-            "processes": len(plan.processes),
-            "replicas": plan.workers,
-            "devices": plan.workers * each if each > 1 else None,
-        }
-        return unflat(cls, flat(plan) | own)
+        own = {"timed_workers": timed_workers, "processes": len(plan.processes), "replicas": plan.workers}
+        return unflat(cls, flat(plan) | own | {"devices": plan.workers * each if each > 1 else None})
 
 
 @dataclass(frozen=True)
@@ -264,17 +248,14 @@ def to_values(result: Result) -> dict[str, object]:
     >>> to_values(Result(Ending("REFUSED", "Too few."), Choices(model="mlp")))
     {'version': 2, 'status': 'REFUSED', 'error': 'Too few.', 'model': 'mlp'}
     """
-    values = flat(result)
-    if result.ending.status == "REFUSED":
-        unknown = flat(Result())
-        values = {name: value for name, value in values.items() if value != unknown[name]}
-    elif not result.layout.asynchronous:
-        values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
+    values, unknown = flat(result), flat(Result())
     absent = ("check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work", *XLA, *ENDED_EARLY)
-    for name in absent:
-        if values.get(name) is None:
-            values.pop(name, None)
-    return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
+    left_out = {name for name in absent if values[name] is None}
+    if result.ending.status == "REFUSED":
+        left_out |= {name for name, value in values.items() if value == unknown[name]}
+    elif not result.layout.asynchronous:
+        left_out |= leaves(Staleness).keys()
+    return {"version": VERSION} | {name: _as_json(value) for name, value in values.items() if name not in left_out}
 
 
 def from_values(values: Mapping[str, object]) -> Result:
@@ -286,17 +267,18 @@ def from_values(values: Mapping[str, object]) -> Result:
     fields: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
         with suppress(record.MismatchError, KeyError):
-            fields[name] = record.from_plain(cast(Any, leaf.type), values[name])
-    # A loss is NaN where training diverged; any other value that is no number is unknown.
-    finite = {name for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
-    result: Result = unflat(Result, {name: fields[name] for name in fields if name in finite | leaves(Training).keys()})
+            value = record.from_plain(cast(Any, leaf.type), values[name])
+            # A loss is NaN where training diverged; any other value that is no number is unknown.
+            if not isinstance(value, float) or math.isfinite(value) or name in leaves(Training):
+                fields[name] = value
+    result: Result = unflat(Result, fields)
     return result
 
 
-def _as_json_has_it(value: object) -> object:
-    """A JSON value; but a loss that is NaN stays so, alone and among metrics."""
+def _as_json(value: object) -> object:
+    # A loss that is NaN stays so, alone and among metrics.
     if isinstance(value, Mapping):
-        return {name: _as_json_has_it(inner) for name, inner in value.items()}
+        return {name: _as_json(inner) for name, inner in value.items()}
     return value if isinstance(value, float) else record.to_plain(value)
 
 

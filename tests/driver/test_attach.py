@@ -44,10 +44,12 @@ from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal
 
-PLAN = planning.make(config("multi_worker", workers=2), machine())
+CONFIG = config("multi_worker", workers=2)
+PLAN = planning.make(CONFIG, machine())
+AGENT = Kept("127.0.0.1:7", "secret")
 
 
-def left(directory: str = "/nowhere") -> Handover:
+def left(directory: Path | str) -> Handover:
     configs.register()
     measured = Measurements(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
@@ -56,42 +58,41 @@ def left(directory: str = "/nowhere") -> Handover:
         steps_per_call=7,
         notes=["It was lost."],
     )
-    written = OmegaConf.to_yaml(OmegaConf.structured(config("multi_worker", workers=2)))
-    known = Baseline((1.0, 2.0), "there")
+    written, known = OmegaConf.to_yaml(OmegaConf.structured(CONFIG)), Baseline((1.0, 2.0), "there")
     attempt = PLAN.to_json(), 5.0, 0, measured, "last", 2, "point-1.log"
-    return Handover(written, directory, *attempt, ["workers=2"], known=known, ask_size=True)
+    return Handover(written, str(directory), *attempt, ["workers=2"], known=known, ask_size=True)
 
 
-def run(folder: Path, *more) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """A run's folder as a driver that was killed has left it."""
-    made = folder / "outputs" / "runs" / "mine"
-    made.mkdir(parents=True)
-    (made / "plan.json").write_text(PLAN.to_json())
-    told = [Run("key", time=1.0), Steps(7, [0.5], time=2.0, group="point"), *more]
-    (made / "events.jsonl").write_bytes(b"".join(map(to_line, told)))
-    return made
+    run = tmp_path / "outputs" / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text(PLAN.to_json())
+    (run / "events.jsonl").write_bytes(
+        to_line(Run("key", time=1.0)) + to_line(Steps(7, [0.5], time=2.0, group="point"))
+    )
+    return run
 
 
 def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp_path):
-    Kept("127.0.0.1:7", "secret").with_job("point", 1).with_job("baseline", 2).with_job("baseline", 3).write(tmp_path)
+    AGENT.with_job("point", 1).with_job("baseline", 2).with_job("baseline", 3).write(tmp_path)
     assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
     assert (tmp_path / AGENTS).stat().st_mode & 0o777 == 0o600
-    handed = left()
+    handed = left("/nowhere")
     write_json(tmp_path / FILE, handed)
     assert read_json(Handover, tmp_path / FILE) == handed
     assert from_json(handed.plan) == PLAN
-    assert configs.typed(OmegaConf.create(handed.config)) == config("multi_worker", workers=2)
+    assert configs.typed(OmegaConf.create(handed.config)) == CONFIG
     resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
-    assert Kept.read(tmp_path) is None
-    assert read_json(Handover, tmp_path / FILE) is None
+    assert Kept.read(tmp_path) is read_json(Handover, tmp_path / FILE) is None
 
 
-def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path):
-    folder = run(tmp_path)
+def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(folder):
     now = time.time()
     assert not trains_on(folder, now)
-    Kept("127.0.0.1:7", "secret").write(folder)
+    AGENT.write(folder)
     # One that was not meant to.
     assert not trains_on(folder, now)
     (folder / "plan.json").write_text(json.dumps({"detach": True, "orphan_timeout": 60.0}))
@@ -115,12 +116,9 @@ class Cluster:
 
 def groups(replay, *events):
     """Returns what the next events of each group of a run are."""
-    cluster = Cluster(*events)
-    both = {
-        name: Group(cluster, PLAN, name, Path(), lambda event: None, Preemption(), replay)
-        for name in ("point", "baseline")
-    }
-    return lambda name: both[name]._next()
+    cluster, common = Cluster(*events), (Path(), lambda event: None, Preemption(), replay)
+    both = {name: Group(cluster, PLAN, name, *common) for name in ("point", "baseline")}
+    return lambda name: both[name]._events()
 
 
 def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice():
@@ -129,15 +127,15 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     asked = Signalled(2, time=12.5)
     live: list[bool] = []
     replay = Replay([first, paced, second, asked], 10.0, lambda: live.append(True))
-    events = groups(replay, second, late, Exited(0, time=14.0, group="point"))
+    gone = Exited(0, time=14.0, group="point")
+    events = groups(replay, second, late, gone)
     assert replay.clock() == 10.0
     assert events("point") == [first]
     assert (replay.clock(), replay.is_logged(first)) == (11.0, True)
-    assert events("baseline") == [paced]
-    assert events("point") == [second]
+    assert (events("baseline"), events("point")) == ([paced], [second])
     assert not live
     # What an agent sends again is not told again; what ends a process is no line of the log.
-    assert events("point") == [late, Exited(0, time=14.0, group="point")]
+    assert events("point") == [late, gone]
     assert live == [True]
     assert replay.clock() > 1e9
     assert not replay.is_logged(late)
@@ -167,19 +165,9 @@ class Lines:
 
 
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
-    held = Taken(4, {"a": _held(2, {0: 3})})
-    lines = Lines()
-    job = RemoteJob(
-        lines,
-        PLAN,
-        "point",
-        tmp_path,
-        {0: "a", 1: "b"},
-        missing=lambda names: "",
-        timeout=1,
-        returns=1,
-        job_before=held,
-    )
+    lines, before = Lines(), Taken(4, {"a": Held(2, {0: 3})})
+    where = {"missing": lambda names: "", "timeout": 1, "returns": 1, "job_before": before}
+    job = RemoteJob(lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, **where)
     assert job.number == 4
     for _ in range(2):
         job.send(Load("here"))
@@ -187,8 +175,7 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
     job.send(Begin())
     assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
     job._find_unreachable()
-    told = {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting}
-    assert told == {
+    assert {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting} == {
         0: Exited(3, group="point", rank=0),
         1: Unreachable("b", PLAN.launch.heartbeat_timeout, group="point", rank=1),
     }
@@ -198,14 +185,9 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
     assert len(lines.said) == 1
 
 
-def _held(commands, exited):
-    return Held(commands, exited)
-
-
 def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
     monkeypatch.setattr(dialling, "ATTACH_SECONDS", 0.5)
-    made = config()
-    cluster = DetachedCluster(made.cluster, os.environ)
+    cluster = DetachedCluster(config().cluster, os.environ)
     assert not cluster.attach(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         Kept(f"127.0.0.1:{taken.getsockname()[1]}", new_token().decode()).write(tmp_path)
@@ -215,31 +197,28 @@ def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
     cluster.close(0)
 
 
-@pytest.mark.parametrize("name", ["env", "mpi"])
-def test_clusters_whose_processes_end_with_their_command_refuse_to_detach(name):
-    cluster = dataclasses.replace(config().cluster, name=name)
-    with pytest.raises(LaunchError, match=rf"received cluster={name}\. Try launch\.detach=false"):
-        cluster_of(cluster, os.environ, detach=True)
-    assert not outlives(name, True)
-    assert outlives("hosts", False)
-    assert not outlives("local", False)
-    assert outlives("local", True)
+def test_clusters_whose_processes_end_with_their_command_refuse_to_detach():
+    for name in ("env", "mpi"):
+        cluster = dataclasses.replace(config().cluster, name=name)
+        with pytest.raises(LaunchError, match=rf"received cluster={name}\. Try launch\.detach=false"):
+            cluster_of(cluster, os.environ, detach=True)
+        assert not outlives(name, True)
+    assert [outlives("hosts", False), outlives("local", False), outlives("local", True)] == [True, False, True]
 
 
-def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked, tmp_path):
+def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked, tmp_path, folder):
     told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK).failed(2)
     assert "Expected one run with launch.detach=true, received a sweep" in told.err
-    folder = run(tmp_path)
     told = asked("attach", "mine").failed(2)
     assert "received outputs/runs/mine, whose processes have ended with it" in told.err
     lock = Lock(folder)
     assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
     lock.release()
     # Processes that are gone, and with them what was to be met.
-    write_json(folder / FILE, left(directory=str(tmp_path)))
+    write_json(folder / FILE, left(tmp_path))
     told = asked("attach", "outputs/runs/mine").failed(2)
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
-    assert not (folder / resume.FILE).exists()
+    assert not (folder / FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:
         log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")
@@ -247,38 +226,32 @@ def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked,
 
 
 def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_where_it_was_afterwards(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, folder
 ):
-    (tmp_path / "there").mkdir()
-    run = left(str(tmp_path / "there"))
-    folder, here, seen = tmp_path / "run", os.getcwd(), []
-    folder.mkdir()
+    (there := tmp_path / "there").mkdir()
+    run, here, seen = left(there), os.getcwd(), []
     write_json(folder / FILE, run)
-    (folder / "plan.json").write_text(PLAN.to_json())
-    (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
     session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
     monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
     with pytest.raises(UserError, match="received none of"), resume.attach(folder, session):
         pass
-    assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
+    assert (os.getcwd(), seen) == (here, [str(there)])
     write_json(folder / FILE, run)
-    seen.append("once")
     with resume.attach(folder, session) as supervisor:
-        assert os.getcwd() == str(tmp_path / "there")
+        assert os.getcwd() == str(there)
         supervisor.run.release()
     assert os.getcwd() == here
 
 
 @pytest.mark.parametrize(("ended", "code"), [(True, 0), (False, 75)])
-def test_a_signal_that_comes_once_the_run_has_ended_leaves_its_exit_code(monkeypatch, tmp_path, ended, code):
+def test_a_signal_that_comes_once_the_run_has_ended_leaves_its_exit_code(monkeypatch, folder, ended, code):
     def attached(folder, session, end):
         if ended:
             session.results[0, 0] = RunResult(Result(Ending("FINISHED")), str(folder))
         raise Interrupted(signal.SIGTERM)
 
     monkeypatch.setattr(resume, "attach", attached)
-    (tmp_path / "plan.json").touch()
-    assert running.attach([str(tmp_path)]) == code
+    assert running.attach([str(folder)]) == code
 
 
 def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
@@ -289,38 +262,35 @@ def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_ports(tmp_path):
-    folder, output = run(tmp_path), tmp_path / "outputs"
-    listening = planning.listening(PLAN, ["here:7000", "here:7001"])
+def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_ports(folder):
+    output, listening = folder.parents[1], planning.listening(PLAN, ["here:7000", "here:7001"])
     (folder / "plan.json").write_text(listening.to_json())
+
+    def in_the_way(port, plan=PLAN):
+        return [*resume.in_the_way(plan, port, output)] == [folder]
+
     # Its processes have ended.
-    assert not [*resume.in_the_way(PLAN, 7001, output)]
-    Kept("127.0.0.1:7", "secret").write(folder)
-    assert [*resume.in_the_way(PLAN, 7001, output)] == [folder]
-    assert not [*resume.in_the_way(PLAN, 7002, output)]
-    assert not [*resume.in_the_way(PLAN, None, output)]
+    assert not in_the_way(7001)
+    AGENT.write(folder)
+    assert [in_the_way(7001), in_the_way(7002), in_the_way(None)] == [True, False, False]
     one, other = (with_(listening, "hardware", host_names=(name,)) for name in "ab")
     (folder / "plan.json").write_text(one.to_json())
-    assert [*resume.in_the_way(one, 7001, output)] == [folder]
-    assert not [*resume.in_the_way(other, 7001, output)]
+    assert [in_the_way(7001, one), in_the_way(7001, other)] == [True, False]
     lock = Lock(folder)
-    assert not [*resume.in_the_way(PLAN, 7001, output)]
+    assert not in_the_way(7001)
     lock.release()
     (folder / "plan.json").write_text(json.dumps(json.loads(listening.to_json()) | {"detach": True}))
-    assert not [*resume.in_the_way(PLAN, 7001, output)]
+    assert not in_the_way(7001)
 
 
 @pytest.mark.parametrize("name", ["auto", "mine"])
-def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path, name):
-    folder = run(tmp_path)
-    Kept("127.0.0.1:7", "secret").write(folder)
+def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(folder, name):
+    AGENT.write(folder)
     values = json.loads(PLAN.to_json()) | {"detach": True, "orphan_timeout": 1e6}
     (folder / "plan.json").write_text(json.dumps(values))
-    wanted = config("multi_worker", workers=2, resume=name)
+    search = config("multi_worker", workers=2, resume=name), PLAN, folder.parents[1]
     with pytest.raises(UserError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
-        resume.find(wanted, PLAN, tmp_path / "outputs")
+        resume.find(*search)
     # It is locked no more; and once its processes are gone, it is gone on with.
     forget_agents(folder)
-    earlier = resume.find(wanted, PLAN, tmp_path / "outputs")
-    assert earlier is not None
-    earlier.release()
+    resume.find(*search).release()

@@ -1,11 +1,10 @@
 """What is refused since there is too little memory for it, and that what is named instead is held."""
 
-import dataclasses
-
 import pytest
-from conftest import QUICK, Ran
+from conftest import QUICK, with_
 from shipped_sizes import configured
 
+from pipeline.config.schema import Config
 from pipeline.driver.memory_check import too_large, without_room
 from pipeline.plan import planning
 from pipeline.plan.estimate import estimate
@@ -21,19 +20,19 @@ BIG = Size(
     VARIABLES, 0, ((GIB, 0), (2**20, 2**26)), 1024, operations=1000, forgetful_step=((GIB, 0), (2**20, 2**23)),
     layers=tuple(Layer(path[:-7], 4 * 2**27, 9, True, (path,)) for path in PATHS),
 )  # fmt: skip
+TWO = ("strategy=mirrored", "workers=2", "hardware=2cpu")
 COMMON = ("model=transformer", "data=text", "train.replica_batch=64", "checkpoint.every_minutes=null")
 
 
-def plan_on(gib: float, gpus: int, *overrides: str) -> Plan:
+def plan_on(gib: float, gpus: int, *overrides: str, config: Config | None = None) -> Plan:
     machine = Machine("host", tuple(range(8)), gib, "A processor", ("H100",) * gpus)
-    return planning.make(configured(*COMMON, *overrides), machine, present=False)
+    return planning.make(config or configured(*COMMON, *overrides), machine, present=False)
 
 
 def refused(gib: float, gpus: int, *overrides: str) -> str | None:
     config = configured(*COMMON, *overrides)
-    machine = Machine("host", tuple(range(8)), gib, "A processor", ("H100",) * gpus)
-    made = planning.make(config, machine, present=False)
-    return too_large(made, BIG, config, lambda changed: planning.make(changed, machine, present=False))
+    plan = plan_on(gib, gpus, config=config)
+    return too_large(plan, BIG, config, lambda changed: plan_on(gib, gpus, config=changed))
 
 
 def named(said: str) -> list[str]:
@@ -43,15 +42,14 @@ def named(said: str) -> list[str]:
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize(("gib", "gpus", "overrides", "first"), [
     # Two copies of 4 GiB and of activations in one memory.
-    (14, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "train.remat=true"),
-    (8, 0, ("strategy=mirrored", "workers=2", "hardware=2cpu"), "strategy="),
+    (14, 0, TWO, "train.remat=true"),
+    (8, 0, TWO, "strategy="),
     # A device of its own memory for each.
     (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=6"), "train.remat=true"),
     (64, 8, ("strategy=mirrored", "hardware=8gpu", "hardware.memory_gib=3.5"), "strategy=model_parallel"),
 ])  # fmt: skip
 def test_a_model_that_no_device_has_room_for_is_refused_and_what_is_named_is_held(backend, gib, gpus, overrides, first):
     said = refused(gib, gpus, f"backend={backend}", *overrides)
-    assert said is not None
     assert "Expected a model that fits the" in said
     assert "under strategy=mirrored, received one that takes" in said
     assert any(one.startswith(first) for one in named(said)), said
@@ -63,26 +61,22 @@ def test_a_model_that_no_device_has_room_for_is_refused_and_what_is_named_is_hel
 
 
 def test_what_fits_is_not_refused_and_where_nothing_holds_it_that_is_said():
-    assert refused(64, 0, "strategy=mirrored", "workers=2", "hardware=2cpu") is None
-    said = refused(2, 0, "strategy=mirrored", "workers=2", "hardware=2cpu")
-    assert said is not None
-    assert named(said) == ["a smaller model: no strategy, train.remat or batch tried holds it"]
+    assert refused(64, 0, *TWO) is None
+    assert named(refused(2, 0, *TWO)) == ["a smaller model: no strategy, train.remat or batch tried holds it"]
 
 
 def test_a_model_whose_size_was_not_known_is_refused_once_it_is_built():
-    plan = plan_on(8, 0, "strategy=mirrored", "workers=2", "hardware=2cpu")
+    plan = plan_on(8, 0, *TWO)
     assert without_room(plan, 3 * GIB) is None
     said = without_room(plan, 5 * GIB)
-    assert said is not None
     assert "fits 8 GiB under strategy=mirrored" in said
     assert "Try mode=plan, which names what holds it." in said
-    assert without_room(dataclasses.replace(plan, hardware=dataclasses.replace(plan.hardware, kind="gpu")), 5) is None
+    assert without_room(with_(plan, "hardware", kind="gpu"), 5) is None
 
 
 def test_a_command_is_refused_before_any_process_is_started(asked):
-    ran: Ran = asked(
-        *QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03"
-    ).failed(2)
+    small = ("strategy=mirrored", "workers=2", "hardware.memory_gib=0.03")
+    ran = asked(*QUICK, "model=cnn", "data=mnist5k", *small).failed(2)
     assert "Expected a model that fits the 0.03 GiB of a device" in ran.err + ran.out
     assert "Try train.replica_batch=" in ran.err + ran.out
     assert not list(ran.folder.glob("outputs/runs/*/events.jsonl"))

@@ -19,37 +19,47 @@ from pipeline.driver.session import RunRequest
 from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.backends import with_xla
-from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
+from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as, from_values
 from pipeline.record import log
 
 
 def made(
-    folder: Path, name: str, status: str | None, age: float = 0.0, planned: Plan | None = None, **more: Any
+    folder: Path, name: str, status: str | None = None, age: float = 0.0, planned: Plan | None = None, **more: Any
 ) -> Path:
     """A run's folder as a command left it; `status` None: killed outright."""
     run = folder / "runs" / name
     run.mkdir(parents=True)
     (run / "plan.json").write_text((planned or wanted()).to_json())
-    events: list[dict[str, Any]] = [{"time": 1.0, "event": "run", "key": name}]
-    events += [{"time": 2.0, "event": "steps", "group": "point", "step": 7, "losses": [1.0], "seconds": 1.0}]
-    events += [{"time": 3.0, "event": "checkpoint", "step": more["saved"]}] if "saved" in more else []
-    events += [{"time": 4.0, "event": "ended", "status": status}] if status else []
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    logs(run, {"event": "run", "key": name})
+    logs(run, {"event": "steps", "group": "point", "step": 7, "losses": [1.0], "seconds": 1.0})
+    if more.get("saved") is not None:
+        logs(run, {"event": "checkpoint", "step": more["saved"], "path": more.get("path", "")})
+    if status:
+        logs(run, {"event": "ended", "status": status})
     (run / "tracking.json").write_text(json.dumps({"store": {"uri": "sqlite:///mlflow.db"}, "run_id": f"id{name}"}))
     os.utime(run / "plan.json", (1_000_000 - age, 1_000_000 - age))
     return run
+
+
+def logs(run: Path, event: dict[str, Any]) -> None:
+    with (run / "events.jsonl").open("a") as log:
+        log.write(json.dumps({"time": 1.0, "rank": 0, **event}) + "\n")
 
 
 def wanted(strategy: str = "mirrored", workers: int = 2, **keys: Any) -> Plan:
     return planning.make(config(strategy, workers=workers, **keys), machine())
 
 
-def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys: Any) -> str | None:
+def resumed(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys: Any) -> Run | None:
     earlier = resume.find(config(resume=asked, **keys), planned or wanted(), folder)
-    if earlier is None:
-        return None
-    earlier.release()
-    return earlier.folder.name
+    if earlier is not None:
+        earlier.release()
+    return earlier
+
+
+def found(*args: Any, **keys: Any) -> str | None:
+    earlier = resumed(*args, **keys)
+    return earlier and earlier.folder.name
 
 
 @pytest.mark.parametrize(("status", "saved", "goes_on"), [
@@ -61,14 +71,14 @@ def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys
     ("FINISHED", 5, False),
 ])  # fmt: skip
 def test_a_run_that_did_not_finish_is_gone_on_with(tmp_path, status, saved, goes_on):
-    made(tmp_path, "one", status, **({} if saved is None else {"saved": saved}))
+    made(tmp_path, "one", status, saved=saved)
     assert found(tmp_path) == ("one" if goes_on else None)
     assert found(tmp_path, "never") is None
 
 
 def test_the_last_one_of_the_same_config_counts(tmp_path):
-    run = made(tmp_path, "old", None, age=9)
-    made(tmp_path, "other", None, planned=wanted(train__seed=3))
+    run = made(tmp_path, "old", age=9)
+    made(tmp_path, "other", planned=wanted(train__seed=3))
     assert found(tmp_path) == "old"
     # By its folder, or its id in MLflow.
     assert found(tmp_path, str(run)) == found(tmp_path, "idol") == "old"
@@ -77,13 +87,16 @@ def test_the_last_one_of_the_same_config_counts(tmp_path):
 
 
 def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
-    made(tmp_path, "one", None, planned=wanted(launch__heartbeat_timeout=3.0, checkpoint__every_steps=9))
-    elsewhere = with_(wanted(), "hardware", machine="another")
-    assert found(tmp_path, planned=elsewhere) == "one"
+    made(tmp_path, "one", planned=wanted(launch__heartbeat_timeout=3.0, checkpoint__every_steps=9))
+    elsewhere = json.loads(wanted().to_json()) | {
+        "machine": "another", "cache_bytes": 2**25, "link_gbps": 100.0, "memory_gib": 80.0,
+    }  # fmt: skip
+    assert found(tmp_path, planned=from_values(elsewhere)) == "one"
+    assert found(tmp_path, planned=from_values(elsewhere | {"seed": 1})) is None
 
 
 def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
-    lock = Lock(made(tmp_path, "one", None))
+    lock = Lock(made(tmp_path, "one"))
     assert found(tmp_path) is None
     with pytest.raises(UserError, match="on which one still works"):
         found(tmp_path, "one")
@@ -98,36 +111,24 @@ def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
 
 def test_an_older_run_is_not_gone_on_with_while_the_last_one_of_its_config_is_under_way(tmp_path):
     made(tmp_path, "old", "KILLED", age=9, saved=5)
-    lock, said = Lock(made(tmp_path, "new", None)), []
+    lock, said = Lock(made(tmp_path, "new")), []
     assert resume.find(config(), wanted(), tmp_path, say=said.append) is None
     assert "runs/new" in said[0]
     lock.release()
     assert found(tmp_path) == "new"
 
 
-class Read:
-    """Counts the plans that are read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.plans, read = 0, log.read_whole
-
-        def counted(path: Path) -> dict[str, Any]:
-            self.plans += path.name == "plan.json"
-            return read(path)
-
-        monkeypatch.setattr(log, "read_whole", counted)
-
-
 def test_a_plan_is_read_once_however_many_commands_start_beside_it(tmp_path, monkeypatch):
     for number in range(9):
-        made(tmp_path, f"other{number}", None, planned=wanted(train__seed=number + 1))
-    made(tmp_path, "sweep/3", None, planned=wanted(train__seed=99))
+        made(tmp_path, f"other{number}", planned=wanted(train__seed=number + 1))
+    made(tmp_path, "sweep/3", planned=wanted(train__seed=99))
     made(tmp_path, "one", "KILLED")
-    read = Read(monkeypatch)
-    assert [found(tmp_path), read.plans] == ["one", 13]
-    assert [found(tmp_path), read.plans] == ["one", 15]
+    read, paths = log.read_whole, list[str]()
+    monkeypatch.setattr(log, "read_whole", lambda path: paths.append(path.name) or read(path))
+    assert [found(tmp_path), paths.count("plan.json")] == ["one", 13]
+    assert [found(tmp_path), paths.count("plan.json")] == ["one", 15]
     made(tmp_path, "two", "KILLED")
-    assert [found(tmp_path), read.plans] == ["two", 18]
+    assert [found(tmp_path), paths.count("plan.json")] == ["two", 18]
 
 
 @pytest.mark.parametrize(("harm", "goes_on"), [
@@ -162,13 +163,11 @@ def test_a_run_that_goes_on_with_another_config_is_found_by_that_one_and_no_more
 
 def test_checkpoints_are_looked_for_where_the_last_one_was_written(tmp_path):
     # Of the last command, which wrote none, is the plan.
-    run = made(tmp_path, "one", None, planned=with_(wanted(), "checkpoint", folder=f"{tmp_path}/new/runs_one"), saved=5)
-    log_of_run = run / "events.jsonl"
-    log_of_run.write_text(log_of_run.read_text().replace('"step": 5', f'"step": 5, "path": "{tmp_path}/old/step.json"'))
+    new, old = (with_(wanted(), "checkpoint", folder=f"{tmp_path}/{name}") for name in ("new/runs_one", "old"))
+    run = made(tmp_path, "one", planned=new, saved=5, path=f"{tmp_path}/old/step.json")
     request = RunRequest(config(output_dir=str(tmp_path)), run, [], None)
-    for folder, before in (("new", f"{tmp_path}/old"), ("old", f"{tmp_path}/old")):
-        plan = with_(wanted(), "checkpoint", folder=f"{tmp_path}/{folder}")
-        assert start._with_folder(plan, request, Run.from_log(run)).checkpoint.before == before
+    for plan in (new, old):
+        assert start._with_folder(plan, request, Run.from_log(run)).checkpoint.before == f"{tmp_path}/old"
 
 
 def test_what_differs_is_named_and_may_be_forced(tmp_path):
@@ -209,36 +208,25 @@ def test_a_run_without_a_length_is_finished_with_that_of_the_version_that_began_
 
 
 def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
-    run = made(tmp_path, "one", None)
     two = wanted("multi_worker")
-    (run / "plan.json").write_text(two.to_json())
-    with (run / "events.jsonl").open("a") as log:
-        for repeat, rank in ((0, 0), (0, 1), (1, 0)):
-            told = {
-                "repeat": repeat, "rank": rank, "steps": 2, "examples": 64.0, "seconds": 1.0 + rank, "calls": [[2, 1]],
-            }  # fmt: skip
-            log.write(json.dumps({"time": 5.0, "event": "measured", "group": "point", **told}) + "\n")
-    earlier = resume.find(config(resume="one"), two, tmp_path)
-    assert earlier is not None
+    run = made(tmp_path, "one", planned=two)
+    told = {"event": "measured", "group": "point", "steps": 2, "examples": 64.0, "calls": [[2, 1]]}
+    for repeat, rank in ((0, 0), (0, 1), (1, 0)):
+        logs(run, {**told, "repeat": repeat, "rank": rank, "seconds": 1.0 + rank})
+    earlier = resumed(tmp_path, "one", two)
     assert [each.seconds for each in earlier.measured(two, None).point] == [2.0]
-    other = dataclasses.replace(two, workers=3)
-    assert earlier.measured(other, None).point == []
-    earlier.release()
+    assert earlier.measured(dataclasses.replace(two, workers=3), None).point == []
 
 
 def test_what_auto_chose_for_xla_first_is_what_it_goes_on_with(tmp_path):
     choosing = wanted(train__xla="auto")
-    run = made(tmp_path, "one", None, planned=choosing)
-    told = [{"group": "baseline", "xla": False}, {"group": "point", "xla": True, "xla_speedup": 1.5},
-            {"group": "point", "xla": False}]  # fmt: skip
-    with (run / "events.jsonl").open("a") as log:
-        log.writelines(json.dumps({"time": 5.0, "event": "built", "rank": 0, **each}) + "\n" for each in told)
-    earlier = resume.find(config(resume="one", train__xla="auto"), choosing, tmp_path)
-    assert earlier is not None
+    run = made(tmp_path, "one", planned=choosing)
+    for group, chosen in (("baseline", {"xla": False}), ("point", {"xla": True, "xla_speedup": 1.5}),
+                          ("point", {"xla": False})):  # fmt: skip
+        logs(run, {"event": "built", "group": group, **chosen})
+    earlier = resumed(tmp_path, "one", choosing, train__xla="auto")
     assert (earlier.xla, earlier.xla_speedup) == (True, 1.5)
-    earlier.release()
-    assert with_xla(choosing, True).training.xla == "true"
-    assert with_xla(choosing, False).training.xla is None
+    assert [with_xla(choosing, xla).training.xla for xla in (True, False)] == ["true", None]
     assert with_xla(choosing, None) == choosing
     assert with_xla(wanted(), True) == wanted()
 

@@ -1,37 +1,44 @@
-"""What the runs of a command share: signals, their data, and what is waited for at its end."""
+"""What the runs of a command share, and `sweep.parallel`: points at once, on devices that they leave each other."""
 
+import contextlib
 import io
 import os
+import re
 import signal
+import threading
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
-from plans import config
-from shown_runs import a_plan, told
+from conftest import QUICK, Ran, finish, left_behind, start
+from plans import config, machine
+from rich.console import Console
+from run_events import logged
+from under_way import UnderWay, until
 
 from pipeline.commands import running
 from pipeline.config.schema import Config, SweepConfig
 from pipeline.data import needed
-from pipeline.driver import RunResult
+from pipeline.driver import RunResult, parallel
 from pipeline.driver import session as module
-from pipeline.driver.parallel import own_session
+from pipeline.driver.parallel import moved, numbers, own_session, part_for, whole
 from pipeline.driver.planner import plan_run
 from pipeline.driver.requests import Requests
 from pipeline.driver.results import preempted
 from pipeline.driver.session import PERSON_SECONDS, WAITING, Preemption, RunRequest, Session
 from pipeline.launch.signals import Interrupted
+from pipeline.plan.planning import make
 from pipeline.record import results
-from pipeline.record.events import Signalled
 from pipeline.record.files import Copied, TrackingState, TrackingStore, write_tracking
-from pipeline.record.results import Ending, Result, Survival, Tracked
+from pipeline.record.results import Choices, Ending, Layout, Result, Speed, Survival, Tracked
+from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
-from pipeline.views.terminal.live import Terminal
+from pipeline.views.terminal.live import Terminal, board
 
 
-def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it() -> None:
+def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it():
     session = session_of()
     assert not session.spares(signal.SIGINT)
     session.saves = session.busy = True
@@ -42,7 +49,7 @@ def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it() -> None:
     assert session.preemption.by_person
 
 
-def test_a_scheduler_is_waited_for_as_long_as_it_says_and_a_person_for_seconds() -> None:
+def test_a_scheduler_is_waited_for_as_long_as_it_says_and_a_person_for_seconds():
     scheduler, person = Preemption(), Preemption()
     scheduler.ask(signal.SIGTERM, "the conductor")
     person.ask(signal.SIGINT, "the conductor")
@@ -50,37 +57,24 @@ def test_a_scheduler_is_waited_for_as_long_as_it_says_and_a_person_for_seconds()
     assert preempted(person, 8).startswith("The run was ended by Ctrl-C. The last checkpoint is of step 8;")
 
 
-def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
-    text = told(a_plan(), iter([(0.0, Signalled(signal.SIGINT)), (1.0, Signalled(signal.SIGTERM, group="point"))]))
-    assert text == "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once.\n"
-
-
-@pytest.mark.parametrize(("step", "config", "many", "words"), [
-    (1240, {}, False, "a has a checkpoint of step 1,240: the same command goes on from there."),
-    (None, {}, False, "a has no checkpoint yet: the same command goes on from its beginning."),
-    (8, {"resume": "never"}, False, "a has a checkpoint of step 8: resume=a goes on from there."),
-    (8, {"sweep": SweepConfig("mine")}, True, "goes on from there, and keeps the points that have finished."),
-    (8, {}, True, "goes on from there; with sweep.name=mine it would keep other points too."),
+@pytest.mark.parametrize(("steps", "config", "many", "words"), [
+    ({"a": 8}, {"resume": "never"}, False, "a has a checkpoint of step 8: resume=a goes on from there."),
+    ({"a": 8}, {"sweep": SweepConfig("mine")}, True, "goes on from there, and keeps the points that have finished."),
+    ({"a": 8}, {}, True, "goes on from there; with sweep.name=mine it would keep other points too."),
+    # Under way at once.
+    (
+        {"c": 8, "a": None, "b": None}, {}, False, "a has no checkpoint yet, b has no checkpoint yet and c has a "
+        "checkpoint of step 8: the same command goes on from there.",
+    ),
 ])  # fmt: skip
-def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
+def test_what_goes_on_is_said(steps, config, many, words):
     session = session_of()
-    session.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), Path("a")))
+    own = own_session(session, session.screen, {}, Preemption(session.preemption))
     requests = Requests(session)
+    for name, step in steps.items():
+        own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=step)), Path(name)))
     requests.many, requests.to_run = many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)}
     assert running._how_to_go_on(requests, session).endswith(words)
-
-
-def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
-    session = session_of()
-    requests = Requests(session)
-    one = RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)
-    requests.many, requests.to_run = True, {(0, 0): one}
-    own = own_session(session, session.screen, {}, Preemption(session.preemption))
-    own.ended_early.append(RunResult(Result(survival=Survival(checkpoint_step=8)), Path("c")))
-    for name in ("a", "b"):
-        session.ended_early.append(RunResult(Result(), Path(name)))
-    said = running._how_to_go_on(requests, session)
-    assert said.startswith("a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: ")
 
 
 class Slow:
@@ -103,13 +97,12 @@ class Slow:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> list[Path]:
+def folders(tmp_path):
     """Those of three runs that have ended, in one sweep."""
-    named = [tmp_path / name for name in "abc"]
-    for folder in named:
-        folder.mkdir()
-        results.write(folder, Result(Ending("FINISHED")))
-    return named
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        results.write(tmp_path / name, Result(Ending("FINISHED")))
+    return [tmp_path / name for name in "abc"]
 
 
 def session_of(tracker: Slow | None = None, folders: Sequence[Path] = (), seconds: float = 60.0) -> Session:
@@ -143,21 +136,19 @@ def test_between_two_runs_nothing_is_waited_for_and_those_that_mlflow_holds_get_
 def test_a_store_that_is_down_is_waited_for_once_and_each_run_says_what_to_type(folders, tmp_path):
     tracker = Slow("b")
     lacks, interrupted = session_of(tracker, folders, 0.1).settle()
-    assert tracker.waited == [0.1, 0.0]
-    assert interrupted is None
-    assert f"2 runs yet (It is slow.). `python -m pipeline sync {tmp_path}`" in (lacks or "")
+    assert (tracker.waited, interrupted) == ([0.1, 0.0], None)
+    assert f"2 runs yet (It is slow.). `python -m pipeline sync {tmp_path}`" in lacks
     assert tracked_of(folders[1]) == Tracked("id")
-    for folder in (folders[0], folders[2]):
-        assert f"`python -m pipeline sync {folder}`" in (tracked_of(folder).tracking_note or "")
+    for folder in folders[::2]:
+        assert f"`python -m pipeline sync {folder}`" in tracked_of(folder).tracking_note
 
 
 def test_ctrl_c_ends_the_wait_at_once_and_says_what_to_type(folders):
     tracker = Slow(interrupts=True)
     lacks, interrupted = session_of(tracker, folders).settle()
-    assert interrupted is not None
     assert interrupted.number == signal.SIGINT
     assert tracker.waited == [60.0, 0.0, 0.0, 0.0]
-    assert "3 runs" in (lacks or "")
+    assert "3 runs" in lacks
     assert all(tracked_of(folder).tracking_note for folder in folders)
 
 
@@ -165,18 +156,14 @@ def test_who_is_hurried_waits_no_longer_than_that_and_a_person_is_told_why_it_wa
     monkeypatch.setattr(module, "HURRIED_SECONDS", 1.5)
     session, said, began = session_of(Slow(seconds=60.0), folders[:1]), list[str](), time.monotonic()
     monkeypatch.setattr(session.screen, "say", said.append)
+    # Of a run that another command has resumed meanwhile nothing is noted.
+    (folders[0] / results.FILE).unlink()
     session.settle(hurried=True)
     assert 1.0 < time.monotonic() - began < 30.0
-    assert said == [WAITING]
+    assert (said, (folders[0] / results.FILE).exists()) == ([WAITING], False)
 
 
-def test_a_run_that_another_command_has_resumed_meanwhile_is_left_alone(folders):
-    (folders[0] / results.FILE).unlink()
-    session_of(Slow("a"), folders[:1]).settle()
-    assert not (folders[0] / results.FILE).exists()
-
-
-def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkeypatch):
     looked = list[str]()
     monkeypatch.setattr(needed, "expect_data", lambda arguments: looked.append(arguments["path"]))
     monkeypatch.setattr(needed, "may_be_few", lambda arguments, least: False)
@@ -185,3 +172,147 @@ def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkey
         build = {"_target_": "pipeline.data.csv", "path": path}
         plan_run(config("one_device", workers=1, data__build=build, data__name="csv"), session)
     assert looked == ["here", "there"]
+
+
+SWEEP = Path("outputs/sweeps/beside")
+# Long enough to be killed in the middle of two.
+POINTS = (
+    "-m", "strategy=one_device", "train.seed=0,1,2", "sweep.name=beside", "sweep.parallel=2", "data=digits",
+    "model=mlp", "train.steps=600", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
+    "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
+)  # fmt: skip
+
+
+def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
+    eight = machine(8)
+    everything = whole(eight)
+    two, three = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3))
+    first = part_for(two, everything, everything)
+    assert numbers(first, "core") == [0, 1]
+    second = part_for(three, everything - first, everything)
+    assert numbers(second, "core") == [2, 3, 4]
+    left = everything - first - second
+    assert part_for(make(config("mirrored", "8cpu", 4), eight), left, everything) is None
+    assert left | second | first == everything
+    assert [process.cores for process in moved(three, everything, second).processes] == [(2, 3, 4)]
+    processes = make(config("multi_worker", "8cpu", 3), eight)
+    assert [process.cores for process in moved(processes, everything, second).processes] == [(2,), (3,), (4,)]
+
+
+def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
+    four = machine(8, 4)
+    everything = whole(four)
+    two = make(config("mirrored", "4gpu", 2), four)
+    first = part_for(two, everything, everything)
+    assert numbers(first, "GPU") == [0, 1]
+    second = part_for(two, everything - first, everything)
+    assert numbers(second, "GPU") == [2, 3]
+    assert moved(two, everything, second).processes[0].devices == ("GPU:2", "GPU:3")
+    assert part_for(two, whole(machine(8)), everything) is None
+    # Eight devices of one core each on two cores are pinned to none.
+    crowded, small = make(config("mirrored", "8cpu", 8), machine(2)), whole(machine(2))
+    assert part_for(crowded, small, small) == small
+    assert part_for(crowded, frozenset([("core", 1)]), small) is None
+
+
+def test_a_table_on_a_terminal_fills_as_points_end():
+    console = Console(file=(shown := io.StringIO()), force_terminal=True, width=100, legacy_windows=False)
+
+    def point(status: str, **speed: float) -> RunResult:
+        parts = Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)
+        return RunResult(Result(*parts), Path(), ("workers=2",))
+
+    rows = {(0, 0): point("WAITING"), (1, 0): point("WAITING")}
+    with board(console, rows):
+        rows[0, 0] = point("FINISHED", examples_per_second=1234.0, speedup=1.5)
+    last = shown.getvalue().split("status")[-1]
+    assert all(word in last for word in ("1,234", "FINISHED", "WAITING"))
+
+
+class Job:
+    """A cluster that counts how often it was closed."""
+
+    closed = 0
+
+    def serve(self, say, asked):
+        return None
+
+    def close(self, code):
+        self.closed += 1
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["its job was there", "its job comes later"])
+def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monkeypatch, early):
+    jobs: list[Job] = []
+    began, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def ran(request, session):
+        if request.config.train.seed == 0:
+            assert began.wait(20)
+            return request.ended(Result(Ending("FAILED")))
+        if early:
+            session.cluster(request.config)
+        began.set()
+        go_on.wait(20)
+        session.cluster(request.config)
+        over.set()
+        return request.ended(Result(Ending("FINISHED")))
+
+    def ended(*_):
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("pipeline.driver.session.cluster_of", lambda *_: jobs.append(Job()) or jobs[-1])
+    monkeypatch.setattr(parallel.start, "run", ran)
+    monkeypatch.setattr(Session, "serve", lambda self, config: None)
+    monkeypatch.setattr(parallel, "END_SECONDS", 0.1)
+    session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
+    requests = Requests(session)
+    for seed in (0, 1):
+        (folder := tmp_path / f"{seed}").mkdir()
+        one = config("one_device", workers=1, cluster__name="slurm", train__seed=seed)
+        requests.to_run[(seed, 0)] = RunRequest(one, folder, [], "sweep")
+    opened = contextlib.nullcontext(session.screen)
+    with pytest.raises(Interrupted):
+        parallel.Parallel(requests, session, 2, lambda path: opened, lambda *_: None, ended).run()
+    assert [job.closed for job in jobs] == [1] * early
+    go_on.set()
+    assert over.wait(20)
+    until(lambda: all(job.closed for job in jobs), 20)
+    assert {job.closed for job in jobs} == {1}
+
+
+def ended_by(number: int, folder: Path) -> Ran:
+    """The command, once two points of it have saved a checkpoint."""
+    with UnderWay(folder, *POINTS) as sweep:
+        now = time.time()
+        saved = lambda run: any(event["time"] > now for event in logged(run, "checkpoint"))  # noqa: E731
+        sweep.until(lambda: sum(map(saved, sweep.runs)) > 1, 120)
+        sweep.harm(number)
+        return sweep.ended(60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two points at once need two cores")
+def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
+    interrupted = ended_by(signal.SIGINT, tmp_path).failed(130)
+    assert "Nothing was under way" not in interrupted.err
+    assert not left_behind(tmp_path)
+    # The first two, or where one of those has been quick, the third.
+    assert re.search(r"beside/[01]_one_device has .* and outputs/sweeps/beside/[12]_one_.* has .*on", interrupted.err)
+    ended_by(signal.SIGKILL, tmp_path)
+    assert not left_behind(tmp_path)
+    ran = finish(start(tmp_path, *POINTS), tmp_path, time.monotonic(), 240).ok()
+    logs = sorted((tmp_path / SWEEP).glob("*/events.jsonl"))
+    events = [logged(log.parent) for log in logs]
+    # Each is one run, and those that were under way have gone on.
+    assert [sum(event["event"] == "run" for event in point) for point in events] == [1, 1, 1]
+    assert sum(any(event["event"] == "resumed" for event in point) for point in events) >= 2
+    # Two were under way at once, on a core each.
+    times = [[event["time"] for event in point if event["event"] == "steps"] for point in events]
+    assert any(one[0] < other[-1] and other[0] < one[-1] for one, other in combinations(times, 2))
+    for result in ran.results:
+        assert result["status"] == "FINISHED"
+        assert "Up to 2 points ran at once on this machine" in " ".join(result["notes"])
+    assert len(re.findall(r"point \d: FINISHED, ", ran.out)) == 3
+    assert "train.seed=2" in ran.out.split("status")[-1]
+    assert (logs[0].parent / "driver.log").read_text().startswith("plan")

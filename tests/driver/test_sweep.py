@@ -16,7 +16,8 @@ from pipeline.commands.train import options
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config
-from pipeline.driver import RunResult, resume, run_folders, sweep
+from pipeline.driver import RunResult, resume, run_folders
+from pipeline.driver.requests import Sweep, fingerprint, note_alone
 from pipeline.driver.run_folders import Lock
 from pipeline.driver.tags import command_of
 from pipeline.errors import UserError
@@ -36,25 +37,17 @@ def written(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_attempts_at_a_point_are_found_from_any_of_them_on(tmp_path):
-    tries = [tmp_path / name for name in ("0_mirrored", "0_mirrored.2", "0_mirrored.3")]
-    for folder in tries:
-        folder.mkdir()
-    assert list(run_folders.attempts(tries[0])) == tries
-    assert list(run_folders.attempts(tries[1])) == tries[1:]
-
-
 @pytest.mark.parametrize("folder", ["sweeps/mine/0_mirrored.2", "sweeps/older/1_mirrored"])
 def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     """In its own sweep, or with an earlier run in another one's."""
-    made = sweep.Sweep(tmp_path / "sweeps/mine")
+    made = Sweep(tmp_path / "sweeps/mine")
     entry = made.entry(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
     made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), tmp_path / folder))
     made.release()
     (read,) = read_sweep(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
-    again = sweep.Sweep(made.folder)
+    again = Sweep(made.folder)
     found = again.entry(0, "mirrored", "abc", [], 0, None)
     assert (again.folder / found.folder).resolve() == tmp_path / folder
     again.release()
@@ -64,29 +57,28 @@ def test_a_run_that_a_lost_file_does_not_list_is_not_taken_for_another(tmp_path)
     for name in ("0_mirrored", "3_mirrored_2", "notes_mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.jsonl").touch()
-    found = sweep.Sweep(tmp_path)
-    assert [found.entry(0, "mirrored", about, [], 0, None).folder for about in ("abc", "def")] == [
-        "4_mirrored",
-        "5_mirrored",
-    ]
+    found = Sweep(tmp_path)
+    folders = [found.entry(0, "mirrored", about, [], 0, None).folder for about in ("abc", "def")]
+    assert folders == ["4_mirrored", "5_mirrored"]
     found.release()
 
 
 def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_run_beside_that(tmp_path):
-    made = sweep.Sweep(tmp_path / "sweeps/mine")
+    made = Sweep(tmp_path / "sweeps/mine")
     entry = made.entry(0, "mirrored", "abc", [], 0, None)
     made.write()
     made.release()
     folder, done = made.folder / entry.folder, Result(Ending("FINISHED"))
     # A later attempt, and a run that is of no sweep.
-    later = run_folders.make_another(folder)
+    tries = [folder, run_folders.make_another(folder), later := run_folders.make_another(folder)]
+    assert [[*run_folders.attempts(tries[place])] for place in (0, 1)] == [tries, tries[1:]]
     (tmp_path / "alone").mkdir()
-    sweep.note_alone(tmp_path / "alone", RunResult(done, tmp_path / "alone"))
-    sweep.note_alone(later, RunResult(done, later))
+    for ended in (tmp_path / "alone", later):
+        note_alone(ended, RunResult(done, ended))
     (noted,) = entries(made.folder)
-    assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.2")
+    assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.3")
     lock = Lock(later)
-    with pytest.raises(UserError, match=r"received .*0_mirrored\.2, on which another one does\. Try again"):
+    with pytest.raises(UserError, match=r"received .*0_mirrored\.3, on which another one does\. Try again"):
         resume.find(Config(), None, tmp_path, only=later)
     lock.release()
 
@@ -94,28 +86,29 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
-    folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
-    seed = os.environ["TEST_SEED"]
-    rng = random.Random(seed)
+    folder, seed = tmp_path / "outputs/sweeps/scaling_mlp_digits", os.environ["TEST_SEED"]
+
+    def run(timeout: float = 240) -> Ran:
+        return finish(start(tmp_path, *command), tmp_path, time.monotonic(), timeout)
+
     process = start(tmp_path, *command)
-    time.sleep(rng.uniform(0.5, 11.0))
-    refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
+    time.sleep(random.Random(seed).uniform(0.5, 11.0))
+    refused = run(120) if folder.exists() else None
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not left_behind(tmp_path, 30)
     if refused is not None and process.returncode == -signal.SIGKILL:
         assert refused.code == 2, (seed, refused.err)
         assert "Expected the sweep scaling_mlp_digits to be at rest" in refused.err
-    done = (
-        [folder / each["folder"] for each in entries(folder) if each["status"] == "FINISHED"] if folder.exists() else []
-    )
+    listed = entries(folder) if folder.exists() else []
+    done = [folder / each["folder"] for each in listed if each["status"] == "FINISHED"]
     before = [written(each) for each in done]
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 240).ok()
+    ran = run().ok()
     assert [written(each) for each in done] == before, seed
     points = entries(folder)
     assert [each["status"] for each in points] == ["FINISHED"] * len(points)
     assert len({each["folder"] for each in points}) == len(points) == len(list(folder.glob("*/result.json")))
-    again = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
+    again = run(120).ok()
     assert f"{len(points)} of {len(points)} points have finished and are kept." in again.out
     assert again.seconds < ran.seconds or len(done) == len(points)
     assert not left_behind(tmp_path)
@@ -203,4 +196,4 @@ def test_the_command_of_a_point_is_accepted_as_it_stands_and_is_one_run_of_the_s
         command = command_of(point.overrides, [word for word in typed if word.startswith("--")])
         ((again, same),) = points(shlex.split(command)[3:])
         assert again.sweep is None
-        assert sweep.fingerprint(same) == sweep.fingerprint(config), command
+        assert fingerprint(same) == fingerprint(config), command

@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Callable, Container
 from functools import partial
+from operator import methodcaller
 
 import pytest
 from conftest import with_
@@ -27,11 +28,8 @@ class Story:
     """Processes that are told about at invented times."""
 
     def __init__(self, workers: int = 3, join: bool = True, strategy: str = "multi_worker") -> None:
-        made = config(strategy, "8cpu", workers)
-        made.launch.startup_timeout = STARTUP
-        made.launch.heartbeat_timeout = HEARTBEAT
-        made.launch.progress_timeout = PROGRESS
-        self.watch = Watch(make(made, machine(8)))
+        limits = {"startup_timeout": STARTUP, "heartbeat_timeout": HEARTBEAT, "progress_timeout": PROGRESS}
+        self.watch = Watch(with_(make(config(strategy, "8cpu", workers), machine(8)), "launch", **limits))
         self.ranks = [process.rank for process in self.watch.plan.processes]
         self.counters = dict.fromkeys(self.ranks, 0)
         self.now = BEGIN
@@ -50,34 +48,23 @@ class Story:
     def alive(
         self, seconds: float, *ranks: int, still: Container[int] = (), computing: Container[int] = ()
     ) -> RunFailed | None:
-        """Lets time pass in half seconds while `ranks` beat; returns the first failure. Those that are `still` make no
-        progress.
-        """
-        end = self.now + seconds
-        while self.now < end:
+        """Lets time pass in half seconds while `ranks` beat; those that are `still` make no progress."""
+        end, failure = self.now + seconds, None
+        while self.now < end and failure is None:
             self.now += 0.5
             for rank in ranks:
                 self.beat(rank, 0.9 * self.now * (rank in computing), rank not in still)
             failure = self.watch.failure(self.now)
-            if failure:
-                return failure
-        return None
+        return failure
 
 
 ALL, STILL = (0, 1, 2), range(4)
+OWN = "the moon is not full"
 Happens = Callable[[Story], RunFailed | None]
 
 
-def tells(rank: int, event: Event) -> Happens:
-    return lambda story: story.tell(rank, event)
-
-
-def beats(rank: int) -> Happens:
-    return lambda story: story.beat(rank)
-
-
-def lives(seconds: float, *ranks: int, **given: Container[int]) -> Happens:
-    return lambda story: story.alive(seconds, *ranks, **given)
+# Of a story: an event of a rank, a beat of one, and seconds in which some live.
+tells, beats, lives = (partial(methodcaller, name) for name in ("tell", "beat", "alive"))
 
 
 def passes(seconds: float) -> Happens:
@@ -126,52 +113,11 @@ def test_nobody_is_blamed_while_everybody_beats_and_progresses(seed):
         assert story.watch.failure(story.now) is None
 
 
-LOST, ABORTED = (
-    Failed(error="UnavailableError: connection reset", peer=True),
-    "InternalError: collective ops is aborted",
-)
-
-
-@pytest.mark.parametrize(("events", "error", "rank", "lost"), [
-    # What processes end with is named.
-    ([(2, Exited(code=-signal.SIGKILL))], "worker 2 was killed by SIGKILL.", 2, True),
-    ([(2, Exited(code=-signal.SIGSEGV))], "worker 2 was killed by SIGSEGV.", 2, True),
-    ([(2, Exited(code=-64))], "worker 2 was killed by SIGRTMAX.", 2, True),
-    ([(2, Exited(code=-99))], "worker 2 was killed by signal 99.", 2, True),
-    ([(2, Exited(code=3))], "worker 2 ended with exit code 3.", 2, True),
-    ([(2, Exited(code=0))], "worker 2 ended with exit code 0.", 2, True),
-    # Of several that died, the killed one is blamed.
-    (
-        [(0, Exited(code=-signal.SIGABRT)), (2, Exited(code=-signal.SIGKILL))],
-        "worker 2 was killed by SIGKILL.", 2, True,
-    ),
-    # Who has said why is blamed with its own words, but for a peer's end in other words.
-    ([(1, Failed(error="the moon is not full")), (1, Exited(code=1))], "the moon is not full", 1, False),
-    ([(0, Failed(error=ABORTED)), (2, Exited(code=-9))], "worker 2 was killed by SIGKILL.", 2, True),
-    # Where everybody only lost everybody, the run still ends.
-    ([(0, LOST), (1, LOST), (2, LOST)], "chief 0 lost the connection to the other processes.", 0, True),
-])  # fmt: skip
-def test_who_is_to_blame_is_named_with_how_it_ended(events, error, rank, lost):
+def leaving() -> Story:
+    """Processes that were told to end."""
     story = Story()
-    for of, event in events:
-        story.tell(of, event)
-    failure = story.watch.failure(story.now)
-    assert failure is not None
-    assert (failure.error, failure.rank, failure.lost) == (error, rank, lost)
-
-
-@pytest.mark.parametrize(("code", "joined", "words"), [
-    (0, True, None), (1, True, "ended with exit code 1"), (-9, True, "was killed by SIGKILL"),
-    # Before it joins, and while nobody is to leave.
-    (1, False, "ended with exit code 1"),
-])  # fmt: skip
-def test_an_orderly_end_while_leaving_is_no_failure_and_a_bad_one_is(code, joined, words):
-    story = Story(join=joined)
-    story.watch.leaving = joined
-    for rank in story.ranks if code == 0 else [1]:
-        story.tell(rank, Exited(code=code))
-    failure = story.watch.failure(story.now + 1_000 * (code == 0))
-    assert (failure and failure.error) == (words and f"worker 1 {words}.")
+    story.watch.leaving = True
+    return story
 
 
 def racing(restarts: int = 3, begun: bool = True) -> Story:
@@ -183,10 +129,49 @@ def racing(restarts: int = 3, begun: bool = True) -> Story:
     return story
 
 
-KILLED, DIED, QUIET = Exited(-signal.SIGKILL), Exited(1), "gave no sign of life for"
+LOST, KILLED, DIED = Failed(error="UnavailableError: connection reset", peer=True), Exited(-signal.SIGKILL), Exited(1)
+QUIET, QUARTER = "gave no sign of life for", PROGRESS / 4
 TWO, UNJOINED = partial(Story, 2), partial(Story, join=False)
 # What happens, none of which is a failure, and then the failure that the last of it is: whose, and in which words.
 STORIES: dict[str, tuple[Callable[[], Story], list[Happens], tuple[int, str] | None]] = {
+    **{
+        f"what a process ends with is named: {words}": (
+            Story, [tells(2, Exited(code)), passes(0)], (2, f"worker 2 {words}.$"),
+        )
+        for code, words in (
+            (-signal.SIGKILL, "was killed by SIGKILL"), (-signal.SIGSEGV, "was killed by SIGSEGV"),
+            (-64, "was killed by SIGRTMAX"), (-99, "was killed by signal 99"), (3, "ended with exit code 3"),
+            (0, "ended with exit code 0"),
+        )
+    },
+    "of several that died the killed one is blamed": (
+        Story, [tells(0, Exited(-signal.SIGABRT)), tells(2, KILLED), passes(0)], (2, "worker 2 was killed by SIGKILL"),
+    ),
+    "who has said why is blamed with its own words": (
+        Story, [tells(1, Failed(error=OWN)), tells(1, DIED), passes(0)], (1, f"{OWN}$"),
+    ),
+    "but not where it said a peer's end in other words": (
+        Story, [tells(0, Failed(error="InternalError: collective ops is aborted")), tells(2, KILLED), passes(0)],
+        (2, "worker 2 was killed by SIGKILL.$"),
+    ),
+    "where everybody only lost everybody the run still ends": (
+        Story, [*(tells(rank, LOST) for rank in ALL), passes(0)],
+        (0, "chief 0 lost the connection to the other processes.$"),
+    ),
+    "an orderly end while leaving is no failure": (
+        leaving, [*(tells(rank, Exited(0)) for rank in ALL), passes(1_000)], None,
+    ),
+    "a bad end while leaving is one": (leaving, [tells(1, DIED), passes(0)], (1, "worker 1 ended with exit code 1.$")),
+    "a kill while leaving is one": (leaving, [tells(1, KILLED), passes(0)], (1, "worker 1 was killed by SIGKILL.$")),
+    "an end before it joins is one": (UNJOINED, [tells(1, DIED), passes(0)], (1, "worker 1 ended with exit code 1.$")),
+    "steps are progress": (
+        Story, [commanded, *[passes(QUARTER), *(tells(rank, Steps(1, [0.5])) for rank in ALL)] * 12, passes(1)], None,
+    ),
+    "the machine's load is only a sign of life": (
+        Story,
+        [commanded, *[passes(QUARTER), *(tells(rank, System(host="host0", values={})) for rank in ALL)] * 4, passes(1)],
+        (0, "chief 0 and worker 1 and worker 2 made no progress"),
+    ),
     "peers that lost a killed process take no blame": (
         Story,
         [tells(0, LOST), tells(2, LOST), passes(0), passes(1), tells(0, DIED), tells(2, DIED), passes(0),
@@ -325,21 +310,10 @@ def test_who_is_to_blame(told):
     assert (failure is None) == (expected is None)
     if failure is not None:
         rank, words = expected
-        assert (failure.rank, failure.lost) == (rank, True)
+        assert (failure.rank, failure.lost) == (rank, OWN not in words)
         assert re.match(words, failure.error), failure.error
         # Who may still write where it stands.
         assert failure.stuck is any(how in failure.error for how in ("did not join", "no progress", "without a step"))
-
-
-@pytest.mark.parametrize("event", [System(host="host0", values={}), Steps(1, [0.5])], ids=["load", "steps"])
-def test_an_event_is_progress_but_the_machine_s_load_is_only_a_sign_of_life(event):
-    story = Story(workers=1)
-    story.watch.commanded(story.now)
-    while story.now <= BEGIN + 3 * PROGRESS and not (failure := story.watch.failure(story.now)):
-        story.now += PROGRESS / 4
-        story.tell(0, event)
-    assert (failure is None) == isinstance(event, Steps)
-    assert failure is None or (failure.stuck and "made no progress" in failure.error)
 
 
 def test_processes_are_not_started_in_a_folder_that_was_removed(tmp_path):

@@ -50,9 +50,8 @@ def test_an_event_comes_out_as_it_went_in(kind, data):
 def test_who_passes_an_event_on_says_by_whom_and_when_it_was_told():
     assert stamped(Warned("Slow."), 8.0, "point", 3) == Warned("Slow.", time=8.0, group="point", rank=3)
     # An earlier moment, and a group, stay.
-    assert stamped(Warned("Slow.", time=2.0, group="baseline"), 8.0, "point") == Warned(
-        "Slow.", time=2.0, group="baseline"
-    )
+    earlier = Warned("Slow.", time=2.0, group="baseline")
+    assert stamped(earlier, 8.0, "point") == earlier
 
 
 def test_every_line_of_0_1_0_is_read_and_written_as_it_was():
@@ -95,11 +94,8 @@ def test_what_a_later_version_adds_to_a_kind_is_passed_over():
 def test_every_kind_that_is_logged_is_in_the_docs():
     page = (ROOT / "docs" / "results.md").read_text()
     table = page.partition("## events.jsonl")[2].partition("\n## ")[0]
-    rows = [
-        name for first in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", first)
-    ]
-    logged = {name for name, kind in events.KINDS.items() if kind not in events.PASSING}
-    assert sorted(rows) == sorted(logged)
+    rows = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert sorted(rows) == sorted(name for name, kind in events.KINDS.items() if kind not in events.PASSING)
 
 
 def test_numbers_that_json_lacks_are_written_as_null():
@@ -118,17 +114,12 @@ def test_a_metric_that_is_no_number_does_not_hide_the_others():
 
 
 @pytest.mark.parametrize(("value", "written"), [
-    (PurePath("a/b"), "a/b"),
-    (StartMethod.spawn, "spawn"),
-    (np.float32(0.5), 0.5),
-    (np.float64("nan"), None),
-    (np.float32("inf"), None),
-    (np.int64(3), 3),
+    (PurePath("a/b"), "a/b"), (StartMethod.spawn, "spawn"), (np.float32(0.5), 0.5), (np.float64("nan"), None),
+    (np.float32("inf"), None), (np.int64(3), 3),
     ({"deep": [np.int32(1), (StartMethod.spawn,)]}, {"deep": [1, ["spawn"]]}),
 ], ids=str)  # fmt: skip
 def test_a_value_of_another_type_is_written_as_what_it_stands_for(tmp_path, value, written):
-    event = Run(params={"key": value})
-    assert json.loads(to_line(event))["params"] == {"key": written}
+    assert json.loads(to_line(Run(params={"key": value})))["params"] == {"key": written}
     results.write(tmp_path, results.Result(choices=Choices(model=value)))
     there = log.read_whole(tmp_path / results.FILE)["model"]
     # A loss that is no number stays so in a result.
@@ -161,24 +152,13 @@ def test_a_line_that_was_cut_short_is_not_replayed_and_gone_once_the_log_is_open
     assert list(read(path)) == [(FIRST, len(to_line(FIRST))), (THIRD, path.stat().st_size)]
 
 
-@pytest.mark.parametrize("size", [log.BLOCK_BYTES - 1, log.BLOCK_BYTES, 3 * log.BLOCK_BYTES + 1])
-def test_a_cut_line_of_any_length_is_found_from_the_end(tmp_path, size):
+@pytest.mark.parametrize("whole", [b"", to_line(FIRST), to_line(FIRST) + to_line(SECOND)], ids=len)
+@pytest.mark.parametrize("size", [0, log.BLOCK_BYTES - 1, log.BLOCK_BYTES, 3 * log.BLOCK_BYTES + 1])
+def test_a_cut_line_of_any_length_is_found_from_the_end_and_whole_ones_stay_as_they_are(tmp_path, whole, size):
     path = tmp_path / "events.jsonl"
-    path.write_bytes(to_line(FIRST) + b"x" * size)
+    path.write_bytes(whole + b"x" * size)
     EventLog(path).close()
-    assert path.read_bytes() == to_line(FIRST)
-    path.write_bytes(b"x" * size)
-    EventLog(path).close()
-    assert path.read_bytes() == b""
-
-
-def test_whole_lines_stay_as_they_are(tmp_path):
-    path = tmp_path / "events.jsonl"
-    for event in (FIRST, SECOND):
-        written = EventLog(path)
-        written.append(event)
-        written.close()
-    assert path.read_bytes() == to_line(FIRST) + to_line(SECOND)
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
@@ -208,15 +188,8 @@ def test_threads_that_write_one_file_at_once_leave_it_whole_whoever_reads_it(tmp
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was_and_leaves_nothing_beside_it(tmp_path):
-    (tmp_path / "here").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        log.write_whole(tmp_path / "here", "text")
-    assert os.listdir(tmp_path) == ["here"]
-
-
 @pytest.mark.parametrize(("umask", "mode", "expected"), [(0o22, 0o666, 0o644), (0, log.SECRET, 0o600)])
-def test_a_file_has_the_mode_that_the_umask_leaves_and_a_secret_one_is_its_owner_s_alone(
+def test_a_file_has_the_mode_that_the_umask_leaves_or_is_its_owner_s_alone_and_one_that_fails_leaves_nothing(
     tmp_path, umask, mode, expected
 ):
     before = os.umask(umask)
@@ -225,6 +198,10 @@ def test_a_file_has_the_mode_that_the_umask_leaves_and_a_secret_one_is_its_owner
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == expected
+    (tmp_path / "here").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        log.write_whole(tmp_path / "here", "text", mode)
+    assert sorted(os.listdir(tmp_path)) == ["file", "here"]
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)

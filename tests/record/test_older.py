@@ -37,12 +37,11 @@ def test_a_run_that_0_1_0_left_in_mid_epoch_is_finished(pipeline, tmp_path):
     (log,) = tmp_path.glob("whole/runs/*/events.jsonl")
     whole = [event for line in log.read_text().splitlines() if (event := json.loads(line))["event"] == "epoch"]
     finished = ran.events("epoch")
-    # Another processor may add up in another order.
+    # 0.1.0 wrote the running loss of the epoch under way some steps too late, so that they counted twice.
     for name, epochs in (("val_loss", (0, 1, 2, 3)), ("loss", (0, 2, 3))):
-        # 0.1.0 wrote the running loss of the epoch under way some steps too late, so that they counted twice.
-        assert [finished[epoch][name] for epoch in epochs] == pytest.approx(
-            [whole[epoch][name] for epoch in epochs], rel=1e-4
-        )
+        losses, others = ([run[epoch][name] for epoch in epochs] for run in (finished, whole))
+        # Another processor may add up in another order.
+        assert losses == pytest.approx(others, rel=1e-4)
 
 
 def test_its_sweep_is_read_reported_compared_and_predicted_from(tmp_path):
@@ -69,17 +68,8 @@ def test_resuming_finds_the_run_it_left(tmp_path):
     shutil.copytree(OLD / "runs", tmp_path / "runs")
     values = json.loads((OLD / "runs" / "mirrored" / "plan.json").read_text())
     earlier = resume.find(config(resume="auto"), plan.from_json(json.dumps(values)), tmp_path)
-    assert earlier is not None
     earlier.release()
     assert (earlier.folder.name, earlier.status, earlier.saved_step) == ("mirrored", "killed", 60)
-
-
-def test_another_processor_makes_no_other_run():
-    planned = planning.make(config("mirrored", workers=2), machine())
-    here = json.loads(planned.to_json())
-    there = here | {"machine": "another", "cache_bytes": 2**25, "link_gbps": 100.0, "memory_gib": 80.0}
-    assert plan.identity(there) == plan.identity(here)
-    assert plan.identity(here | {"seed": 1}) != plan.identity(here)
 
 
 def test_what_another_machine_has_timed_is_timed_again(tmp_path):
@@ -88,7 +78,6 @@ def test_what_another_machine_has_timed_is_timed_again(tmp_path):
     planned = plan.from_json((tmp_path / "runs" / "one" / "plan.json").read_text())
     asked = config(resume="one", resume_changes=["train.epochs"])
     earlier = resume.find(asked, planned, tmp_path)
-    assert earlier is not None
     earlier.release()
     assert len(earlier.measured(planned, None).point) == 2
     elsewhere = plan.from_json(json.dumps(json.loads(planned.to_json()) | {"machine": "another"}))

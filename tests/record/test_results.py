@@ -18,24 +18,9 @@ from older_runs import OLD
 
 from pipeline.commands.results import compare
 from pipeline.config.parts import flat, leaves
-from pipeline.record import results
+from pipeline.record import files, results
 from pipeline.record.events import Result as Told
-from pipeline.record.files import (
-    PREDICTIONS,
-    SWEEP,
-    TRACKING,
-    Copied,
-    Entry,
-    PredictionLine,
-    TrackingState,
-    TrackingStore,
-    append_prediction,
-    read_predictions,
-    read_sweep,
-    read_tracking,
-    write_sweep,
-    write_tracking,
-)
+from pipeline.record.files import Copied, Entry, PredictionLine, TrackingState, TrackingStore, read_sweep
 from pipeline.record.log import read, read_json, write_json
 from pipeline.record.results import Baseline, Result, Training
 
@@ -65,17 +50,17 @@ FORMS = [
         ("", "{}", '{"examples_per_second": [1.0]}'), None,
     ),
     Form(
-        SWEEP,
+        files.SWEEP,
         st.lists(any_of(Entry), max_size=3, unique_by=PLACE).map(lambda entries: sorted(entries, key=PLACE)),
-        lambda folder, entries: write_sweep(folder, entries[::-1]), read_sweep,
+        lambda folder, entries: files.write_sweep(folder, entries[::-1]), read_sweep,
         ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'), [],
     ),
     Form(
-        PREDICTIONS, st.lists(any_of(PredictionLine), max_size=2),
-        lambda folder, lines: [append_prediction(folder, line) for line in lines], read_predictions,
+        files.PREDICTIONS, st.lists(any_of(PredictionLine), max_size=2),
+        lambda folder, lines: [files.append_prediction(folder, line) for line in lines], files.read_predictions,
         ("", '{"cut', '{"identity": "b"}\n'), [],
     ),
-    Form(TRACKING, any_of(TrackingState), write_tracking, read_tracking, ("", "[]"), TrackingState()),
+    Form(files.TRACKING, any_of(TrackingState), files.write_tracking, files.read_tracking, ("", "[]"), TrackingState()),
 ]  # fmt: skip
 # What only an asynchronous training has.
 OF_ASYNCHRONOUS = {"staleness_mean", "staleness_max", "steps", "examples", "updates", "worker_steps"}
@@ -138,12 +123,12 @@ def test_what_is_odd_is_not_known(odd):
 
 def test_the_docs_name_each_value_and_no_other():
     table = (ROOT / "docs" / "results.md").read_text().partition("## events.jsonl")[0]
-    named: set[str] = set()
+    named = {"version"}
     for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
         first, *others = re.findall(r"`(\w+)`", row)
         # `step_ms_p50`, `_p95`: what the first one ends with is another.
-        named |= {first, *(f"{first.removesuffix('_p50').removesuffix('_low')}{end}" if end[0] == "_" else end
-                           for end in others)}  # fmt: skip
+        stem = first.removesuffix("_p50").removesuffix("_low")
+        named |= {first, *(f"{stem}{end}" if end[0] == "_" else end for end in others)}
     assert named == {"version", *leaves(Result)}
 
 
@@ -172,18 +157,13 @@ def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):
 
 
 def test_where_a_run_is_tracked_is_known_by_store_and_read_as_0_1_0_wrote_it(tmp_path):
-    store, own, other = (
-        TrackingStore("sqlite", "sqlite:///a.db", "pipeline", "file:///a"),
-        Copied("abc", "1", 9),
-        Copied("d"),
-    )
+    store, own, other = TrackingStore("sqlite", "sqlite:///a.db", "pipeline"), Copied("abc", "1", 9), Copied("d")
     state = TrackingState(store).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
     assert state == TrackingState(store, {"sqlite:///a.db": own, "http://there": other})
-    assert state.copied == own
-    assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
+    assert (state.copied, state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, own, Copied())
     old = OLD / "sweeps" / "both" / "1_mirrored"
-    read = read_tracking(old)
+    read = files.read_tracking(old)
     assert (read.copied.closed, read.store and read.store.experiment) == ("FINISHED", "old")
-    write_tracking(tmp_path, read)
+    files.write_tracking(tmp_path, read)
     now, then = (json.loads((folder / "tracking.json").read_text()) for folder in (tmp_path, old))
     assert now.items() >= then.items()

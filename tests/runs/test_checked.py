@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import QUICK
@@ -13,9 +11,9 @@ MODEL = ("model.build._target_=looking.model", "data.build._target_=looking.numb
 SMALL = (*MODEL, "measure.steps=0", "measure.baseline=none", "workers=2", "train.replica_batch=8", "train.epochs=2")
 
 
-def trained(run: Path) -> list[Any]:
+def trained(run):
     """The loss of each step, and the hashes of weights of the replicas of each process."""
-    return [losses(run), sorted(event["weights"] for event in logged(run, "finished"))]
+    return losses(run), sorted(event["weights"] for event in logged(run, "finished"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A process that dies, stops, hangs or never joins ends the run soon, by name, with nothing left behind."""
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -43,8 +44,6 @@ HARMS = {
     "stopped worker, JAX": (1, signal.SIGSTOP, f"worker 1 {SILENT}", "backend=jax"),
 }
 QUICK_HARMS = ("killed worker", "stopped")
-
-
 # Others in each run of CI, besides.
 SLOW_HARMS = sampled([harm for harm in HARMS if harm not in QUICK_HARMS], 5)
 
@@ -95,7 +94,7 @@ def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, 
         (folder,) = ran.run_folders
         has = "no checkpoint yet: the same command goes on from its beginning"
         if trains:
-            assert "Ctrl-C: leaving with a checkpoint" in ran.out
+            assert "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once." in ran.out
             has = f"a checkpoint of step {ran.result['checkpoint_step']:,}: the same command goes on from there"
         assert f"pipeline: Ended by SIGINT. {folder.relative_to(tmp_path)} has {has}.\n" in ran.err
 
@@ -134,10 +133,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with
         "-m", *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
         "data.build._target_=own.nan_data", "+data.build.value=3e38,nan", "data.shuffle=false", "train.replica_batch=8",
     ).failed()  # fmt: skip
-    loss, arrays = ran.results
-    assert "Expected a finite loss, received nan at step 3" in loss["error"]
+    assert "Expected a finite loss, received nan at step 3" in ran.results[0]["error"]
     why = "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity."
-    assert why in arrays["error"]
+    assert why in ran.results[1]["error"]
     assert not logged(ran.run_folders[1], "steps")
 
 
@@ -160,11 +158,8 @@ def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_fram
     ).failed()  # fmt: skip
     assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
     assert "the moon is not full" in ran.results[0]["error"]
-    said = ran.out[ran.out.index("RuntimeError: the moon is not full") :].splitlines()
-    assert said[1].strip().startswith('File "')
-    assert said[1].endswith("in raises")
-    assert said[2].strip() == 'raise RuntimeError("the moon is not full")'
-    assert "point-0.log" in said[3]
+    frames = r'RuntimeError: the moon is not full.*\n *File ".*in raises\n *raise RuntimeError\(".*"\)\n.*point-0\.log'
+    assert re.search(frames, ran.out), ran.out
     assert "Traceback" not in ran.out
     assert ran.err.splitlines()[-1].startswith("pipeline: RuntimeError: the moon is not full (")
     assert "pipeline/worker/process.py" in (ran.run_folders[0] / "point-0.log").read_text()

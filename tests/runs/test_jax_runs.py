@@ -7,9 +7,11 @@ from importlib.util import find_spec
 import keras
 import numpy as np
 import pytest
-import run_events
 from conftest import efficiency_of
 from on_jax import QUICK
+from run_events import losses
+
+from pipeline.data import digits
 
 pytestmark = [
     pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax"),
@@ -22,10 +24,8 @@ SMALL = (
 )  # fmt: skip
 MLP = (*SMALL, "model=mlp", "data=digits")
 UNMEASURED = ("measure.steps=0", "measure.baseline=none")
-IN_MEMORY, BY_GLOO = (
-    "Processes add gradients through shared memory.",
-    "Gloo adds gradients, in place of shared memory: ",
-)
+IN_MEMORY = "Processes add gradients through shared memory."
+BY_GLOO = "Gloo adds gradients, in place of shared memory: "
 # As many steps as losses are compared over.
 STEPS = 50
 
@@ -40,20 +40,11 @@ def jax(pipeline, without_tensorflow):
     return run
 
 
-def losses(run):
-    """The loss of each step, as it was told last."""
-    return [*run_events.losses(run).values()]
-
-
-def trained(jax, name, *arguments):
+def trained(jax, name, *arguments, sweep="first"):
     """(losses, result) of each run of a sweep, in order, in a folder of its own."""
-    ran = jax("-m", *arguments, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}", "sweep.name=first")
-    return came(ran.folder / name / "sweeps/first")
-
-
-def came(sweep):
-    """(losses, result) of each run of a sweep, in order."""
-    found = [(losses(path.parent), json.loads(path.read_text())) for path in sorted(sweep.glob("[0-9]*/result.json"))]
+    ran = jax("-m", *arguments, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}", f"sweep.name={sweep}")
+    results = sorted((ran.folder / name / "sweeps" / sweep).glob("[0-9]*/result.json"))
+    found = [([*losses(path.parent).values()], json.loads(path.read_text())) for path in results]
     assert {len(steps) for steps, _ in found} == {STEPS}
     return found
 
@@ -76,16 +67,15 @@ def test_every_strategy_trains_as_one_device_does_and_compiles_nothing_the_secon
         assert (IN_MEMORY in result["notes"]) == (result["strategy"] == "multi_worker")
         assert result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
     kept = compiled(tmp_path / "two")
-    jax("-m", *two, *UNMEASURED, f"train.steps={STEPS}", "output_dir=two", "sweep.name=again")
+    again = trained(jax, "two", *two, sweep="again")
     assert compiled(tmp_path / "two") == kept != {}
-    again = came(tmp_path / "two/sweeps/again")
     assert [found for found, _ in again] == [found for found, _ in of_two]
 
 
 def test_prepared_files_train_as_the_arrays_that_they_were_made_of(jax):
     jax("prepare", "data=digits", "out=prepared", "processes=1")
     # Batches of all examples, which are in another order there.
-    whole = (*SMALL, "model=mlp", f"train.global_batch={len(_digits()[0][1])}", "strategy=mirrored", "workers=2")
+    whole = (*SMALL, "model=mlp", f"train.global_batch={len(digits()[0][1])}", "strategy=mirrored", "workers=2")
     ((one, _),) = trained(jax, "one", *whole, "data=digits")
     ((read, _),) = trained(jax, "read", *whole, "data=tfrecord", "data.path=prepared")
     np.testing.assert_allclose(read, one, rtol=0, atol=1e-5)
@@ -122,7 +112,7 @@ def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_d
     assert killed.result["restarts"] == 1
     (first,) = killed.run_folders
     model = keras.models.load_model(first / "model.keras")
-    held_out = model.evaluate(*_digits()[1], verbose=0, return_dict=True)
+    held_out = model.evaluate(*digits()[1], verbose=0, return_dict=True)
     assert held_out["loss"] == pytest.approx(killed.result["val_loss"], abs=1e-5)
 
     jax(
@@ -138,7 +128,7 @@ def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_d
     assert result["speedup"] > 0
     assert result["efficiency"] == efficiency_of(result)
     (there,) = {folder for folder in (tmp_path / "outputs" / "runs").iterdir() if len(losses(folder)) == 16}
-    np.testing.assert_allclose(losses(there), losses(whole), rtol=0, atol=1e-5)
+    assert losses(there) == pytest.approx(losses(whole), rel=0, abs=1e-5)
     notes = " ".join(json.loads((there / "result.json").read_text())["notes"])
     assert "bytes of weights and of the optimizer's state" in notes
 
@@ -165,12 +155,6 @@ def test_a_sweep_its_report_a_comparison_and_a_prediction_need_no_tensorflow(jax
     assert "Expected the package tensorflow for backend=tensorflow, received a Python without it" in refused.err
     missed = pipeline("doctor", "model=mlp", python=without_tensorflow).failed(3)
     assert "Try python -m pip install 'distributed-keras-pipeline'" in missed.out
-
-
-def _digits():
-    from pipeline.data import digits
-
-    return digits()
 
 
 def test_a_sweep_over_both_engines_has_one_table_one_report_and_one_verdict_of_which_pays(pipeline, tmp_path):

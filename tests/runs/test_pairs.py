@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -71,17 +71,15 @@ ALIKE = {
     "train.sample_temperature", "data.name", "data.num_classes", "data.input_shape", "data.train_examples",
     "data.validation_examples", "data.path", "data.build", "checkpoint.folder",
 }  # fmt: skip
+# The words of every refusal.
+SAYS = ("Expected ", "received ", "Try ")
 Row: TypeAlias = dict[str, Any]
-Pair: TypeAlias = tuple[tuple[str, int], tuple[str, int]]
 
 
 def factors() -> dict[str, tuple[Any, ...]]:
     """Returns what is crossed: the choices of each key, the default first."""
-    found: dict[str, tuple[Any, ...]] = {
-        "strategy": tuple((name, backend) for backend in ("tensorflow", "jax") for name in STRATEGIES),
-        "workers": (2, 1),
-        "data": ("arrays", "elements"),
-    }
+    engines = tuple((name, backend) for backend in ("tensorflow", "jax") for name in STRATEGIES)
+    found: dict[str, tuple[Any, ...]] = {"strategy": engines, "workers": (2, 1), "data": ("arrays", "elements")}
     for group in ("train", "data", "checkpoint"):
         kind = typing.get_type_hints(Config)[group]
         for name, of in typing.get_type_hints(kind).items():
@@ -99,38 +97,34 @@ def rows(crossed: Mapping[str, Sequence[Any]], refusal: Callable[[Row], str | No
 
     Greedy: a row begins with a pair that is still to come, and takes of each key what most such pairs come with.
     """
-    default = dict.fromkeys(crossed, 0)
     left = {
         pair: None
         for one, other in combinations(crossed, 2)
-        for pair in (((one, a), (other, b)) for a in range(len(crossed[one])) for b in range(len(crossed[other])))
+        for pair in product(*([(key, place) for place in range(len(crossed[key]))] for key in (one, other)))
     }
     made, refused = list[Row](), list[Row]()
 
     def row_of(chosen: Mapping[str, int]) -> Row:
         return {key: crossed[key][place] for key, place in chosen.items()}
 
-    def brings(key: str, place: int, chosen: Mapping[str, int]) -> int:
-        return sum(tuple(sorted([(key, place), one], key=order)) in left for one in chosen.items() if one[0] != key)
-
-    order = lambda one: list(crossed).index(one[0])  # noqa: E731
     while left:
-        pair = next(iter(left))
-        chosen, taken = default | dict(pair), dict(pair)
+        pair = dict(next(iter(left)))
+        chosen, taken = dict.fromkeys(crossed, 0) | pair, pair.copy()
         if refusal(row_of(chosen)) is not None:
             refused.append(row_of(chosen))
-            del left[pair]
+            del left[next(iter(left))]
             continue
-        for key in crossed:
-            if key in dict(pair):
-                continue
-            places = sorted(range(len(crossed[key])), key=lambda place: -brings(key, place, taken))
-            for place in places:
+        for key in (key for key in crossed if key not in pair):
+            brings = {
+                place: sum(two in left for one in taken.items() for two in permutations([(key, place), one]))
+                for place in range(len(crossed[key]))
+            }
+            for place in sorted(brings, key=lambda place: -brings[place]):
                 if place == chosen[key] or refusal(row_of(chosen | {key: place})) is None:
                     chosen[key] = taken[key] = place
                     break
-        for one in combinations(sorted(chosen.items(), key=order), 2):
-            left.pop(one, None)
+        for two in combinations(chosen.items(), 2):
+            left.pop(two, None)
         made.append(row_of(chosen))
     return made, refused
 
@@ -158,10 +152,8 @@ def refusal(row: Row) -> str | None:
     if row["train.check"] == "strict" and row["train.batch_statistics"] != "global":
         return "Expected replicas that train what one device trains, received others. Try train.check=true."
     config = copy.deepcopy(composed(*row["strategy"], row["workers"]))
-    for key, value in row.items():
-        group, _, name = key.partition(".")
-        if name:
-            setattr(getattr(config, group), name, value)
+    for group, name, value in ((*key.split("."), value) for key, value in row.items() if "." in key):
+        setattr(getattr(config, group), name, value)
     config.data.build = {"_target_": f"crossed.{row['data']}"}
     try:
         plan_run(planning.on_one_device(config), session(), begin=False)
@@ -173,10 +165,10 @@ def refusal(row: Row) -> str | None:
 def typed_of(row: Row) -> list[str]:
     """Returns a row as a person types it."""
     (strategy, backend), rest = row["strategy"], {key: value for key, value in row.items() if "." in key}
-    hardware = HARDWARE.get(strategy, ("hardware=2cpu",))
     source = [f"data.build._target_=crossed.{row['data']}"] if "data" in row else []
     return [
-        *SMALL, f"strategy={strategy}", f"backend={backend}", f"workers={row['workers']}", *hardware, *source,
+        *SMALL, f"strategy={strategy}", f"backend={backend}", f"workers={row['workers']}",
+        *HARDWARE.get(strategy, ("hardware=2cpu",)), *source,
         *(f"{key}={as_typed(value)}" for key, value in rest.items()),
     ]  # fmt: skip
 
@@ -185,7 +177,7 @@ def wrong(code: int, said: str) -> str | None:
     """Returns what is wrong with how a run ended: it has to finish, or to be refused in words."""
     if "Traceback (most recent call last)" in said:
         return "a traceback"
-    refused = code == 2 and all(word in said for word in ("Expected ", "received ", "Try "))
+    refused = code == 2 and all(word in said for word in SAYS)
     return None if code == 0 or refused else f"exit code {code}"
 
 
@@ -217,16 +209,13 @@ def test_rows_hold_every_pair_that_is_not_refused_and_every_refusal_says_what_to
     held = {(one, other, str(row[one]), str(row[other])) for row in [*made, *refused] for one in row for other in row}
     for one, other in permutations(choices, 2):
         assert held >= {(one, other, str(a), str(b)) for a in choices[one] for b in choices[other]}
-    assert all(refusal(row) is None for row in made)
-    for row in refused:
-        said = refusal(row)
-        assert all(word in said for word in ("Expected ", "received ", "Try ")), said
+    assert not [row for row in made if refusal(row)]
+    assert not [said for row in refused if not all(word in (said := refusal(row)) for word in SAYS)]
 
 
 def test_a_refused_pair_leaves_with_exit_code_2_and_leaves_nothing(crossed, asked, tmp_path):
-    _, refused = crossed
     # Not those that only a run can tell.
-    told = [row for row in refused if row["data"] == "arrays" and row["train.check"] != "strict"]
+    told = [row for row in crossed[1] if row["data"] == "arrays" and row["train.check"] != "strict"]
     for row in told[::EACH]:
         ran = asked(*typed_of(row)).failed(2)
         assert wrong(ran.code, ran.out + ran.err) is None, ran.err
@@ -236,7 +225,6 @@ def test_a_refused_pair_leaves_with_exit_code_2_and_leaves_nothing(crossed, aske
 @pytest.mark.slow
 @pytest.mark.waits
 def test_the_first_rows_train_without_a_traceback(crossed):
-    made, _ = crossed
     # Two at a time, as the cores are.
     with ThreadPoolExecutor(2) as pool:
-        assert [said for said in pool.map(run, made[:FIRST]) if said] == []
+        assert [said for said in pool.map(run, crossed[0][:FIRST]) if said] == []

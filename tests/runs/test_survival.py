@@ -1,13 +1,15 @@
-"""A run that is preempted, killed, harmed or resumed elsewhere ends with what it would have trained."""
+"""A run that is preempted, killed, harmed, left alone or resumed elsewhere ends with what it would have trained."""
 
 import json
 import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,20 @@ from typing import Any
 import own
 import psutil
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, once_in_mlflow, sampled, start
+from conftest import (
+    QUICK,
+    Ran,
+    command_line,
+    finish,
+    left_behind,
+    listening,
+    once_in_mlflow,
+    sampled,
+    start,
+    working_in,
+)
 from kills import chosen, run, unharmed_in
-from run_events import losses, weights
+from run_events import events, logged, losses, weights
 from under_way import UnderWay
 
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
@@ -42,22 +55,24 @@ def preempting(*after: int, number: str = "SIGTERM") -> str:
     return f"train.callbacks=[{{_target_: own.Preempting, after: {list(after)}, number: {number}}}]"
 
 
+def again(folder: Path, *command: str) -> Ran:
+    """A command to its end, which is a good one."""
+    return finish(start(folder, *command), folder, time.monotonic(), 120).ok()
+
+
 @pytest.fixture(scope="module")
 def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of the run to which nothing happens, made once for all tests that compare with it."""
-
-    @cache
-    def ran(*arguments: str) -> Path:
-        folder = tmp_path_factory.mktemp("sane")
-        ended = finish(start(folder, *SMALL, *arguments), folder, time.monotonic(), 120).ok()
-        return only(ended)
-
-    return ran
+    return cache(lambda *arguments: only(again(tmp_path_factory.mktemp("sane"), *SMALL, *arguments)))
 
 
 def only(ran: Ran) -> Path:
     (folder,) = ran.folder.glob("outputs/runs/*")
     return folder
+
+
+def trained(run: Path) -> tuple[list[str], dict[int, float]]:
+    return weights(run), losses(run)
 
 
 def test_a_signal_that_comes_once_a_run_has_finished_does_not_have_it_trained_again(tmp_path):
@@ -103,7 +118,7 @@ def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_and_by_
     assert 0 < result["goodput"] < 1
     assert re.search("going on from step 2[02]", ran.out)
     assert [*ran.folder.glob(f"elsewhere/runs_{first.name}/*.json")]
-    assert (weights(first), losses(first)) == (weights(sane), losses(sane))
+    assert trained(first) == trained(sane)
     pipeline(*command, f"resume={first}").failed(2)
     longer = pipeline(*command, "train.epochs=4", f"resume={first.name}", "resume_changes=[train.epochs]").ok()
     # Those refused have no folder.
@@ -145,7 +160,7 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
     killed_at(20, tmp_path, command, "checkpoint")
     # What writes to MLflow may be making the store, and ends within its own limit after that (`follow.HARD_SECONDS`).
     assert not left_behind(tmp_path, patience=120)
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
+    ran = again(tmp_path, *command)
     assert "was killed" in ran.out or "killed at step" in ran.out
     assert ran.result["resumed"] == 1
     once_in_mlflow(tmp_path, ran.result, 96, 8)
@@ -157,11 +172,10 @@ def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_u
     # Epochs of nine seconds, of which a checkpoint takes less than a hundredth.
     command = (*SMALL, *LAYOUT, "train.callbacks=[{_target_: own.Pausing, seconds: 1.5}]")
     killed_at(28, tmp_path, command)
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
+    ran = again(tmp_path, *command)
     # A machine so busy that TensorFlow misses heartbeats starts the processes again, from the same checkpoint.
     assert {event["step"] for event in ran.events("restored")} == {24}
-    assert weights(only(ran)) == weights(sane)
-    assert losses(only(ran)) == losses(sane)
+    assert trained(only(ran)) == trained(sane)
 
 
 @pytest.mark.slow
@@ -173,7 +187,7 @@ def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_pat
     lines = log.read_text().splitlines(keepends=True)
     heard = [line for line in lines if (json.loads(line).get("step") or 0) <= 10]
     log.write_text("".join(heard))
-    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120).ok()
+    ran = again(tmp_path, *command)
     told = [event["step"] - place for event in ran.events("steps") for place in range(len(event["losses"]))]
     assert sorted(told) == list(range(1, 97))
     assert [event["epoch"] for event in ran.events("epoch")] == list(range(1, 9))
@@ -247,30 +261,22 @@ def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):
 def test_the_whole_job_killed_ten_times_in_a_row_ends_as_if_nothing_had_happened(pipeline, unharmed, tmp_path):
     print(f"TEST_SEED={SEED}", file=sys.stderr)
     rng = random.Random(SEED)
-    arguments = ("checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=60")
-    sane = unharmed(*ONE, *arguments)
-    kills = 0
-    while kills < 10:
-        process = start(tmp_path, *SMALL, *ONE, *arguments)
+    command = (*ONE, "checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=60")
+    sane = unharmed(*command)
+    for _ in range(10):
+        process = start(tmp_path, *SMALL, *command)
         # From its first line to the middle of training.
-        began, patience = time.monotonic(), rng.uniform(0.2, 2.0)
-        while time.monotonic() < began + patience and process.poll() is None:
-            time.sleep(0.01)
-        if process.poll() is not None:
+        with suppress(subprocess.TimeoutExpired):
+            _, said = process.communicate(timeout=rng.uniform(0.2, 2.0))
             # It was through before it was harmed.
-            _, said = process.communicate()
             assert process.returncode == 0, said
             break
         process.kill()
         process.communicate()
-        kills += 1
         assert not left_behind(tmp_path, patience=10)
-    finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120).ok()
+    again(tmp_path, *SMALL, *command)
     folders = [log.parent for log in tmp_path.glob("outputs/runs/*/events.jsonl")]
-    finished = [folder for folder in folders if weights(folder)]
-    assert weights(finished[0]) == weights(sane)
-    assert losses(finished[0]) == losses(sane)
-    assert len(folders) == len(finished)
+    assert [trained(folder) for folder in folders] == [trained(sane)] * len(folders)
 
 
 @pytest.mark.slow
@@ -285,3 +291,75 @@ def test_whoever_is_harmed_at_whatever_moment_the_run_ends_with_the_same_weights
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, ...]]:
     return partial(unharmed_in, tmp_path_factory.mktemp("unharmed"))
+
+
+# Twelve steps an epoch, two a call.
+DETACHED = (
+    f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=40", "train.global_batch=128",
+    "train.steps_per_call=2", "train.deterministic=true", "measure.steps=2", "measure.repeats=2",
+    "measure.baseline=fresh", "strategy=multi_worker", "workers=2", "checkpoint.every_steps=100",
+    "train.check=off",
+)  # fmt: skip
+# Time for what happens meanwhile; nothing is computed otherwise.
+SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)
+STEPS, EPOCHS = 480, 40
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(tmp_path):
+    # Meanwhile, since the other mostly waits.
+    unharmed = UnderWay(tmp_path / "sane", *DETACHED, "tracking=none")
+    command, folder = (*DETACHED, *SLOWLY, "launch.detach=true"), tmp_path / "detached"
+    first, other = UnderWay(folder, *command), UnderWay(folder)
+    try:
+        first.until(lambda: first.step() >= 40)
+        (run,) = first.runs
+        assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
+        token = json.loads((run / "agents.json").read_text())["token"]
+        assert not [process for process in psutil.process_iter() if token in command_line(process)]
+        assert listening(working_in(folder)) == {"127.0.0.1"}
+        # Killed outright in mid-training.
+        first.kill()
+        before = first.step()
+        time.sleep(3)
+        assert first.step() == before
+        other.type(*command)
+        assert "whose processes train on without a driver" in other.ended(60).failed(2).err
+        # Left by Ctrl-C.
+        first.type("attach", run.name)
+        first.more(40)
+        other.type("attach", run.name)
+        assert "on which one still works" in other.ended(60).err
+        first.harm(signal.SIGINT)
+        left = first.ended(60).failed(130)
+        assert f"outputs/runs/{run.name} trains on: `python -m pipeline attach outputs/runs/{run.name}`" in left.err
+        assert (run / "agents.json").exists()
+        first.type("attach", run.name)
+        result, other_result = (command.ended(240).ok().result for command in (first, unharmed))
+    finally:
+        # Whatever has been left there is ended, and told.
+        if there := left_behind(folder, patience=120):
+            for process in working_in(folder):
+                process.kill()
+            pytest.fail(f"left behind: {there}")
+    (alone,) = unharmed.runs
+    # Each step once.
+    told = [event["step"] for event in events(folder, "steps") if event["group"] == "point"]
+    assert (len(told), [*losses(run)]) == (len(set(told)), [*range(1, STEPS + 1)])
+    assert (losses(run), weights(run), len(weights(run))) == (losses(alone), weights(alone), 1)
+    keys = ("epoch", "loss", "metrics", "val_loss", "val_metrics")
+    epochs, others = ([[event[key] for key in keys] for event in logged(each, "epoch")] for each in (run, alone))
+    assert epochs == others
+    same = (
+        "status", "error", "workers", "loss", "val_loss", "metrics", "val_metrics", "epochs", "parameters", "resumed",
+        "restarts", "rollbacks", "steps_repeated", "repeats", "steps_per_call", "saved", "checkpoint_step",
+    )  # fmt: skip
+    assert {key: result[key] for key in same} == {key: other_result[key] for key in same}
+    assert result["speedup"] > 0
+    # As long as it took, with nobody there.
+    assert result["seconds_training"] > 0.15 * STEPS / 2
+    assert (run / "model.keras").exists()
+    assert not [path.name for path in run.iterdir() if path.name in ("agents.json", "attempt.json")]
+    assert (run / "point-1.log").exists()
+    once_in_mlflow(folder, result, STEPS, EPOCHS)

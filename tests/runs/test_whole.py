@@ -31,14 +31,15 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     patient = "tracking.drain_timeout=60"
     ran: Ran = pipeline("data=digits", "model=mlp", "measure.repeats=3", "train.epochs=4", patient).ok()
     result = ran.result
-    assert result["status"] == "FINISHED"
-    assert result["error"] is None
-    assert result["strategy"] == "mirrored"
+    assert (result["status"], result["error"], result["strategy"]) == ("FINISHED", None, "mirrored")
     assert result["workers"] == result["replicas"] == len(os.sched_getaffinity(0))
-    assert result["examples_per_second_low"] <= result["examples_per_second"] <= result["examples_per_second_high"]
-    assert result["speedup_low"] <= result["speedup"] <= result["speedup_high"]
+    for low, middle, high in (
+        ("examples_per_second_low", "examples_per_second", "examples_per_second_high"),
+        ("speedup_low", "speedup", "speedup_high"),
+        ("step_ms_p50", "step_ms_p95", "step_ms_p99"),
+    ):
+        assert result[low] <= result[middle] <= result[high]
     assert result["efficiency"] == efficiency_of(result)
-    assert result["step_ms_p50"] <= result["step_ms_p95"] <= result["step_ms_p99"]
     assert result["val_metrics"]["accuracy"] > 0.8
     (folder,) = ran.run_folders
     names = {path.name for path in folder.iterdir()}
@@ -50,20 +51,16 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     assert "input wait" in ran.out
 
     client, (run,) = tracked(ran.folder)
-    assert run.info.run_id == result["mlflow_run_id"]
-    assert run.info.status == "FINISHED"
-    assert run.data.params["strategy"] == "mirrored"
-    assert run.data.params["workers"] == str(result["workers"])
-    for name, group in (("examples_per_second", ""), ("speedup", ""), ("efficiency", ""), ("ms_p50", "step")):
-        value = result[f"{group}_{name}" if group else name]
-        sent = run.data.metrics.get(f"{group}/{name}" if group else name)
-        assert sent == (None if value is None else pytest.approx(value, rel=1e-3))
+    assert (run.info.run_id, run.info.status) == (result["mlflow_run_id"], "FINISHED")
+    assert (run.data.params["strategy"], run.data.params["workers"]) == ("mirrored", str(result["workers"]))
+    for name in ("examples_per_second", "speedup", "efficiency", "step/ms_p50"):
+        value = result[name.replace("/", "_")]
+        assert run.data.metrics.get(name) == (None if value is None else pytest.approx(value, rel=1e-3))
     # The first repeats of all, then their median; each loss once.
     artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
     assert artifacts >= {"plan.json", "result.json", "model.keras", "hydra"}
-    assert len(client.get_metric_history(run.info.run_id, "train/loss")) == sum(
-        len(event["losses"]) for event in ran.events("steps")
-    )
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert len(losses) == sum(len(event["losses"]) for event in ran.events("steps"))
     assert run.inputs.dataset_inputs[0].dataset.name == "digits"
     assert any(name.startswith("system/host0/") for name in run.data.metrics) or result["seconds_training"] < 5
 
@@ -84,9 +81,7 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     assert (ran.out.count("\nlength "), ran.out.count("measured in turn, 2 repeats")) == (1, 1)
     assert ran.out.count("reused from outputs/sweeps/") >= 1
     client, runs = tracked(ran.folder)
-    experiment = runs[0].info.experiment_id
-    assert len(runs) == 5
-    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert [run.info.status for run in runs] == ["FINISHED"] * 5
     assert len({run.data.tags["sweep"] for run in runs}) == 1
     assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
     for run in runs:
@@ -95,15 +90,16 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     # One device was measured once, and its folder is named by those that share it.
     sources = {result["baseline_source"] for result in ran.results if result["status"] == "FINISHED"}
     assert len(sources) == 2
-    for strategy in ("one_device", "mirrored", "multi_worker"):
-        assert strategy in ran.out.rsplit("-- ", 1)[1]
+    assert all(strategy in ran.out.rsplit("-- ", 1)[1] for strategy in ("one_device", "mirrored", "multi_worker"))
     # However often its report is written.
     (sweep,) = ran.folder.glob("outputs/sweeps/*")
     for _ in range(2):
         told = asked("report", f"sweep={sweep.name}", timeout=200).ok()
         assert told.err == ""
         assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.out
-    (report,) = client.search_runs([experiment], f"tags.sweep = '{sweep.name}' and tags.kind = 'report'")
+    (report,) = client.search_runs(
+        [runs[0].info.experiment_id], f"tags.sweep = '{sweep.name}' and tags.kind = 'report'"
+    )
     assert report.info.status == "FINISHED"
     assert report.data.tags["verdict"] in " ".join(told.out.split())
     # Its points have the numbers, which it would double; its page says how to run them again.
@@ -131,23 +127,18 @@ def test_a_sweep_over_other_strategies_finishes_and_compares_them_with_one_devic
     (racing,) = [run for run in runs if run.data.params["strategy"] == "parameter_server"]
     assert {"staleness/mean", "staleness/max", "staleness/updates", "survival/restarts"} <= set(racing.data.metrics)
     assert racing.data.tags["asynchronous"] == "true"
-    table = ran.out.rsplit("-- ", 1)[1]
-    for strategy in strategies:
-        assert strategy in table
-    assert "asynchronous" in table
+    assert all(word in ran.out.rsplit("-- ", 1)[1] for word in (*strategies, "asynchronous"))
 
 
 @pytest.mark.slow
 def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pipeline):
     common = ("workers=1", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=2", "tracking=none")
-    assert pipeline(*common).code == 0
-    asked = pipeline(*common, "measure.baseline=auto")
-    assert asked.results[1]["baseline_source"].startswith("reused from")
-    assert asked.results[1]["baseline_examples_per_second"] == asked.results[0]["baseline_examples_per_second"]
-    other = pipeline(*common, "measure.baseline=auto", "train.replica_batch=16")
-    assert other.results[2]["baseline_source"] == "measured in this run"
-    again = pipeline(*common)
-    assert again.results[3]["baseline_source"] == "measured in this run"
+    for asked in ((), ("measure.baseline=auto",), ("measure.baseline=auto", "train.replica_batch=16"), ()):
+        ran = pipeline(*common, *asked).ok()
+    first, auto, other, again = ran.results
+    assert auto["baseline_source"].startswith("reused from")
+    assert auto["baseline_examples_per_second"] == first["baseline_examples_per_second"]
+    assert other["baseline_source"] == again["baseline_source"] == "measured in this run"
 
 
 HARMS = (
