@@ -142,9 +142,8 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
     A part's cost is its share of all bytes plus that of all work (Skiena, The Algorithm Design Manual, 8.5).
     """
     starts = [place for place, layer in enumerate(layers) if layer.begins]
-    if len(starts) < parts:
-        expected = f"a model of at least {parts} layers with kernels or tables, one for each device that shares it"
-        raise UserError(expected, len(starts), f"strategy.devices_per_replica={max(1, len(starts))}")
+    expected = f"a model of at least {parts} layers with kernels or tables, one for each device that shares it"
+    refuse((len(starts) < parts, expected, len(starts), f"strategy.devices_per_replica={max(1, len(starts))}"))
     # What comes before the first start is in the first part.
     edges = [0, *starts[1:], len(layers)]
     total_bytes, total_work = max(1, sum(one.bytes for one in layers)), max(1, sum(one.work for one in layers))

@@ -28,26 +28,22 @@ def _tasks_that_train(config: Config, machine: Machine) -> int | None:
     return workers if strategy.asynchronous else workers + kinds.count("chief")
 
 
-def hosts_needed(config: Config, machine: Machine) -> int:
-    """Returns how many hosts like a machine's start: the fewest that the workers divide evenly over."""
-    if config.hardware.hosts is not None:
-        return config.hardware.hosts
-    workers = (config.workers or 1) if config.strategy.spans_processes else 1
-    if workers > MOST_WORKERS:
-        return 1  # `lay_out` refuses that.
-    per_host = config.hardware.devices_per_host or max(1, len(machine.gpus) or len(machine.cores))
-    return next(hosts for hosts in range(math.ceil(workers / per_host), workers + 1) if workers % hosts == 0)
-
-
 def hosts_of(config: Config, machine: Machine) -> int:
-    """Returns how many hosts a config is laid over: all, but no more than it has workers, unless it says so."""
-    hosts, members = config.hardware.hosts, machine.members
-    if hosts is None:
-        return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
-    if members and hosts > len(members):
+    """Returns how many hosts a config is laid over: all, but no more than it has workers, unless it says so.
+
+    Of hosts that are started for it these are the fewest that the workers divide evenly over. Raises `UserError`.
+    """
+    hosts, members, workers = config.hardware.hosts, machine.members, config.workers or 1
+    if members and hosts is not None and hosts > len(members):
         expected = f"no more hosts than the {len(members)} of the cluster ({some(members)})"
         raise UserError(expected, f"hardware.hosts={hosts}", f"hardware.hosts={len(members)}")
-    return hosts
+    # `lay_out` refuses too many workers.
+    if hosts is not None or not config.strategy.spans_processes or (machine.grows and workers > MOST_WORKERS):
+        return hosts or 1
+    if not machine.grows:
+        return max(1, min(machine.hosts, config.workers or machine.hosts))
+    per_host = config.hardware.devices_per_host or max(1, len(machine.gpus) or len(machine.cores))
+    return next(count for count in range(math.ceil(workers / per_host), workers + 1) if workers % count == 0)
 
 
 def _workers(config: Config, kind: str, per_host: int, tasks: int | None) -> int:

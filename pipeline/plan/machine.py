@@ -164,15 +164,12 @@ def precision_of(config: Config) -> str:
 
 
 def baseline_source(config: Config, kind: str) -> str:
-    """Returns where the baseline comes from; a TPU belongs to one process, which leaves none for a baseline."""
-    named = config.measure.baseline
-    if kind != "tpu":
-        return named.value if named else "once"
-    if named not in (None, Baseline.none):
-        expected = "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline"
-        instead = f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare"
-        raise UserError(expected, named.value, instead)
-    return "none"
+    """Returns where the baseline comes from. Raises `UserError`."""
+    named, on_tpu = config.measure.baseline, kind == "tpu"
+    expected = "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline"
+    instead = f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare"
+    refuse((on_tpu and named not in (None, Baseline.none), expected, named and named.value, instead))
+    return "none" if on_tpu else named.value if named else "once"
 
 
 def is_explained(config: Config, kind: str) -> bool:

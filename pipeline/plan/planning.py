@@ -14,7 +14,7 @@ from pipeline.plan import plan as plans
 from pipeline.plan.backends import HOROVOD, JAX, OURS, check_backend, notes_on_sums, xla_of
 from pipeline.plan.checks import check_of, check_ranges, class_weights, stays_here
 from pipeline.plan.division import check_micro_batches, shared, split_batch
-from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
+from pipeline.plan.layout import Layout, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import BUILDER, Plan
 
@@ -35,8 +35,8 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     """
     check_ranges(config)
     check_backend(config)
-    machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
     config = replace(config, hardware=replace(config.hardware, hosts=hosts_of(config, machine)))
+    machine = replace(machine, hosts=config.hardware.hosts or 1) if machine.grows else machine
     kind, devices_per_host, notes = machines.devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous

@@ -18,12 +18,8 @@ PARALLEL = StrategyConfig(
 MIRRORED = STRATEGIES["mirrored"]
 
 
-def laid_out(layout):
-    return replace(PARALLEL, build=PARALLEL.build | {"layout": layout})
-
-
-def in_micro_batches(count):
-    return replace(PARALLEL, build=PARALLEL.build | {"micro_batches": count})
+def parallel(**build):
+    return replace(PARALLEL, build=PARALLEL.build | build)
 
 
 def on_jax(**values):
@@ -34,22 +30,22 @@ def on_jax(**values):
     ({"strategy": StrategyConfig("parameter_server", False, True, True, build={"_target_": "a.b"})},
      "Expected a strategy whose replicas make each step together under backend=jax"),
     ({"strategy": StrategyConfig("mine", True, build={"_target_": "a.b"})}, "received strategy=mine. Try"),
-    ({"strategy": laid_out({"dense": [None, "model"]}), "backend": "tensorflow"},
+    ({"strategy": parallel(layout={"dense": [None, "model"]}), "backend": "tensorflow"},
      'received [null, "model"] for dense. Try strategy.build.layout=null, or backend=jax to cut the axes'),
-    ({"strategy": laid_out({"dense": 2}), "backend": "tensorflow"}, "the number of a device from 0 to 1"),
-    ({"strategy": laid_out({"dense(": 1}), "backend": "tensorflow"}, "Expected a regular expression"),
-    ({"strategy": laid_out({"dense": 1})}, "received 1 for dense. Try strategy.build.layout=null, or backend=tens"),
+    ({"strategy": parallel(layout={"dense": 2}), "backend": "tensorflow"}, "the number of a device from 0 to 1"),
+    ({"strategy": parallel(layout={"dense(": 1}), "backend": "tensorflow"}, "Expected a regular expression"),
+    ({"strategy": parallel(layout={"dense": 1})}, "received 1 for dense. Try strategy.build.layout=null, or backend="),
     ({"strategy": PARALLEL, "backend": "tensorflow", "measure": MeasureConfig(explain=True)},
      "Expected measure.explain=false under strategy=model_parallel"),
     ({"strategy": PARALLEL, "backend": "tensorflow", "train": TrainConfig(xla="true")},
      "Expected train.xla=false under strategy=model_parallel, whose replicas are laid over several devices"),
     ({"strategy": replace(MIRRORED, devices_per_replica=2)}, "with strategy=model_parallel only"),
-    ({"strategy": in_micro_batches(4)}, "micro_batches=1 under backend=jax"),
-    ({"strategy": in_micro_batches(0)}, "micro_batches to be 1 or more, received 0. Try"),
-    ({"strategy": in_micro_batches("many")}, 'micro_batches to be 1 or more, received "many". Try'),
-    ({"backend": "tensorflow", "strategy": replace(in_micro_batches(2), devices_per_replica=1)},
+    ({"strategy": parallel(micro_batches=4)}, "micro_batches=1 under backend=jax"),
+    ({"strategy": parallel(micro_batches=0)}, "micro_batches to be 1 or more, received 0. Try"),
+    ({"strategy": parallel(micro_batches="many")}, 'micro_batches to be 1 or more, received "many". Try'),
+    ({"backend": "tensorflow", "strategy": replace(parallel(micro_batches=2), devices_per_replica=1)},
      "where no device waits for another, received 2. Try"),
-    ({"backend": "tensorflow", "strategy": in_micro_batches(65), "train": TrainConfig(replica_batch=64)},
+    ({"backend": "tensorflow", "strategy": parallel(micro_batches=65), "train": TrainConfig(replica_batch=64)},
      "batch (64), received 65. Try strategy.build.micro_batches=64."),
     ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "makes. Try backend=tensorflow."),
     ({"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},
@@ -160,7 +156,7 @@ def test_a_run_of_before_there_was_a_choice_is_gone_on_with_and_one_of_another_c
     assert about() != about(collective="horovod")
 
 
-def test_on_several_hosts_each_process_has_one_device():
+def test_on_several_hosts_each_process_has_one_device_under_horovod():
     plan = make(config("multi_worker", "2x4gpu", 8, hardware__kind=Kind.cpu, strategy__collective="horovod"), machine())
     assert [(process.host, len(process.devices)) for process in plan.processes] == [(rank // 4, 1) for rank in range(8)]
 

@@ -1,7 +1,9 @@
 """The plan: who computes what, on which cores, at which address, on which batch, and what is refused."""
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import re
 from typing import Any
@@ -316,12 +318,9 @@ def test_a_value_out_of_range_is_refused_and_what_is_offered_is_not(key, value, 
 
 
 def typed(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None if text == "null" else text
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
 
 
 @pytest.mark.parametrize(
@@ -340,14 +339,12 @@ def test_batch_statistics_that_a_strategy_cannot_have_are_refused(strategy, whos
     ("mirrored", {"train__deterministic": True}, "train.deterministic=false"),
 ])  # fmt: skip
 def test_xla_where_it_compiles_no_step_is_refused(strategy, keys, instead):
-    def asked(xla):
-        return make(config(strategy, "4cpu", 2, train__xla=xla, **keys), machine(8))
-
     with pytest.raises(UserError, match=rf"train.xla=false under .* received true\. Try train.xla=false, or {instead}"):
-        asked("true")
-    assert asked("auto").training.xla is None
-    assert any(note.startswith("XLA compiles no step under ") for note in asked("auto").notes)
-    assert asked("false").training.xla is None
+        make(config(strategy, "4cpu", 2, train__xla="true", **keys), machine(8))
+    for xla, noted in (("auto", True), ("false", False)):
+        plan = make(config(strategy, "4cpu", 2, train__xla=xla, **keys), machine(8))
+        assert plan.training.xla is None
+        assert any(note.startswith("XLA compiles no step under ") for note in plan.notes) is noted
     assert make(config(train__xla="True"), machine(8)).training.xla == "true"
 
 
@@ -474,12 +471,11 @@ def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_o
 
 def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
     plan = on_tpu(machine(2), hardware__rehearse=True)
-    facts = plan.hardware.kind, plan.training.precision, plan.strategy.static_batches
-    assert facts == ("cpu", "mixed_bfloat16", True)
-    assert (plan.hardware.rehearsal, plan.measurement.baseline) == (True, "once")
+    assert (plan.hardware.kind, plan.hardware.rehearsal, plan.measurement.baseline) == ("cpu", True, "once")
     one = baseline_of(plan, machine(2))
-    facts = one.training.precision, one.strategy.static_batches, one.training.global_batch
-    assert facts == ("mixed_bfloat16", True, 64)
+    for each in (plan, one):
+        assert (each.training.precision, each.strategy.static_batches) == ("mixed_bfloat16", True)
+    assert one.training.global_batch == 64
 
 
 @pytest.mark.parametrize(("given", "named", "chips", "found"), [
@@ -550,19 +546,16 @@ def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, 
     assert any(note.startswith("Asynchronous") for note in plan.notes) == (workers > 1)
 
 
-def test_a_racing_worker_makes_each_step_alone():
-    for keys in ({"train__replica_batch": 48}, {"train__global_batch": 48}):
-        plan = make(config("parameter_server", "4cpu", 3, **keys), machine(8))
-        assert (plan.training.replica_batch, plan.training.global_batch) == (48, 48)
-        one = baseline_of(plan, machine(8))
-        assert (one.training.global_batch, one.strategy.asynchronous, one.concurrent_steps) == (48, False, 1)
-        assert [process.devices for process in one.processes] == [("CPU:0",)]
-
-
-def test_racing_workers_on_hosts_share_the_servers_out():
-    plan = with_ports(make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8)))
+@pytest.mark.parametrize("batch", ["replica_batch", "global_batch"])
+def test_a_racing_worker_makes_each_step_alone_and_hosts_share_the_servers_out(batch):
+    keys = {f"train__{batch}": 48, "strategy__parameter_servers": 2}
+    plan = make(config("parameter_server", "2x4gpu", **keys), machine(8, 8))
+    assert (plan.training.replica_batch, plan.training.global_batch) == (48, 48)
     assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
     assert plan.hardware.hosts == 2
+    one = baseline_of(plan, machine(8, 8))
+    assert (one.training.global_batch, one.strategy.asynchronous, one.concurrent_steps) == (48, False, 1)
+    assert [process.devices for process in one.processes] == [("GPU:0",)]
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
