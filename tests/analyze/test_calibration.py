@@ -77,17 +77,14 @@ def test_the_log_tells_of_runs_that_are_alike_and_of_predictions_once_for_each_r
         for plan in plans:
             ran(tmp_path, plan, [1e-3 * (1 + 0.05 * began)] * 3, began=100.0 * began)
     # 20% too fast, before half of that was taken off; and two that say nothing of this strategy and machine.
-    fitted = FittedOn(runs=4, machine=machine)
-    speed = 2 * 64 / 1e-3
-    scored = [
-        calibration.scored([made], made.identity, speed)[0]
-        for made in (
-            line(plans[1], speed * 9, fitted_on=fitted, strategy="mirrored"),
-            line(plans[1], speed * 9, fitted_on=FittedOn(runs=4, machine="elsewhere")),
-            line(plans[1], speed * 3, fitted_on=fitted),
-            line(plans[1], speed * 1.1, fitted_on=fitted, correction=1.1 / 1.2, unsure=unsure),
-        )
+    fitted, speed = FittedOn(runs=4, machine=machine), 2 * 64 / 1e-3
+    lines = [
+        line(plans[1], speed * 9, fitted_on=fitted, strategy="mirrored"),
+        line(plans[1], speed * 9, fitted_on=FittedOn(runs=4, machine="elsewhere")),
+        line(plans[1], speed * 3, fitted_on=fitted),
+        line(plans[1], speed * 1.1, fitted_on=fitted, correction=1.1 / 1.2, unsure=unsure),
     ]
+    scored = [calibration.scored([made], made.identity, speed)[0] for made in lines]
     ran(tmp_path, plans[1], [1e-3] * 3, began=400.0, predictions=[dataclasses.asdict(made) for made in scored])
     logged = history.finished(tmp_path)
     found = calibration.of_log(plans[0], predict.basis(plans[0], logged, "outputs"), logged)

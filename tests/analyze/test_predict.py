@@ -402,14 +402,10 @@ def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp
 def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
     mirrored = Choices("mirrored")
     points = [
-        Result(
-            choices=mirrored,
-            layout=Layout(workers=workers, hosts=workers, scaling="weak"),
-            speed=Speed(speed),
-            cost=Cost(3600.0, price_per_hour=2.0, energy_joules=3600.0 * workers * watts),
-        )
+        Result(choices=mirrored, layout=Layout(workers=workers, hosts=workers, scaling="weak"), speed=Speed(speed),
+               cost=Cost(3600.0, price_per_hour=2.0, energy_joules=3600.0 * workers * watts))
         for workers, speed, watts in ((1, 100.0, 50), (2, 190.0, 40), (4, 330.0, 60), (8, 400.0, 60))
-    ]
+    ]  # fmt: skip
     assert outlook.best(points) == {"time": 3, "cost": 0, "energy": 1}
     knees = [outlook.knee_of(points, share) for share in (0.5, 0.1)]
     assert [knee and knee.found for knee in knees] == [(4, 8, pytest.approx(0.175)), None]
@@ -419,12 +415,10 @@ def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
 
 
 def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):
-    for name, named in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram")):
-        zone = tmp_path / name
-        zone.mkdir()
-        (zone / "name").write_text(f"{named}\n")
-        (zone / "energy_uj").write_text("900000\n")
-        (zone / "max_energy_range_uj").write_text("1000000\n")
+    for zone, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram")):
+        (tmp_path / zone).mkdir()
+        for file, text in (("name", name), ("energy_uj", "900000"), ("max_energy_range_uj", "1000000")):
+            (tmp_path / zone / file).write_text(f"{text}\n")
     counted = joules(energy_counters(tmp_path))
     next(counted)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")

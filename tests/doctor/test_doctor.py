@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import shutil
 import socket
 import sqlite3
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from conftest import environment, launched
 from tracked_runs import Request, serving
 
 from pipeline.commands import verbs
@@ -35,21 +34,6 @@ def found(told, check: str) -> list[str]:
     rows = told.out.splitlines()
     places = [place for place, row in enumerate(rows) if row.split()[1:2] == [check]]
     return [f"{rows[place]}\n{rows[place + 1] if rows[place + 1].startswith('   ') else ''}" for place in places]
-
-
-def typed(folder: Path, *arguments: str, before: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
-    """The command in a process whose resources are limited, after some shell."""
-    command = [sys.executable, "-m", "pipeline", "doctor", *arguments]
-    if before:
-        command = ["unshare", "-Urm", "sh", "-ec", f'{before}; exec "$@"', "sh", *command]
-
-    def limit() -> None:
-        for name, value in limits.items():
-            resource.setrlimit(getattr(resource, name), (value, value))
-
-    return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, preexec_fn=limit
-    )
 
 
 def test_help_says_what_the_exit_codes_mean(asked):
@@ -81,34 +65,30 @@ def test_a_name_that_has_no_address_is_a_fault_and_json_says_so(asked):
     assert (told.code, told.err) == (3, "")
     said = json.loads(told.out)
     assert said["code"] == 3
-    wrong = [finding for finding in said["findings"] if finding["severity"] != "fine"]
-    assert [(finding["check"], finding["host"]) for finding in wrong] == [("names", os.uname().nodename)]
-    assert wrong[0]["found"].startswith("nowhere.invalid: ")
-    assert "/etc/hosts" in wrong[0]["remedy"]
-    cores = [finding for finding in said["findings"] if finding["check"] != "names"]
-    assert [finding["check"] for finding in cores] == ["cores"]
-    assert cores[0]["figures"]["usable"] == len(os.sched_getaffinity(0))
+    (wrong,) = [finding for finding in said["findings"] if finding["severity"] != "fine"]
+    assert (wrong["check"], wrong["host"]) == ("names", os.uname().nodename)
+    assert wrong["found"].startswith("nowhere.invalid: ")
+    assert "/etc/hosts" in wrong["remedy"]
+    (cores,) = [finding for finding in said["findings"] if finding["check"] != "names"]
+    assert (cores["check"], cores["figures"]["usable"]) == ("cores", len(os.sched_getaffinity(0)))
 
 
-def test_too_few_open_files_and_a_limit_on_their_size_are_found_and_what_allows_more_is_said(tmp_path):
-    told = typed(tmp_path, "--only", "files,disk", RLIMIT_NOFILE=128, RLIMIT_FSIZE=1 << 20)
-    assert told.returncode == 3, told.stderr
-    assert "File too large" in told.stdout
-    assert "128 at once" in told.stdout
-    assert "LimitNOFILE=65536" in told.stdout
-
-
-def test_a_file_system_that_is_full_is_a_fault(tmp_path):
-    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+@pytest.mark.parametrize(("before", "only", "words"), [
+    ("ulimit -n 128; ulimit -f 2048", ["files,disk"], ["File too large", "128 at once", "LimitNOFILE=65536"]),
+    ("mount -t tmpfs -o size=1m none small; head -c 1048576 /dev/zero > small/all", ["disk", "output_dir=small"],
+     ["FAULT", "small: 0 B free, No space left on device", "Try making space (du -xh small"]),
+], ids=["limits", "full"])  # fmt: skip
+def test_limits_of_a_process_and_a_file_system_that_is_full_are_faults_with_what_allows_more(
+    tmp_path, before, only, words
+):
+    space = ["unshare", "-Urm"] if "mount" in before else []
+    if space and subprocess.run([*space, "true"], capture_output=True).returncode:
         pytest.skip("Expected to be allowed to mount in a namespace of its own.")
     (tmp_path / "small").mkdir()
-    full = "mount -t tmpfs -o size=1m none small; head -c 1048576 /dev/zero > small/all"
-    told = typed(tmp_path, "--only", "disk", "output_dir=small", before=full)
-    assert told.returncode == 3, told.stderr
-    (line,) = [line for line in told.stdout.splitlines() if "small: " in line]
-    assert re.match(r"FAULT +disk ", line)
-    assert "small: 0 B free, No space left on device" in line
-    assert "Try making space (du -xh small" in told.stdout
+    doctor = [sys.executable, "-m", "pipeline", "doctor", "--only", *only]
+    told = launched(tmp_path, *space, "sh", "-ec", f'{before}; exec "$@"', "sh", *doctor)
+    assert told.code == 3, told.err
+    assert [word for word in words if word not in told.out] == []
 
 
 def test_a_host_without_the_package_and_one_with_another_version_are_named_with_what_to_type(tmp_path):
@@ -131,9 +111,8 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
     )
     for line in lines.values():
         line.close()
-    assert {finding.host: finding.severity for finding in findings if finding.check == "python"} == {
-        "a": FINE, "b": FAULT, "c": FAULT, "d": FINE,
-    }  # fmt: skip
+    python = {finding.host: finding.severity for finding in findings if finding.check == "python"}
+    assert python == {"a": FINE, "b": FAULT, "c": FAULT, "d": FINE}
     wrong = {finding.host: finding for finding in findings if finding.severity}
     assert set(wrong) == {"b", "c", "d"}
     assert "No module named" in wrong["b"].found

@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import environment, launched
-from namespaces import Hosts, made
+from namespaces import made
 from under_way import until
 
 # On the second host an older Keras, and a clock that is two minutes ahead; on the third no package at all.
@@ -20,13 +19,6 @@ case "$(ip -brief address)" in
 esac
 """
 AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
-
-
-def doctor(hosts: Hosts, folder: Path, *arguments: str) -> tuple[int, list[dict]]:
-    """The exit code, and what was found."""
-    told = launched(folder, sys.executable, "-m", "pipeline", "doctor", "--json", *hosts.options(), *arguments)
-    assert told.out, told.err
-    return told.code, json.loads(told.out)["findings"]
 
 
 @pytest.mark.slow
@@ -42,14 +34,13 @@ def test_what_is_wrong_with_each_host_and_the_links_between_them_is_found(tmp_pa
         python.write_text(PYTHON.format(second=second, third=third, other=other, python=sys.executable))
         python.chmod(0o755)
         hosts.limit(2, "100mbit")
-        code, findings = doctor(
-            hosts, tmp_path, "--only", "python,packages,clocks,link,names", f"cluster.options.python={python}",
-            "hardware.link_gbps=1",
+        told = launched(
+            tmp_path, sys.executable, "-m", "pipeline", "doctor", "--json", *hosts.options(), "--only",
+            "python,packages,clocks,link,names", f"cluster.options.python={python}", "hardware.link_gbps=1",
         )  # fmt: skip
-        assert code == 3
-        faults = {
-            (finding["check"], finding["host"]): finding for finding in findings if finding["severity"] == "fault"
-        }
+        assert told.code == 3, told.err
+        wrong = [finding for finding in json.loads(told.out)["findings"] if finding["severity"] == "fault"]
+        faults = {(finding["check"], finding["host"]): finding for finding in wrong}
         assert set(faults) == {
             ("python", third), ("packages", second), ("clocks", second), ("link", f"{first} - {second}"),
         }  # fmt: skip
@@ -75,9 +66,9 @@ def test_tasks_of_an_environment_are_asked_by_their_agents(tmp_path):
             home = tmp_path / f"worker{index}"
             home.mkdir()
             command = [sys.executable, "-m", "pipeline", "doctor", "cluster=env", "--only", "python,cores,clocks,link"]
-            on = ["ip", "netns", "exec", hosts.space(index + 1), *command]
-            pipe, given = subprocess.PIPE, environment(TF_CONFIG=said)
-            commands.append(subprocess.Popen(on, cwd=home, env=given, stdout=pipe, stderr=pipe, text=True))
+            on, pipe = ["ip", "netns", "exec", hosts.space(index + 1), *command], subprocess.PIPE
+            env = environment(TF_CONFIG=said)
+            commands.append(subprocess.Popen(on, cwd=home, env=env, stdout=pipe, stderr=pipe, text=True))
         (_, err), (out, _) = (command.communicate(timeout=180) for command in commands)
         assert [command.returncode for command in commands] in ([0, 0], [1, 1]), out + err
         assert "has ended with" in err

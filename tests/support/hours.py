@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,24 +13,15 @@ from pipeline.analyze.step_model import CONFIDENCE, Case, Observed
 from pipeline.record.files import FittedOn
 
 SEEN, UNSEEN = (200_000, 1_630_000), (300_000, 407_000, 610_000, 815_000, 1_220_000)
-WORKERS, REPEATS, LIVES = (1, 2), 5, 3
+WORKERS, REPEATS, LIVES, ROUNDS = (1, 2), 5, 3, 2
 # Of a run, and of the steps that are timed for a prediction.
 SECONDS, TIMED_SECONDS = 30.0, 15.0
-# Intervals that a person looks at together.
-TOGETHER = 20
+# Intervals that a person looks at together, and the deviation of the logarithm by which the model is off.
+TOGETHER, MODEL = 20, 0.03
 
 
-ROUNDS = 2
-# Of the logarithm by which the model is off.
-MODEL = 0.03
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Standard deviations of logarithms: of a run's luck, and of what the runs of so many seconds share.
-
-    A run's repeats lie half as far apart as runs do.
-    """
+class Noise(NamedTuple):
+    """Standard deviations of logarithms: of a run's luck, and of what the runs of so many seconds share."""
 
     run: float
     hour: float
@@ -47,27 +39,25 @@ class Machine:
 
     def passes(self, seconds: float) -> float:
         """How much slower all is then, as a logarithm."""
-        kept = math.exp(-seconds / self.noise.memory)
-        self.shared = kept * self.shared + math.sqrt(1 - kept**2) * self.rng.normal(0, self.noise.hour)
+        share = math.exp(-seconds / self.noise.memory)
+        self.shared = share * self.shared + math.sqrt(1 - share**2) * self.rng.normal(0, self.noise.hour)
         return self.shared
 
-    def run(self, seconds: float) -> list[float]:
-        """The step times of a run's repeats, whose point takes so many seconds."""
-        return self._repeats(seconds, self.passes(SECONDS), self.noise.run)
+    def run(self, seconds: float, slower: float | None = None, deviation: float | None = None) -> list[float]:
+        """The step times of a run's repeats, whose point takes so many seconds; they lie half as far apart as runs."""
+        deviation = deviation or self.noise.run
+        middle = math.log(seconds) + (self.passes(SECONDS) if slower is None else slower)
+        middle += self.rng.normal(0, deviation)
+        return [math.exp(middle + self.rng.normal(0, deviation / 2)) for _ in range(REPEATS)]
 
     def timed(self, seconds: float) -> list[list[float]]:
         """The step times of repeats in several lives of a process, which share a part of their luck."""
         half = self.noise.run / math.sqrt(2)
         slower = self.passes(TIMED_SECONDS) + self.rng.normal(0, half)
-        return [self._repeats(seconds, slower, half) for _ in range(LIVES)]
-
-    def _repeats(self, seconds: float, slower: float, deviation: float) -> list[float]:
-        middle = math.log(seconds) + slower + self.rng.normal(0, deviation)
-        return [math.exp(middle + self.rng.normal(0, deviation / 2)) for _ in range(REPEATS)]
+        return [self.run(seconds, slower, half) for _ in range(LIVES)]
 
 
-@dataclass(frozen=True)
-class Foretold:
+class Foretold(NamedTuple):
     """A prediction beside the run that followed it: the logarithm of measured over predicted."""
 
     off: float
@@ -81,9 +71,7 @@ def hour(rng: np.random.Generator, noise: Noise) -> tuple[list[Foretold], float]
     of_size = {size: rng.normal(0, 1.5 * MODEL) for size in (*SEEN, *UNSEEN)}
     off = {_case(workers, size): of_size[size] + (workers - 1) * rng.normal(0, MODEL)
            for size in of_size for workers in WORKERS}  # fmt: skip
-    seen: list[tuple[Case, list[float]]] = []
-    past: list[Past] = []
-    found: list[Foretold] = []
+    seen, past, found = list[tuple[Case, list[float]]](), list[Past](), list[Foretold]()
     measured: dict[Case, list[float]] = {}
     for number in range(ROUNDS):
         order = WORKERS if number % 2 else WORKERS[::-1]
