@@ -1,10 +1,8 @@
 """The built-in data sets: one function per choice, from its arguments to `(train, validation)`.
 
-A part is `(x, y)`, two NumPy arrays: float32 [examples, height, width, channel] in [0, 1], and int32
-[examples]; that of `clicks` is a `tf.data.Dataset` of examples that are made while they are read, for one shard of
-the workers; and those of text and of data of one's own are `Examples`, made of files while they are read, but for
-arrays. Every call with the same arguments returns the same. How parts are shuffled and batched is left to the
-caller. Importing this package takes NumPy alone.
+A part is `(x, y)`, two NumPy arrays: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]. That
+of `clicks` is a `tf.data.Dataset`, and those of text and files of one's own are `Examples`, made while they are read.
+Every call with the same arguments returns the same. Importing this package takes NumPy alone.
 
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """

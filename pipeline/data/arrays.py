@@ -50,8 +50,7 @@ def is_one_array(values: object) -> bool:
 def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
     """The rows that train and those that validate, shuffled by a seed: the same fraction of every group is held out.
 
-    `groups` has one number or text for each row, its class; rows without classes are all of one group. Raises
-    `DataError`.
+    `groups` has the class of each row; rows without classes are all of one group. Raises `DataError`.
 
     >>> train, validation = split(np.arange(10) % 2, validation_fraction=0.2, split_seed=0)
     >>> len(train), sorted((validation % 2).tolist())
@@ -84,9 +83,7 @@ def check_split(validation_fraction: float, split_seed: int) -> None:
 
 
 def lost(array: Array, dtype: DTypeLike) -> int | float | None:
-    """Returns a number of an array that a narrower type does not hold; None where it holds all.
-
-    Digits that are rounded away are no loss.
+    """Returns a number of an array that a narrower type does not hold; None where it holds all, but for rounding.
 
     >>> lost(np.array([1, 3_000_000_000]), np.int32), lost(np.array([0.1, np.inf]), np.float32)
     (3000000000, None)
@@ -103,10 +100,7 @@ def lost(array: Array, dtype: DTypeLike) -> int | float | None:
 
 
 def refuse_masked(values: object, name: str) -> None:
-    """Refuses an array some of whose numbers are masked, as those that a netCDF file lacks: others would be trained on.
-
-    Raises `DataError`.
-    """
+    """Refuses an array of which some numbers are masked, as those that a netCDF file lacks. Raises `DataError`."""
     if isinstance(values, np.ma.MaskedArray) and (count := int(np.sum(values.mask))):
         received = f"an array of which {count:,} {'is' if count == 1 else 'are'} masked"
         raise DataError(f"a number in each place of {name}", received, ".filled(0), or leaving out those examples")
@@ -142,10 +136,7 @@ def features(arrays: Sequence[Array], name: str) -> list[Array]:
 
 
 def training_examples(path: str, validation_fraction: float = 0.2, split_seed: int = 0) -> int | None:
-    """Returns how many examples `numpy` trains on, by the labels alone; None where it refuses what they are.
-
-    Arrays of small files are read to their end to find them broken. Raises `DataError`.
-    """
+    """Returns how many examples `numpy` trains on; None where it refuses them. Raises `DataError` for broken files."""
     where = Path(path)
     ending, held_out = saved_ending(where, TRAIN), saved_ending(where, VALIDATION)
     if ending is None:

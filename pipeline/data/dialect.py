@@ -1,7 +1,6 @@
 """Finds how a CSV file is written: its encoding, separator, decimal sign and line of names, by its first records.
 
-What these do not say for certain is asked for: nothing that is guessed is taken as said. It needs neither pandas nor
-TensorFlow, and no more of the file than its beginning.
+What these do not say for certain is asked for. It needs neither pandas nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ class Dialect:
 
 @cache
 def number_in(decimal: str) -> re.Pattern[str]:
-    """Returns the pattern of a number with such a decimal sign, whose thousands may be grouped by the other one.
-
-    >>> [bool(number_in(",").fullmatch(text)) for text in ("1,5", "1.234,5", "12", "1.5", "", ",")]
-    [True, True, True, False, False, False]
-    """
+    """Returns the pattern of a number with such a decimal sign, whose thousands may be grouped by the other one."""
     sign, group = re.escape(decimal), re.escape("." if decimal == "," else ",")
     whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)"
     return re.compile(rf"[+-]?(?:{whole}(?:{sign}\d*)?|{sign}\d+)(?:[eE][+-]?\d+)?")
@@ -91,10 +86,14 @@ def find(
         raise DataError(f"rows in {path}", "none", "another data.path")
     named = _is_named(path, records) if header is None else header
     decimal = decimal or _decimal(path, records[1:] if named else records)
-    names = _names(path, records[0]) if named else tuple(str(place) for place in range(len(records[0])))
+    names = [name.strip() or f"Unnamed: {place}" if named else str(place) for place, name in enumerate(records[0])]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        received = f"{first_of(twice, between=', ', last=' and')} more than once"
+        instead = "another name for one of them, or data.build.header=false, if that is a row"
+        raise DataError(f"columns of different names in {path}", received, instead)
     zeros = {place for record in records for place, field in enumerate(record) if CODE.fullmatch(field.strip())}
     codes = tuple(name for place, name in enumerate(names) if place in zeros)
-    return Dialect(encoding, chosen, decimal, named, names, skipped, codes)
+    return Dialect(encoding, chosen, decimal, named, tuple(names), skipped, codes)
 
 
 def numbers(texts: Collection[str], decimal: str) -> list[float] | None:
@@ -261,12 +260,3 @@ def _sign_of(field: str) -> str | None:
     """
     says = [sign for sign in ".," if number_in(sign).fullmatch(field)]
     return says[0] if len(says) == 1 and not _EITHER.fullmatch(field) else None
-
-
-def _names(path: str, record: Record) -> tuple[str, ...]:
-    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(record)]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        received = f"{first_of(twice, between=', ', last=' and')} more than once"
-        instead = "another name for one of them, or data.build.header=false, if that is a row"
-        raise DataError(f"columns of different names in {path}", received, instead)
-    return tuple(names)

@@ -37,10 +37,7 @@ LAYOUT = "data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/
 
 @dataclass(frozen=True)
 class Parts:
-    """The class folders of each part, and what a user should know of the choice.
-
-    `validation` is None where a share of `train` is to be held out.
-    """
+    """The class folders of each part, None where a share of `train` is held out, and what a user should know."""
 
     train: Path
     validation: Path | None = None
@@ -59,10 +56,7 @@ def role(name: str) -> str | None:
 
 
 def parts(root: Path, classes: Sequence[str]) -> Parts:
-    """Returns the parts of a data set in a folder of images; `classes` may name its classes.
-
-    Raises `DataError` where folders can be taken for parts as well as for classes.
-    """
+    """Returns the parts in a folder of images; `classes` may name its own. Raises `DataError` for what is ambiguous."""
     kinds = _kinds(root)
     filled = _filled(kinds)
     holders = [name for name in filled if kinds[name] == _FOLDERS]
@@ -84,10 +78,7 @@ def parts(root: Path, classes: Sequence[str]) -> Parts:
 
 
 def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> tuple[Parts, dict[str, int]]:
-    """Returns where the classes of each part are, and the classes by name, numbered from 0.
-
-    It reads names alone, and takes a moment. Raises `DataError` for folders that say neither parts nor classes.
-    """
+    """Returns where the classes of each part are, and the classes by name, numbered from 0. Raises `DataError`."""
     for folder in (root, *([Path(validation_path)] if validation_path else [])):
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
@@ -163,15 +154,12 @@ def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[
             yield Path(entry.path)
 
 
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """The entries of a folder, by name, without what is hidden and what systems put there."""
-    return [entry for entry in _entries(folder) if entry.name.lower() not in _SYSTEM]
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _visible(folder: Path, by_systems: bool = False) -> list[os.DirEntry[str]]:
+    """The entries of a folder, by name, without what is hidden and what systems put there; or these alone."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+            of_kind = [entry for entry in entries if (entry.name.lower() in _SYSTEM) is by_systems]
+            return sorted((one for one in of_kind if not one.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
         instead = "giving yourself permission, or another data.path"
         raise DataError(f"to be able to read the folder {folder}", error.strerror, instead) from error
@@ -239,6 +227,6 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> Data
 
 
 def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:
-    names = [entry.name for entry in _entries(folder) if entry.name.lower() in _SYSTEM and entry.is_dir()]
+    names = [entry.name for entry in _visible(folder, by_systems=True) if entry.is_dir()]
     names += [name for name, kind in kinds.items() if _is_no_class(name, kind)]
     return (f"Not read in {folder}, since without examples: {', '.join(sorted(names))}.",) if names else ()

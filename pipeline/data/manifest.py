@@ -93,11 +93,7 @@ def flat(example: Nested[T], name: str = "") -> dict[str, T]:
 
 
 def nested(leaves: Mapping[str, T]) -> Nested[T]:
-    """The example whose leaves `flat` has named.
-
-    >>> nested({"x/ids": 1, "x/dense": 2, "y/0": 3, "y/1": 4})
-    ({'ids': 1, 'dense': 2}, (3, 4))
-    """
+    """The example whose leaves `flat` has named."""
 
     def below(prefix: str) -> Nested[T]:
         if prefix in leaves:

@@ -33,10 +33,7 @@ FIRST_FILES = 20
 
 
 def expect_data(arguments: Mapping[str, Any]) -> None:
-    """Refuses arguments with which a reader of ours would find no data; any other function is passed over.
-
-    They are those of `data.build`, whose function is one of them. Raises `DataError`.
-    """
+    """Refuses a `data.build` with which a reader of ours would find no data; any other function is passed over."""
     package, _, reader = str(arguments["_target_"]).rpartition(".")
     if package != "pipeline.data" or reader not in WHAT:
         return
@@ -65,10 +62,7 @@ def expect_data(arguments: Mapping[str, Any]) -> None:
 
 
 def training_examples(arguments: Mapping[str, Any]) -> int | None:
-    """Returns how many examples a reader of ours trains on, where its files say so at once; None of others.
-
-    Raises `DataError` for files that are found broken on the way.
-    """
+    """Returns how many examples a reader of ours trains on, where its files say so at once. Raises `DataError`."""
     path, target = arguments.get("path"), arguments["_target_"]
     if isinstance(path, str) and "://" not in path:
         if target == "pipeline.data.tfrecord":

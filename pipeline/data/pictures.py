@@ -71,8 +71,7 @@ def images(
     `path/train/CLASS/...` with `path/validation/CLASS/...`, under any usual names (see `folders.role`), or in a folder
     of its own, `validation_path`. Classes are numbered from 0 in the order of their names, the same in both parts;
     `classes` names those that count. Every image gets `image_size`, a height and a width; where none is given, all must
-    have that of the first. `augment` varies those that train: see `augmenter`. Files are read when they are
-    trained on. Raises `DataError`.
+    have that of the first. `augment` varies those that train: see `augmenter`. Raises `DataError`.
     """
     check_image("images", channels, image_size)
     vary = augmenter(augment)

@@ -1,8 +1,7 @@
 """TFRecord files of `tf.train.Example`, written and looked through without TensorFlow.
 
 A record is its length, 8 bytes, the length's checksum, 4 bytes, the data, and the data's checksum, 4 bytes
-(tensorflow/core/lib/io/record_writer.h). Features are written in the order of their names, so equal examples are
-equal bytes.
+(tensorflow/core/lib/io/record_writer.h). Features are in the order of their names: equal examples are equal bytes.
 """
 
 from __future__ import annotations

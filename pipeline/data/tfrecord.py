@@ -35,8 +35,7 @@ def tfrecord(
     """Prepared data: two parts whose examples are what the manifest says, parsed from their records as they are read.
 
     Encoded images become float32 [height, width, channels] in [0, 1], of the size that they have, or brought to
-    `image_size`. `augment` varies the images `x` of the training part anew in each epoch, see
-    `pipeline.data.pictures.augmenter`. Raises `DataError`.
+    `image_size`. `augment` varies the images `x` that train: see `pictures.augmenter`. Raises `DataError`.
     """
     path = expect_path("tfrecord", path)
     contents = manifest.load(path, files.read)

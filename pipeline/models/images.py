@@ -64,9 +64,6 @@ def resnet20(
     """An uncompiled net: float32 [batch, height, width, channel] to probabilities [batch, num_classes].
 
     Three stages of `blocks_per_stage` blocks, 6n + 2 weighted layers in all (section 4.2 of the paper).
-
-    >>> resnet20(input_shape=(32, 32, 3), num_classes=10).count_params()
-    271098
     """
     _expect_images(input_shape, "resnet20")
     expected = "at least one block per stage for model=resnet20"

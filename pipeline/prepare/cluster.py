@@ -1,7 +1,6 @@
 """Starts Dask workers here, or uses those of a scheduler that runs already, and gives them tasks.
 
-Dask is imported when workers are started, since that takes half a second. It imports this module in each worker that
-it starts here, and calls `dask_setup`.
+Dask takes half a second to import. It imports this module in each worker that it starts, and calls `dask_setup`.
 """
 
 from __future__ import annotations

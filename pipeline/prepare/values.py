@@ -104,11 +104,7 @@ def faults(arrays: Mapping[str, np.ndarray], classes: int | None) -> dict[int, s
 
 
 def wrong_labels(labels: Labels, classes: int | None) -> dict[int, str]:
-    """The faults of labels by their rows.
-
-    >>> wrong_labels(np.array([-1, 2]), None), wrong_labels(np.array([3, 2]), 3)
-    ({0: 'has label -1, 0 or more was expected'}, {0: 'has label 3, 0 to 2 was expected'})
-    """
+    """The faults of labels by their rows."""
     wrong = np.flatnonzero((labels < 0) | (labels >= (MOST if classes is None else classes)))
     right = "0 or more" if classes is None else f"0 to {classes - 1}"
     return {row: f"has label {labels[row]}, {right} was expected" for row in wrong.tolist()}
