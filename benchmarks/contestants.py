@@ -206,7 +206,7 @@ def make_config(strategy: str, model: str, workers: int, replica_batch: int, *ot
         f"train.replica_batch={replica_batch}",
         "tracking.system_metrics_seconds=0",
     ]
-    return configs.typed(Composer("config", Config, None).composed(overrides)[0])
+    return configs.typed_as(Config, Composer("config", Config, None).composed(overrides)[0])
 
 
 def alone(planned: Plan) -> list[Plan]:

@@ -101,7 +101,7 @@ def config_of(heartbeat: float) -> Config:
         "measure.baseline=none", f"launch.heartbeat_timeout={heartbeat}",
     )  # fmt: skip
     with initialize_config_dir(str(offered.folder()), version_base="1.3"):
-        return configs.typed(compose("config", list(chosen)))
+        return configs.typed_as(Config, compose("config", list(chosen)))
 
 
 def _hosts(processes: int) -> int:

@@ -27,15 +27,13 @@ def one_device(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 
 
 def mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """A `MirroredStrategy` over `devices`, such as ("CPU:0", "CPU:1") or ("GPU:0", "GPU:1").
+    """A `MirroredStrategy` over `devices`, such as ("CPU:0", "CPU:1") or ("GPU:0", "GPU:1"), where NCCL sums.
 
-    Sums travel over NCCL between GPUs. Logical CPU devices share one memory, where adding on one device and
-    copying back is as short as a sum can be.
+    Logical CPU devices share one memory, where adding on one device and copying back is as short as a sum can be.
     """
-    names = [f"/device:{device}" for device in devices]
     if all(device.startswith("GPU") for device in devices):
-        return tf.distribute.MirroredStrategy(names)
-    return tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+        return tf.distribute.MirroredStrategy([f"/device:{device}" for device in devices])
+    return _summed_on_one(devices)
 
 
 def model_parallel(
@@ -43,22 +41,22 @@ def model_parallel(
 ) -> tf.distribute.Strategy:
     """No strategy for one copy, a `MirroredStrategy` over the first of the `devices` of each of several.
 
-    The others share each copy: what is on them, by a `layout` or one that is derived, and in how many `micro_batches` a
-    batch goes through them, is up to who builds the model. Sums are made on the device that a variable is on, and
-    copied back from there.
+    What is on the others, by a `layout` or one that is derived, and in how many `micro_batches` a batch goes through
+    them, is up to who builds the model. Sums are made on the device that a variable is on, and copied back from there.
     """
-    if len(devices) == 1:
-        return tf.distribute.get_strategy()
-    names = [f"/device:{device}" for device in devices]
-    return tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    return tf.distribute.get_strategy() if len(devices) == 1 else _summed_on_one(devices)
+
+
+def _summed_on_one(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    names, one = [f"/device:{device}" for device in devices], tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=one)
 
 
 def tpu(devices: tuple[str, ...], address: str | None = None) -> tf.distribute.Strategy:
     """A `TPUStrategy` over as many of the TPU's devices as `devices` names, such as ("TPU:0", "TPU:1").
 
-    `address` is grpc://HOST:PORT of its worker, or local for the TPU of this machine; None leaves it to TensorFlow to
-    find out. On CPU devices it is a rehearsal: a `MirroredStrategy`, which sums as the TPU would. What else a TPU
-    asks for, batches of one size and shapes that are known, is up to whoever feeds it.
+    `address` is grpc://HOST:PORT of its worker, or local for this machine's; None leaves it to TensorFlow to find out.
+    On CPU devices it is a rehearsal: a `MirroredStrategy`, which sums as the TPU would.
     """
     if all(device.startswith("CPU") for device in devices):
         return mirrored(devices)
@@ -83,35 +81,32 @@ def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 
     The variables are in the host's memory; with a single device they are on that device.
     """
-    return _CentralStrategy([f"/device:{device}" for device in devices])
+    return _CentralStrategy(devices)
 
 
 class _CentralStrategy(tf.distribute.Strategy):  # type: ignore[misc]
     """TensorFlow's strategy, with variables that Keras 3 can use from several replicas."""
 
-    def __init__(self, devices: list[str]) -> None:
-        super().__init__(_CentralExtended(self, compute_devices=devices, parameter_device=None))
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        names = [f"/device:{device}" for device in devices]
+        super().__init__(_CentralExtended(self, compute_devices=names, parameter_device=None))
 
 
 class _CentralExtended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
-    """The inside of TensorFlow's `CentralStorageStrategy`."""
-
     def _create_var_creator(self, next_creator: Creator, **kwargs: object) -> Creator:
         if self._num_replicas_in_sync == 1:
             return next_creator
-        none, first = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
-        aggregation = kwargs.get("aggregation", none)
+        aggregation, none = kwargs.get("aggregation"), (None, tf.VariableAggregation.NONE)
         # Keras's moving statistics and random seeds name no aggregation: every replica computes the same value.
-        aggregation = first if aggregation == none else aggregation
+        aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if aggregation in none else aggregation
         return lambda **arguments: _CentralVariable(self._container_strategy(), next_creator(**arguments), aggregation)
 
 
 class _CentralVariable(ps_values.AggregatingVariable):  # type: ignore[misc]
     """A variable that all replicas share, and that takes what Keras assigns to it from within them.
 
-    Keras adds to a metric's total by assigning total + value. TensorFlow would sum what the replicas assign, the old
-    total once for each; here what each of them adds is summed. What is the same on every replica is assigned by the
-    first alone, which needs no meeting of the replicas and so may be part of a condition.
+    Keras adds to a metric's total by assigning total + value, of which TensorFlow would sum the old total once for each
+    replica. What is the same on all is assigned by the first alone, without a meeting, and so in a condition too.
     """
 
     def assign(self, value: tf.Tensor, *args: object, **kwargs: object) -> tf.Variable:
@@ -135,14 +130,12 @@ def multi_worker(
     Every process holds the same number of `devices`. With no addresses it is a cluster of one. `communication` is
     auto, ring or nccl. Returns only when all processes have joined.
     """
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds(communication.upper()))
-    if not addresses:
-        return _MultiWorkerStrategy(None, options, devices)
+    kind = tf.distribute.experimental.CommunicationImplementation(communication.upper())
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(addresses)}), task_type="worker", task_id=rank, rpc_layer="grpc"
     )
-    return _MultiWorkerStrategy(resolver, options, devices)
+    return _MultiWorkerStrategy(resolver if addresses else None, options, devices)
 
 
 class _MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.config import parts
-from pipeline.config.parts import Part, fields_of
+from pipeline.config.parts import Part, leaves
 from pipeline.plan.plan import DATA_SERVER, TENSORFLOW, Plan
 from pipeline.plan.size import of_shape
 from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
@@ -154,7 +154,7 @@ def facts(run: LoggedRun) -> dict[str, str]:
     }
     texts = {name: _text(value) for name, value in values.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
-    names = [name for name in fields_of(Plan, Part.COMPARABILITY) if name in settings]
+    names = [name for name in leaves(Plan, Part.COMPARABILITY) if name in settings]
     return texts | {NAMES.get(name, name.replace("_", " ")): _text(settings[name]) for name in names}
 
 

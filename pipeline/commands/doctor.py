@@ -56,7 +56,7 @@ The exit code is the worst finding's:
 """
 
 
-def doctor(arguments: Sequence[str] | None = None) -> int:
+def doctor(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline doctor", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
@@ -75,7 +75,7 @@ def doctor(arguments: Sequence[str] | None = None) -> int:
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), options.json)
     except (UserError, LaunchError) as error:
-        print(show.error_text(str(error)), file=sys.stderr)
+        show.say_error(str(error))
         return REFUSED
     except signals.Interrupted as interrupted:
         return 128 + interrupted.number
@@ -89,15 +89,20 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
             print(text, file=sys.stderr)
 
     try:
-        served = cluster.serve(say, lambda: None)
-        if served is not None:
+        if (served := cluster.serve(say, lambda: None)) is not None:
             code = served
             return code
         findings, measured = _examine(config, cluster, checks, of_training, say)
         code = int(max((finding.severity for finding in findings), default=Severity.FINE))
     finally:
         cluster.close(code)
-    notes = _write_links(measured, Path(config.output_dir))
+    notes = []
+    if measured:
+        try:
+            file = write_links(Path(config.output_dir), measured, time.time())
+            notes = [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]
+        except OSError as error:
+            notes = [f"What was measured of links could not be kept: {error.strerror or error}."]
     if as_json:
         values = [{**dataclasses.asdict(one), "severity": one.severity.name.lower()} for one in findings]
         print(json.dumps({"version": VERSION, "code": code, "findings": values}, indent=1))
@@ -114,17 +119,14 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
         # Figures that came to the same words are told by them.
         key = dataclasses.replace(finding, host="", figures=())  # type: ignore[arg-type]
         hosts.setdefault(key, []).append(finding.host)
-    joined = sorted(
-        [dataclasses.replace(finding, host=", ".join(names), figures={}) for finding, names in hosts.items()],
-        key=lambda finding: CHECKS.index(finding.check),
-    )
-    texts = [(one.check, one.host, one.found, f"expected {one.expected}") for one in joined]
-    rows = [(MARKS[one.severity], *map(clean, words)) for one, words in zip(joined, texts, strict=True)]
+    joined = sorted(hosts, key=lambda finding: CHECKS.index(finding.check))
+    rows = [
+        (MARKS[one.severity], *map(clean, (one.check, ", ".join(hosts[one]), one.found, f"expected {one.expected}")))
+        for one in joined
+    ]
     lines = []
     for finding, line in zip(joined, columns(rows, ()) if rows else (), strict=True):
-        lines.append(line)
-        if finding.remedy:
-            lines.append(f"{'':9}Try {clean(finding.remedy)}.")
+        lines += [line, *[f"{'':9}Try {clean(finding.remedy)}."] * bool(finding.remedy)]
     counts = Counter(finding.severity for finding in findings)
     worse = (plural(counts[Severity.FAULT], "fault"), plural(counts[Severity.WARNING], "warning"))
     return [*lines, "", f"{listed(*worse, f'{counts[Severity.FINE]:,} fine')}."]
@@ -140,9 +142,13 @@ def _examine(
     if hosts.here is None:
         lines[here] = asking.here(os.environ)
     say(f"Looking at {', '.join(lines)}, which takes some seconds.")
+    planned: Planned | None = None
     try:
-        needs_plan = ("plan" in checks or "ports" in checks) and not hosts.absent
-        planned = _planned(config, cluster, of_training) if needs_plan else None
+        if ("plan" in checks or "ports" in checks) and not hosts.absent:
+            try:
+                planned = planned_on(config, cluster)
+            except UserError as error:
+                planned = error if of_training or isinstance(error, LaunchError) else cluster.inventory()
         others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
         expected = {}
         for name in lines:
@@ -158,7 +164,7 @@ def _examine(
     if "store" in checks:
         findings.append(stores.examine(config.tracking, Path(config.output_dir), os.environ, here))
     if planned is not None and "plan" in checks:
-        findings.append(_judge_plan(planned, here))
+        findings.append(Finding("plan", here, *_judged(planned)))
     return findings, measured
 
 
@@ -172,42 +178,24 @@ def _of_training(overrides: Sequence[str]) -> bool:
     return any(re.split(r"[.@]", key)[0] not in OF_CLUSTER for key in keys if key != "hardware.link_gbps")
 
 
-def _planned(config: Config, cluster: Cluster, of_training: bool) -> Planned:
-    """The plan of a training, or why there is none; if no training was typed, the hosts that it would be laid over."""
-    try:
-        return planned_on(config, cluster)
-    except UserError as error:
-        return error if of_training or isinstance(error, LaunchError) else cluster.inventory()
-
-
-def _judge_plan(planned: Planned, host: str) -> Finding:
+def _judged(planned: Planned) -> tuple[Severity, str, str] | tuple[Severity, str, str, str]:
     if isinstance(planned, Plan):
         workers, hosts = planned.workers, planned.hardware.hosts
         text = f"{planned.strategy.name}, {workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}"
-        return Finding("plan", host, Severity.FINE, text, "a plan")
+        return Severity.FINE, text, "a plan"
     if isinstance(planned, Machine):
-        return Finding("plan", host, Severity.FINE, f"{planned.hosts} hosts, and no strategy was typed", "hosts")
+        return Severity.FINE, f"{planned.hosts} hosts, and no strategy was typed", "hosts"
     if not planned.try_this:
-        return Finding("plan", host, Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan")
-    return Finding("plan", host, Severity.FAULT, str(planned.received), planned.expected, planned.try_this)
+        return Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan"
+    return Severity.FAULT, str(planned.received), planned.expected, planned.try_this
 
 
 def _addresses(config: Config, planned: Planned | None, host: str | None) -> list[str]:
     """HOST:PORT that must be free on a host, at its address if it has one: those that the config names, or any."""
     base, at = config.cluster.base_port, host or config.cluster.host
+    if base is None:
+        return [f"{at}:0"]
     processes = planned.processes if isinstance(planned, Plan) else ()
     if isinstance(planned, Plan) and planned.hardware.host_names:
         processes = tuple(process for process in processes if planned.host_of(process) == host)
-    if base is None:
-        return [f"{at}:0"]
     return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
-
-
-def _write_links(measured: Sequence[LinkSpeed], output: Path) -> list[str]:
-    if not measured:
-        return []
-    try:
-        file = write_links(output, measured, time.time())
-    except OSError as error:
-        return [f"What was measured of links could not be kept: {error.strerror or error}."]
-    return [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]

@@ -11,15 +11,16 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from enum import EnumType
 from functools import partial
+from itertools import takewhile
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pipeline.commands.verbs import VERBS
 from pipeline.config import offered
 from pipeline.config.composing import Composer
+from pipeline.config.config import in_words
 from pipeline.config.instead import find, keys, meant_by_key
 from pipeline.config.offered import near
-from pipeline.config.refusals import in_words
 from pipeline.config.schema import Config
 from pipeline.errors import UserError, as_typed
 
@@ -92,74 +93,79 @@ def text(composer: Composer, words: Sequence[str], columns: int) -> str:
     overrides = [word for word in words if "=" in word]
     topics = [word for word in words if "=" not in word] + [word.partition("=")[0] for word in overrides]
     (composed, chosen), written = composer.composed(overrides), composer.written()
-    groups, choices = meanings_of_groups(written), composer.choices()
+    # What a group is for is said by its place in the list of defaults, what a choice is by the opening of its file.
+    defaults = filter(None, map(DEFAULT_LINE.match, written.splitlines()))
+    groups = {line["group"]: line["said"].partition(": conf/")[0].partition(", or ")[0] for line in defaults}
+    choices = composer.choices()
     choices = {group: choices[group] for group in sorted(choices, key=[*groups, *choices].index)}
-    meanings = meanings_of_keys(written)
-    opening: dict[str, dict[str, str]] = {}
+    meanings, opening = meanings_of_keys(written), dict[str, dict[str, str]]()
     for group, options in choices.items():
         texts = {option: composer.written(group, option) for option in options}
-        opening[group] = {option: meaning_of_choice(text) for option, text in texts.items()}
-        # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better.
-        meanings = meanings_of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | meanings
-        # A key that all choices have may be explained by those alone that need it.
-        for file in texts.values():
-            meanings = {
-                key: why for key, why in meanings_of_keys(file, f"{group}.").items() if key.count(".") == 1
-            } | meanings
-    book = Book(choices, chosen, opening, dict(_flat(composed)), meanings | groups)
+        opening[group] = {option: " ".join(_opening(text)) for option, text in texts.items()}
+        # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better. A key
+        # that all choices have may be explained by those alone that need it.
+        for option in sorted(texts, key=lambda option: option != chosen.get(group)):
+            for key, why in meanings_of_keys(texts[option], f"{group}.").items():
+                if option == chosen.get(group) or key.count(".") == 1:
+                    meanings.setdefault(key, why)
+    book = Book(choices, chosen, opening, dict(_flat(OmegaConf.to_container(composed))), meanings | groups)
     width = max(NARROWEST, min(columns, WIDEST))
     pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
     return "\n".join("\n".join(line.rstrip() for line in page) + "\n" for page in pages)
 
 
-def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
-
-    def walk(node: object, prefix: str) -> Iterator[tuple[str, object]]:
-        if isinstance(node, dict) and node:
-            for name, inner in node.items():
-                yield from walk(inner, f"{prefix}.{name}" if prefix else str(name))
-        else:
-            yield prefix, node
-
-    yield from walk(OmegaConf.to_container(composed, resolve=False), "")
+def _flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(node, dict) and node:
+        for name, inner in node.items():
+            yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, node
 
 
 def _first(book: Book, width: int) -> Iterator[str]:
+    rows = []
+    for key in FIRST:
+        meaning = book.meanings.get(key, "")
+        # Without what null comes to.
+        in_short = meaning if VALUE.match(meaning) else meaning.partition(";")[0]
+        rows.append((f"{key}={as_typed(book.defaults[key])}", in_short))
+    tables: dict[str, Sequence[tuple[str, str]]] = {
+        "": EXAMPLES,
+        "Verbs: python -m pipeline VERB --help": [*VERBS.items()],
+        "Choices: group=choice": [(group, ", ".join(_shortened(options))) for group, options in book.choices.items()],
+        f"The {len(FIRST)} keys that matter most, of {len(keys())}: key=value": rows,
+        "More: python -m pipeline ...": MORE,
+    }
     does = "Trains a Keras model under a distribution strategy, measures what it brings, and logs it to MLflow."
     yield from _wrapped(does, width)
-    yield ""
-    yield from _pairs(EXAMPLES, width)
-    yield from ("", "Verbs: python -m pipeline VERB --help")
-    yield from _pairs([*VERBS.items()], width)
-    yield from ("", "Choices: group=choice")
-    yield from _pairs([(group, ", ".join(_shortened(options))) for group, options in book.choices.items()], width)
-    count = len(list(keys(Config)))
-    yield from ("", *_wrapped(f"The {len(FIRST)} keys that matter most, of {count}: key=value", width))
-    yield from _pairs([(f"{key}={as_typed(book.defaults[key])}", _in_short(key, book)) for key in FIRST], width)
-    yield from ("", "More: python -m pipeline ...")
-    yield from _pairs(MORE, width)
+    for title, table in tables.items():
+        yield from ("", *_wrapped(title, width), *_pairs(table, width))
 
 
 def _page(topic: str, book: Book, width: int) -> Iterator[str]:
-    all_keys = list(book.defaults)
+    # By its group, "" for none, the keys of each.
+    groups: dict[str, list[str]] = {}
+    for key in book.defaults:
+        groups.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
     if topic == ALL:
-        for group in dict.fromkeys(key.partition(".")[0] if "." in key else "" for key in all_keys):
-            yield from _group(group, book, width)
+        for group, inside in groups.items():
+            yield from _group(group, inside, book, width)
             yield ""
-    elif topic in book.choices or topic in {key.partition(".")[0] for key in all_keys if "." in key}:
-        yield from _group(topic, book, width)
-    elif matching := [key for key in all_keys if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")]:
+    elif topic in book.choices or topic in groups:
+        yield from _group(topic, groups.get(topic, []), book, width)
+    elif matching := [
+        key for key in book.defaults if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")
+    ]:
         for key in matching:
             yield from _entry(key, book, width)
     else:
-        names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in all_keys if "." in key)]
-        closest = near(topic, dict.fromkeys(names)) or meant_by_key(topic) or [ALL]
+        closest = near(topic, dict.fromkeys([*VERBS, *book.choices, ALL, *filter(None, groups)]))
+        closest = closest or meant_by_key(topic) or [ALL]
         raise UserError(f"--help with a group, a key, group=choice, a verb or {ALL}", topic, f"--help {closest[0]}")
 
 
-def _group(group: str, book: Book, width: int) -> Iterator[str]:
+def _group(group: str, inside: Sequence[str], book: Book, width: int) -> Iterator[str]:
     """A group: what it is for, its choices, and its keys; with "" the keys of no group."""
-    inside = [key for key in book.defaults if (key.partition(".")[0] if "." in key else "") == group]
     meaning = book.meanings.get(group)
     yield from _wrapped(f"{group}: {meaning}" if meaning else group or "Keys of the whole", width)
     if options := book.choices.get(group):
@@ -179,21 +185,12 @@ def _entry(key: str, book: Book, width: int) -> Iterator[str]:
     _, kind, _, rest = find(key, Config)
     typed = "" if rest else f"({in_words(kind)})"
     line = f"  {key}={as_typed(book.defaults[key])}"
-    yield line if len(line) + len(typed) + 2 > width else f"{line}  {typed}".rstrip()
-    if typed and len(line) + len(typed) + 2 > width:
-        yield from _indented(typed, width)
+    if len(line) + len(typed) + 2 <= width:
+        line, typed = f"{line}  {typed}".rstrip(), ""
+    yield line
     function = "the function that makes it; the keys beside it are its arguments" * key.endswith("._target_")
-    yield from _indented(book.meanings.get(key, function), width)
-
-
-def _in_short(key: str, book: Book) -> str:
-    """Returns what a key means, without what null comes to; all of it where the meaning is that of its values."""
-    meaning = book.meanings.get(key, "")
-    return meaning if VALUE.match(meaning) else meaning.partition(";")[0]
-
-
-def _indented(words: str, width: int) -> list[str]:
-    return [" " * 6 + line for line in _wrapped(words, width - 6)]
+    for words in (typed, book.meanings.get(key, function)):
+        yield from (" " * 6 + part for part in _wrapped(words, width - 6))
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
@@ -211,6 +208,12 @@ def _shortened(options: Sequence[str]) -> Sequence[str]:
     return [option for option in options if option not in layouts] + ["4cpu", "8gpu, 2x8gpu ..."] * bool(layouts[3:])
 
 
+def _opening(text: str) -> Iterator[str]:
+    for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
+        if not line.startswith("# @"):  # which says something to Hydra
+            yield line.lstrip("# ")
+
+
 def meanings_of_keys(text: str, prefix: str = "") -> dict[str, str]:
     r"""Returns what each key of a YAML file means, by its dotted name.
 
@@ -219,56 +222,23 @@ def meanings_of_keys(text: str, prefix: str = "") -> dict[str, str]:
     """
     meanings: dict[str, str] = {}
     above: list[tuple[int, str]] = []
-    last = ""
-    for line in _uncommented(text):
+    last, commented = "", False
+    for line in text.splitlines():
+        # The lines of a block that is a comment are read as if they were none.
+        commented = bool(BLOCK_LINE.match(line) or (commented and line.startswith("#   ")))
+        line = line.removeprefix("# ") if commented else line
         if match := KEY_LINE.match(line):
             indent, meaning = len(match["indent"]), match["said"]
             above = [(place, name) for place, name in above if place < indent]
-            last = ".".join([*(name for _, name in above), match["key"]])
             above.append((indent, match["key"]))
+            last = prefix + ".".join(name for _, name in above)
             if meaning:
-                meanings[prefix + last] = meaning.strip()
-        elif (match := MORE_LINE.match(line)) and prefix + last in meanings:
-            meanings[prefix + last] += f" {match['said'].strip()}"
+                meanings[last] = meaning.strip()
+        elif (match := MORE_LINE.match(line)) and last in meanings:
+            meanings[last] += f" {match['said'].strip()}"
         else:
             last = ""
     return meanings
-
-
-def meanings_of_groups(text: str) -> dict[str, str]:
-    r"""Returns what each group of choices is for, as its place in a list of defaults says.
-
-    >>> meanings_of_groups("defaults:\n  - model: cnn # what is trained: conf/model/\n")
-    {'model': 'what is trained'}
-    """
-    matches = (DEFAULT_LINE.match(line) for line in text.splitlines())
-    return {match["group"]: match["said"].partition(": conf/")[0].partition(", or ")[0] for match in matches if match}
-
-
-def meaning_of_choice(text: str) -> str:
-    r"""Returns what a choice is, as its file opens.
-
-    >>> meaning_of_choice("# Dense layers only.\n# Pick it first.\nname: mlp\n")
-    'Dense layers only. Pick it first.'
-    """
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @"):  # which says something to Hydra
-            lines.append(line.lstrip("# "))
-    return " ".join(lines)
-
-
-def _uncommented(text: str) -> Iterator[str]:
-    """The lines of a text; those of a block that is a comment as if they were none."""
-    inside = False
-    for line in text.splitlines():
-        if BLOCK_LINE.match(line):
-            inside = True
-        elif not line.startswith("#   "):
-            inside = False
-        yield line.removeprefix("# ") if inside else line
 
 
 def complete(arguments: Sequence[str]) -> int:

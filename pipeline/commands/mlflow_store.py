@@ -3,7 +3,6 @@
 `ui` starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -12,15 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.launch import signals
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import sync_runs, texts
@@ -40,33 +39,28 @@ kill -s KILL -- -$0"""
     "Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.\n"
     "A FOLDER is a run's, or holds some; without one, all runs are uploaded.",
     (OUTPUT_DIR, Key("uri", None, "another MLflow store than each run's own")),
-    most=MANY,
+    count=(0, MANY),
 )
 def sync(typed: Words) -> int:
     """Uploads what MLflow lacks. 0: all of it. 1: not all. 2: a wrong argument."""
-    folders, uri = [*map(_folder, typed.words)], typed["uri"] and _store_uri(typed["uri"])
+    uri, instead = typed["uri"], f"uri=http://{HOST}:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
+    is_store = not uri or re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri)
+    refuse(
+        *(
+            (not Path(word).is_dir(), "a run's folder, or one that holds some", word, sync.usage)
+            for word in typed.words
+        ),
+        (not is_store, "uri to be an MLflow store", without_password(uri), instead),
+    )
+    if path := sqlite_path(uri):
+        uri = f"sqlite:///{path.resolve()}"
     prepare(os.environ)
     uri = uri and logged_in(uri, os.environ)
     try:
         say = partial(show.say, show.console_on(sys.stdout))
-        is_whole = sync_runs.sync(folders, Path(typed["output_dir"]), uri or None, say)
-        return 0 if is_whole else 1
+        return 0 if sync_runs.sync([*map(Path, typed.words)], Path(typed["output_dir"]), uri or None, say) else 1
     except KeyboardInterrupt:
         return 130
-
-
-def _store_uri(text: str) -> str:
-    if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
-        instead = f"uri=http://127.0.0.1:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
-        raise UserError("uri to be an MLflow store", without_password(text), instead)
-    path = sqlite_path(text)
-    return text if path is None else f"sqlite:///{path.resolve()}"
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise UserError("a run's folder, or one that holds some", text, sync.usage)
-    return Path(text)
 
 
 @verb(
@@ -79,7 +73,7 @@ def ui(typed: Words) -> int:
     output = typed["output_dir"]
     try:
         with signals.interrupt():
-            return _serve(_free(typed["port"]), Path(output))
+            return _serve(_free(typed["port"]), Path(output).resolve())
     except signals.Interrupted:
         return 0
     except OSError as error:
@@ -89,8 +83,7 @@ def ui(typed: Words) -> int:
 
 def _free(port: str) -> int:
     number = int(port) if port.isascii() and port.isdigit() else 0
-    if not 1 <= number <= 65535:
-        raise UserError("a port from 1 to 65535", port, "port=5001")
+    refuse((not 1 <= number <= 65535, "a port from 1 to 65535", port, "port=5001"))
     with socket.socket() as listener:
         # A connection that has just ended does not count, nor does it for the server.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +96,6 @@ def _free(port: str) -> int:
 
 
 def _serve(port: int, output: Path) -> int:
-    output = output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     store, log, server = output / "mlflow.db", output / "ui.log", f"http://{HOST}:{port}"
     prepare(os.environ)
@@ -121,22 +113,25 @@ def _serve(port: int, output: Path) -> int:
     with _ended_with_this(process):
         print(f"MLflow starts on {server}; Ctrl-C ends it.", flush=True)
         _wait(process, server, log)
-        address = address_of(server)
+        address = _address_of(server)
         print(f"Runs by speedup: {address}", flush=True)
-        _open(address, os.environ)
+        # Where there is a desktop; elsewhere a browser in the terminal would take it over.
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            with suppress(webbrowser.Error, OSError):
+                webbrowser.open(address)
         code = process.wait()
-        print(show.error_text(f"MLflow's server has ended with code {code}; see {log}."), file=sys.stderr)
+        show.say_error(f"MLflow's server has ended with code {code}; see {log}.")
         return 1
 
 
-def address_of(server: str) -> str:
+def _address_of(server: str) -> str:
     """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
     query = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{texts.PAGE_TAG}` LIKE '%'"}
     request = urllib.request.Request(
         f"{server}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
     )
     experiments: list[dict[str, str]] = []
-    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
+    with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])
     return texts.address(server, experiments[0]["experiment_id"]) if experiments else server
 
@@ -144,7 +139,7 @@ def address_of(server: str) -> str:
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(urllib.error.URLError, OSError):
+        with suppress(OSError):
             urllib.request.urlopen(f"{server}/health", timeout=2).close()
             return
         time.sleep(0.2)
@@ -153,32 +148,20 @@ def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
     raise UserError("MLflow's server to start", last, f"again once what {log} says is put right")
 
 
-def _open(url: str, environ: Mapping[str, str]) -> None:
-    """Opens a page where there is a desktop; elsewhere a browser in the terminal would take it over."""
-    if environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"):
-        with contextlib.suppress(webbrowser.Error, OSError):
-            webbrowser.open(url)
-
-
-@contextlib.contextmanager
+@contextmanager
 def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Ends the server at the end, and where this process is killed before it could."""
+    command, null = ["/bin/sh", "-c", GUARD, str(process.pid)], subprocess.DEVNULL
     guard = None
     try:
-        guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, str(process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
         yield
     finally:
         # With the processes that it started, which are of its session.
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
         if guard is not None:
             guard.kill()

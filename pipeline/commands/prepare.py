@@ -47,35 +47,25 @@ def prepare(arguments: Sequence[str]) -> int:
     if typed.help:
         print(help_text(), end="")
         return 0
-    search = (os.getcwd(), *sys.path)
+    search, console = (os.getcwd(), *sys.path), show.console_on(sys.stdout)
     try:
         config = config_of(PrepareConfig, overrides, typed.config_dir)
         check(config, search)
-    except UserError as error:
-        return _tell(error, 2)
-    console = show.console_on(sys.stdout)
-    start = partial(
-        cluster.workers, config.processes or len(this_machine.usable_cores()), config.scheduler, Path(config.out or "")
-    )
-    try:
+        processes = config.processes or len(this_machine.usable_cores())
+        start = partial(cluster.workers, processes, config.scheduler, Path(config.out or ""))
         with signals.interrupt(), closing(PrepareProgress(console)) as progress:
             prepared = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
-        return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
-    except (DataError, LaunchError) as error:
-        return _tell(error, 1)
+        message, code = f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number
     except UserError as error:
-        return _tell(error, 2)
+        message, code = str(error), 1 if isinstance(error, DataError | LaunchError) else 2
     except OSError as error:
         place, why = error.filename or config.out, error.strerror or error
-        return _tell(UserError(f"to be able to write {place}", why, "out=ANOTHER, or making space"), 1)
-    for line in summary_lines(prepared, str(config.out)):
-        show.say(console, line)
-    return 0
-
-
-def _tell(message: object, code: int) -> int:
-    show.say_error(str(message))
+        message, code = str(UserError(f"to be able to write {place}", why, "out=ANOTHER, or making space")), 1
+    else:
+        show.say(console, *summary_lines(prepared, str(config.out)))
+        return 0
+    show.say_error(message)
     return code
 
 
@@ -135,8 +125,6 @@ class PrepareProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars: Progress | None = None
-        self._label, self._total, self._before, self._done, self._examples = "", 0, 0, 0, 0
-        self._began = self._told = time.monotonic()
 
     def say(self, line: str) -> None:
         """One line that stays."""
@@ -147,35 +135,30 @@ class PrepareProgress:
         """A step begins, of so many shards or pieces; those that were there before take no time."""
         self.close()
         self._label, self._total, self._before, self._done, self._examples = label, total, before, before, 0
-        self._began = self._told = time.monotonic()
-        if not self._console.is_interactive:
-            return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        self._began = self._shown = time.monotonic()
+        if self._console.is_interactive:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
-        figures = TextColumn("{task.fields[told]}")
-        self._bars = Progress(*columns, figures, console=self._console, transient=True, expand=True)
-        self._bars.start()
-        self._bars.add_task(label, total=total, completed=before, told="")
+            columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
+            figures = TextColumn("{task.fields[figures]}")
+            self._bars = Progress(*columns, figures, console=self._console, transient=True, expand=True)
+            self._bars.start()
+            self._bars.add_task(label, total=total, completed=before, figures="")
 
     def done(self, examples: int) -> None:
         """One more is done, with so many examples."""
         self._done += 1
         self._examples += examples
         now = time.monotonic()
-        if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], completed=self._done, told=self._figures(now))
-        elif now - self._told >= LINE_SECONDS:
-            self._told = now
-            self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', self._figures(now))}")
-
-    def _figures(self, now: float) -> str:
-        shards, seconds = self._done - self._before, now - self._began
-        if seconds <= 0:
-            return ""
+        seconds = max(now - self._began, 1e-9)
         speed = f"{rate(self._examples / seconds)} examples/s" if self._examples else ""
-        left = f"{duration((self._total - self._done) * seconds / shards)} left" if self._done < self._total else ""
-        return listed(speed, left)
+        left = (self._total - self._done) * seconds / (self._done - self._before)
+        figures = listed(speed, f"{duration(left)} left" if left else "")
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], completed=self._done, figures=figures)
+        elif now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', figures)}")
 
     def close(self) -> None:
         """Takes the bars away."""
@@ -189,22 +172,19 @@ def summary_lines(prepared: filling.Prepared, folder: str) -> list[str]:
     """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it."""
     manifest, before = prepared.manifest, prepared.reused
     shards = sum(len(split) for split in manifest.splits.values())
-    lines = []
+    rows = []
     for split, of_split in manifest.splits.items():
         size = amount(sum(shard.bytes for shard in of_split))
         counted = listed(plural(manifest.examples(split), "example"), plural(len(of_split), "shard"), size)
-        lines.append(f"{split:<11}{counted}")
-        if manifest.num_classes:
-            lines.append(f"{'':<11}{_classes(manifest, split)}")
+        rows += [(split, counted), *[("", _classes(manifest, split))] * bool(manifest.num_classes)]
     if skipped := manifest.source.get("skipped"):
-        lines.append(f"{'left out':<11}{plural(skipped, 'example')} that {'is' if skipped == 1 else 'are'} broken")
-    if before == shards:
-        lines.append(f"{'time':<11}nothing to do: all {plural(shards, 'shard')} were there")
-    else:
+        rows.append(("left out", f"{plural(skipped, 'example')} that {'is' if skipped == 1 else 'are'} broken"))
+    took = f"nothing to do: all {plural(shards, 'shard')} were there"
+    if before != shards:
         reused = f", {plural(before, 'shard')} of an earlier command kept" if before else ""
-        took = f"{prepared.seconds:.2f} s, of these {prepared.seconds_shards:.2f} s for the shards"
-        lines.append(f"{'time':<11}{took}{reused}")
-    return [*lines, f"{'next':<11}python -m pipeline data=tfrecord data.path={folder}"]
+        took = f"{prepared.seconds:.2f} s, of these {prepared.seconds_shards:.2f} s for the shards{reused}"
+    rows += [("time", took), ("next", f"python -m pipeline data=tfrecord data.path={folder}")]
+    return [f"{label:<11}{text}" for label, text in rows]
 
 
 def _classes(manifest: Manifest, split: str) -> str:

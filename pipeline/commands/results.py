@@ -1,13 +1,21 @@
-"""The verbs that read what runs wrote, and start none: `report`, `compare` and `explain`.
+"""The verbs on what runs wrote, which start none: `report`, `compare`, `explain`, and `clean`, which removes it.
 
-A run is its folder, the folder's name, or its id in MLflow, of which the first letters are enough.
+A run is its folder, the folder's name, or its id in MLflow, of which the first letters are enough. A sweep is removed
+as a whole, or stays: without one of its runs its report would say less.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -17,35 +25,43 @@ from pipeline.analyze.history import LoggedRun, find_sweep, load
 from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
 from pipeline.config.parts import flat
 from pipeline.driver import Tracking
-from pipeline.driver.run_folders import find
+from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock, find
 from pipeline.driver.session import lacks
-from pipeline.errors import UserError
-from pipeline.record.files import read_tracking
+from pipeline.errors import UserError, refuse
+from pipeline.launch import standby
+from pipeline.record import log, results
+from pipeline.record.files import SWEEP, read_sweep, read_tracking
+from pipeline.record.results import Result
 from pipeline.views import report as reports
 from pipeline.views import terminal as show
-from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import Tracker, stores
 from pipeline.views.terminal.result import explained_lines
 from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.verdict_text import Row, compared_lines, pair_text, unlike_text
+from pipeline.views.terminal.words import amount, brackets, duration, listed, plural, times
 
-# What a plan holds that nobody asked for, or that follows from the rest.
+# What a plan holds that nobody asked for, or that follows from the rest; and each run's own places.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
+PLACES = ("checkpoint.folder", "checkpoint.before")
 # Values of one training, of which there is one each, so that nothing can be said of how sure a difference is.
 OUTCOMES = (
     "stopped_by", "stopped_at", "loss", "val_loss", "metrics", "val_metrics", "seconds_startup", "seconds_training",
     "staleness_mean",
 )  # fmt: skip
-# Each run's own.
-PLACES = ("checkpoint.folder", "checkpoint.before")
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline sync`.
 DRAIN_SECONDS = 60.0
+SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
+# Why something stays.
+BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
+    "under way", "not finished, so that a command can go on with it", "younger", "among the best", "part of a sweep",
+)  # fmt: skip
 
 
 @verb(
     "NAME|FOLDER",
     "Writes the report of a sweep into its folder, and into MLflow if its runs are tracked.",
     (OUTPUT_DIR, Key("sweep", None, "the sweep's name or folder, also as the first word")),
-    most=1,
+    count=(0, 1),
 )
 def report(typed: Words) -> int:
     """Writes the report of a sweep."""
@@ -54,8 +70,7 @@ def report(typed: Words) -> int:
         raise UserError("one sweep", "two", report.usage)
     tracker = Tracker(os.environ, output / "tracker.log")
     try:
-        folder = find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first")
-        written = reports.write(folder)
+        written = reports.write(find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first"))
         sent = send(written, tracker)
         drained, problem = tracker.drain(sent, DRAIN_SECONDS) if sent else (True, None)
     except OSError as error:
@@ -83,46 +98,41 @@ def show_written(written: reports.WrittenReport) -> None:
     """Shows a report: the table, the verdict, and where it is."""
     console = show.console_on(sys.stdout)
     console.print(sweep_table(written.sweep.points))
-    for line in written.shown():
-        show.say(console, line)
+    show.say(console, *written.shown())
 
 
 @verb(
     "RUN RUN [RUN ...]",
     "Shows which settings and results of runs differ, which run is faster, and how sure that is.\n"
     "A RUN is a folder, its name, or the first letters of an MLflow id.",
-    least=2,
-    most=MANY,
+    count=(2, MANY),
 )
 def compare(typed: Words) -> int:
     """Shows what differs between runs."""
     runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
-    console, marks = show.console_on(sys.stdout), comparable.marks(runs)
-    judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(marks)}
+    judge, marks = Judge(runs), comparable.marks(runs)
+    engines = {place: mark.engine for place, mark in enumerate(marks)}
     verdicts, unlike = list[str](), dict[str, None]()
     for one, other in combinations(range(len(runs)), 2):
         verdicts.append(pair_text(one, other, judge.between(runs[one], runs[other]), engines))
         both = f"{one} and {other}: " * (len(runs) > 2)
         whys = comparable.unlike(runs[one], runs[other])
         unlike |= {f"Speeds are not comparable: {both}{unlike_text(why)}.": None for why in whys}
-    tables = {"asked for": settings_of(runs), "results": outcomes_of(runs)}
-    for line in compared_lines(runs, marks, [*verdicts, *unlike], tables):
-        show.say(console, line)
+    outcomes = _rows([{name: flat(run.result)[name] for name in OUTCOMES} for run in runs])
+    outcomes = [(name, values) for name, values in outcomes if any(value is not None for value in values)]
+    tables = {"asked for": settings_of(runs), "results": outcomes}
+    show.say(show.console_on(sys.stdout), *compared_lines(runs, marks, [*verdicts, *unlike], tables))
     return 0
 
 
 def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The settings that runs differ in: by dotted key, the value of each."""
-    asked = [{name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST} for run in runs]
-    versions = [{"versions": run.result.environment.versions} for run in runs]
-    rows = _rows([one | other for one, other in zip(asked, versions, strict=True)])
+    rows = _rows([
+        {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
+        | {"versions": run.result.environment.versions}
+        for run in runs
+    ])  # fmt: skip
     return [(key, values) for key, values in rows if key not in PLACES and len(set(map(repr, values))) > 1]
-
-
-def outcomes_of(runs: Sequence[LoggedRun]) -> list[Row]:
-    """The results of runs that any of them has: by name, the value of each."""
-    rows = _rows([{name: flat(run.result)[name] for name in OUTCOMES} for run in runs])
-    return [(name, values) for name, values in rows if any(value is not None for value in values)]
 
 
 def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
@@ -135,8 +145,7 @@ def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
     "RUN",
     "Explains a run's lost efficiency; RUN is a folder, its name, or the first letters of an MLflow id.\n"
     "With key=value in place of RUN it trains first: python -m pipeline explain strategy=mirrored workers=2",
-    least=1,
-    most=1,
+    count=(1, 1),
 )
 def explain(typed: Words) -> int:
     """Shows a run's lost efficiency. 0: shown. 2: the run cannot be found, or was not explained."""
@@ -145,7 +154,192 @@ def explain(typed: Words) -> int:
     if not lines:
         instead = "python -m pipeline explain strategy=... to train and explain"
         raise UserError("a run that was explained", f"{run.folder}, which was not", instead)
-    console = show.console_on(sys.stdout)
-    for line in lines:
-        show.say(console, line)
+    show.say(show.console_on(sys.stdout), *lines)
     return 0
+
+
+@verb(
+    "",
+    "Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.\n"
+    "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
+    "A sweep goes as a whole. Active and unfinished runs stay. Unused fork servers of launch.keep end too.",
+    (
+        Key("keep_best", "5", "runs of each model and data set that stay, however old"),
+        Key("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
+        Key("unfinished", "false", "true: also unfinished runs, which a command could resume"),
+        Key("dry", "true", "false: remove it"),
+        OUTPUT_DIR,
+    ),
+)
+def clean(typed: Words) -> int:
+    """Removes old runs, or lists them."""
+    best, older_than = typed["keep_best"], typed["older_than"]
+    match = re.fullmatch(r"(\d{1,6})([hdw])", older_than)
+    refuse(
+        (match is None, "older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d"),
+        (not best.isdecimal(), "keep_best to be a whole number", best or "nothing", "keep_best=5"),
+    )
+    age = int(match[1]) * SECONDS[match[2]] if match else 0
+    dry, say, now = typed.is_true("dry"), partial(show.say, show.console_on(sys.stdout)), time.time()
+    folders = gather(Path(typed["output_dir"]))
+    why = staying(folders, int(best), age, typed.is_true("unfinished"), now)
+    going = [stored for stored in folders if why[stored.folder] is None]
+    failed = 0
+    stores.prepare(os.environ)
+    for stored in going:
+        problem = "" if dry else _remove(stored)
+        failed += bool(problem)
+        what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
+        say(f"{what}: {_about(stored, now)}")
+    stays = Counter(reason for reason in why.values() if reason)
+    count, size = plural(len(going) - failed, "folder"), amount(sum(stored.bytes for stored in going))
+    reasons = brackets(listed(*(f"{number} {reason}" for reason, number in stays.items())))
+    say(f"{count} {'would go' if dry else 'went'}, {size}; {stays.total()} stay{reasons}.")
+    say(*["Nothing was removed yet: type it again with dry=false."] * bool(dry and going), *_servers(dry, now))
+    return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run or a sweep: its folder, its runs' results by their folders, when it was last written to, and its bytes.
+
+    It is `busy` while a command works on it, `unfinished` if a command can resume one of its runs.
+    """
+
+    folder: Path
+    runs: Mapping[Path, Result]
+    written: float
+    bytes: int
+    busy: bool
+    unfinished: bool
+
+
+def _remove(stored: Stored) -> str:
+    """Removes it from MLflow, then from disk; returns what was wrong."""
+    try:
+        for folder in (*stored.runs, stored.folder / reports.FOLDER):
+            if folder.resolve().is_relative_to(stored.folder.resolve()):
+                stores.remove(folder)
+        _delete(stored.folder)
+    except OSError as error:
+        return f"{error.filename or stored.folder}: {error.strerror or error}"
+    except Exception as error:
+        # What a store raises is MLflow's affair: it is told in a line, and the folder stays.
+        return stores.reason(error, "the store").rstrip(".")
+    return ""
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a folder, and last what shows that it is a run's: killed before, `clean` lists it again."""
+    last = (results.FILE, PLAN, SWEEP)
+    for path in sorted(folder.iterdir(), key=lambda path: last.index(path.name) if path.name in last else -1):
+        if path.is_dir() and not path.is_symlink():
+            _delete(path)
+        else:
+            path.unlink()
+    folder.rmdir()
+
+
+def _about(stored: Stored, now: float) -> str:
+    speedups = [result.speed.speedup for result in stored.runs.values() if result.speed.speedup]
+    age, day = now - stored.written, SECONDS["d"]
+    return listed(
+        str(stored.folder),
+        plural(len(stored.runs), "run") if len(stored.runs) > 1 else "",
+        amount(stored.bytes),
+        f"{duration(age) if age < day else plural(int(age / day), 'day')} old",
+        f"{times(max(speedups))} at best" if speedups else "",
+    )
+
+
+def _servers(dry: bool, now: float) -> Iterator[str]:
+    """Ends the fork servers of launch.keep that no command uses; yields a line about each."""
+    for pid, ends in standby.servers():
+        used = standby.children(pid)
+        until = f"ends by itself in {duration(max(0.0, ends - now))}"
+        does = "is in use" if used else f"{until}; dry=false ends it now" if dry else "was ended"
+        if not (dry or used):
+            # It ignores what a scheduler sends.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        yield f"The fork server {pid} of launch.keep {does}."
+
+
+def staying(
+    folders: Sequence[Stored], keep_best: int, older_than: float, unfinished: bool, now: float
+) -> dict[Path, str | None]:
+    """By its folder, why each stays; None for one to delete.
+
+    It stays unless it is older than so many seconds and has none of the best runs, those with the highest speedup of
+    each model on each data set. Unfinished ones stay too, unless they are to go.
+    """
+    groups = comparable.grouped(
+        (
+            (one.choices.model, one.choices.data),
+            (one.speed.speedup or 0.0, one.speed.examples_per_second or 0.0, folder),
+        )
+        for stored in folders
+        for folder, one in stored.runs.items()
+        if one.finished
+    )
+    best = {folder for group in groups.values() for *_, folder in sorted(group, reverse=True)[:keep_best]}
+    why = {
+        stored.folder: BUSY if stored.busy
+        else YOUNG if now - stored.written < older_than
+        else UNFINISHED if stored.unfinished and not unfinished
+        else BEST if best & set(stored.runs)
+        else None
+        for stored in folders
+    }  # fmt: skip
+    # A sweep that stays may have resumed a run that is elsewhere.
+    needed = {run.resolve() for stored in folders if why[stored.folder] for run in stored.runs}
+    for stored in folders:
+        if why[stored.folder] is None and needed & {run.resolve() for run in stored.runs}:
+            why[stored.folder] = NEEDED
+    return why
+
+
+def gather(output: Path) -> list[Stored]:
+    """The runs and sweeps in an output folder, oldest first."""
+    stored = [_stored(folder, [folder]) for folder in _folders(output / "runs") if _is_run(folder)]
+    for sweep in _folders(output / "sweeps"):
+        if any((sweep / name).exists() for name in (SWEEP, "multirun.yaml")) or any(map(_is_run, _folders(sweep))):
+            # Its runs, those of earlier attempts, and those elsewhere that it resumed.
+            entries = [Path(os.path.normpath(sweep / entry.folder)) for entry in read_sweep(sweep)]
+            inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
+            runs = [path for path in dict.fromkeys([*entries, *inside]) if (path / PLAN).exists()]
+            stored.append(_stored(sweep, runs))
+    return sorted(stored, key=lambda one: one.written)
+
+
+def _stored(folder: Path, runs: Sequence[Path]) -> Stored:
+    files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
+    of_runs = {run: results.read(run) or Result() for run in runs}
+    unfinished = any(
+        result.ending.status in ("KILLED", "PREEMPTED", None)
+        or (result.ending.status == "FAILED" and any((run / "checkpoints").glob("*.json")))
+        for run, result in of_runs.items()
+    )
+    written = max((stat.st_mtime for stat in files), default=log.written(folder))
+    # A file that is linked twice counts once.
+    size = sum({stat.st_ino: stat.st_size for stat in files}.values())
+    busy = any(map(_is_locked, (folder / "sweep.lock", *(run / LOCK for run in runs))))
+    return Stored(folder, of_runs, written, size, busy, unfinished)
+
+
+def _is_locked(path: Path) -> bool:
+    if path.exists():
+        try:
+            Lock(path.parent, path.name).release()
+        except OSError:
+            return True
+    return False
+
+
+def _is_run(folder: Path) -> bool:
+    """True if a command of ours has made a folder; other programs name theirs runs and sweeps too."""
+    return any((folder / name).exists() for name in (PLAN, EVENTS, HYDRA_S))
+
+
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []

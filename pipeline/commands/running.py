@@ -10,14 +10,13 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands import module
 from pipeline.commands.train import refused
 from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
 from pipeline.config import config as configs
@@ -25,7 +24,7 @@ from pipeline.config.composing import Composed
 from pipeline.driver import Ahead, RunResult, Screen, start
 from pipeline.driver.requests import Requests, devices, most_at_once, note_alone
 from pipeline.driver.run_folders import PLAN, find
-from pipeline.driver.session import CLOSE_SECONDS, RunRequest, Session
+from pipeline.driver.session import CLOSE_SECONDS, Preemption, RunRequest, Session
 from pipeline.driver.session import Key as RunKey
 from pipeline.errors import UserError
 from pipeline.launch import signals
@@ -36,7 +35,6 @@ from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on, say, say_error
 
 if TYPE_CHECKING:
-    from pipeline.driver.supervisor import Supervisor
     from pipeline.views.report import WrittenReport
     from pipeline.views.terminal.live import Terminal
 
@@ -47,49 +45,69 @@ PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 KILLED = 143
 
 
-def run_all(composed: Iterator[Composed], where_configs_are: Sequence[str]) -> int:
-    """Runs all points and shows their results; returns the exit code. `where_configs_are`: options to type again."""
-    session = _session(tuple(where_configs_are))
-    points, code = Requests(session, tell), 1
-    try:
-        with signals.interrupt(session.spares):
+def run_all(composed: Iterator[Composed], options: Sequence[str]) -> int:
+    """Runs all points, shows their results and returns the exit code. `options`: where configs are, to type again."""
+    session = _session(tuple(options))
+    points = Requests(session, tell)
+
+    def run() -> int:
+        try:
             if (served := points.accept(composed)) is not None:
-                code = served
-                return code
+                return served
             _run(points, session)
             ended_by = _conclude(points, session)
-        code = code_of(_done(points, session))
-        # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-        if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
-            if session.preemption.by_person:
-                code = 128 + signal.SIGINT
-            elif code != KILLED:
-                code = PREEMPTED
+        finally:
+            points.release()
         if ended_by is not None:
-            code = 128 + ended_by.number
-        return code
-    except signals.Interrupted as interrupted:
-        if session.left is not None:
-            say_left(session.left)
-            code = 128 + interrupted.number
-            return code
+            return 128 + ended_by.number
+        done = _done(points, session)
+        # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+        ends = session.preemption.asked and (points.many or done[-1].result.ending.status == "PREEMPTED")
+        return _code_of(done, session.preemption if ends else None)
+
+    def interrupted() -> tuple[str, int]:
         if points.many and session.results:
             session.screen.say("")
             _print_table(points, session)
         # Run again, a command whose runs had all ended would train anew.
-        over = bool(points.to_run) and points.to_run.keys() <= session.results.keys()
-        how = "All that was to run had ended." if over else _how_to_go_on(points, session)
-        say_error(f"Ended by {interrupted}. {how}")
-        code = 128 + interrupted.number
-        if interrupted.number in PREEMPTING:
-            code = code_of(_done(points, session)) if over else PREEMPTED
-        return code
+        if points.to_run and points.to_run.keys() <= session.results.keys():
+            return "All that was to run had ended.", _code_of(_done(points, session))
+        return _how_to_go_on(points, session), PREEMPTED
+
+    return _ended(session, run, interrupted)
+
+
+def _ended(session: Session, run: Callable[[], int], interrupted: Callable[[], tuple[str, int]]) -> int:
+    """Returns the exit code of `run`, or what `interrupted` says of a scheduler's signal, and closes the session."""
+    code = 1
+    try:
+        with signals.interrupt(session.spares):
+            code = run()
+    except signals.Interrupted as by:
+        code = 128 + by.number
+        if session.left is not None:
+            from pipeline.driver import resume
+
+            say_error(f"{from_here(session.left)} trains on: {resume.how(session.left)}")
+        else:
+            words, preempted = interrupted()
+            say_error(f"Ended by {by}. {words}")
+            code = preempted if by.number in PREEMPTING else code
     except Exception as error:
         code = refused(error)
-        return code
     finally:
-        points.release()
         session.close(code)
+    return code
+
+
+def _code_of(done: Sequence[RunResult], preemption: Preemption | None = None) -> int:
+    """The exit code of what has become of all points, which a `preemption` has ended."""
+    statuses = {point.result.ending.status for point in done}
+    codes = {"FAILED": 1, "KILLED": KILLED, "PREEMPTED": PREEMPTED}
+    code = next((code for status, code in codes.items() if status in statuses), 2 if statuses == {"REFUSED"} else 0)
+    if preemption is None:
+        return code
+    return 128 + signal.SIGINT if preemption.by_person else KILLED if code == KILLED else PREEMPTED
 
 
 def _session(options: tuple[str, ...] = ()) -> Session:
@@ -108,61 +126,39 @@ def _terminal() -> "Terminal":
     "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
     "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
     (OUTPUT_DIR, Key("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
-    least=1,
-    most=1,
+    count=(1, 1),
 )
 def attach(typed: Words) -> int:
     """Takes the place of the run's driver."""
     from pipeline.driver import resume
 
     configs.register(partial(devices, os.environ))
-    session, code = _session(), 1
-    try:
-        end, output = typed.is_true("end"), Path(typed["output_dir"])
-        folder = find(typed.words[0], output, PLAN, typed="python -m pipeline attach {}")
-        with signals.interrupt(session.spares), resume.attach(folder.resolve(), session, end) as supervisor:
-            code = _trained(supervisor, session)
-        return code
-    except UserError:
-        code = 2
-        raise
-    except signals.Interrupted as interrupted:
-        if session.left is not None:
-            say_left(session.left)
-        else:
-            how = "The run had ended." if session.results else "The run's own command goes on from its last checkpoint."
-            say_error(f"Ended by {interrupted}. {how}")
-        code = 128 + interrupted.number
-        if interrupted.number in PREEMPTING:
-            code = code_of([*session.results.values()]) if session.results else PREEMPTED
-        return code
-    finally:
-        session.close(code)
+    end = typed.is_true("end")
+    folder = find(typed.words[0], Path(typed["output_dir"]), PLAN, typed="python -m pipeline attach {}")
+    session = _session()
 
+    def train() -> int:
+        with resume.attach(folder.resolve(), session, end) as supervisor:
+            request, step = supervisor.request, supervisor.run.step
+            session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
+            session.screen.planned(supervisor.plan, False, None)
+            ended = session.results[0, 0] = request.ended(supervisor.train())
+            note_alone(request.folder, ended)
+            tell(ended, False)
+            unsent, interrupted = session.settle()
+            _tell_id(ended)
+        if unsent:
+            say_error(unsent)
+        if interrupted is not None:
+            return 128 + interrupted.number
+        return _code_of([ended], session.preemption if ended.result.ending.status == "PREEMPTED" else None)
 
-def _trained(supervisor: "Supervisor", session: Session) -> int:
-    request, step = supervisor.request, supervisor.run.step
-    session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
-    session.screen.planned(supervisor.plan, False, None)
-    ended = session.results[0, 0] = request.ended(supervisor.train())
-    note_alone(request.folder, ended)
-    tell(ended, False)
-    unsent, interrupted = session.settle()
-    tell_id(ended)
-    if unsent:
-        say_error(unsent)
-    if interrupted is not None:
-        return 128 + interrupted.number
-    if ended.result.ending.status == "PREEMPTED":
-        return 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
-    return code_of([ended])
+    def interrupted() -> tuple[str, int]:
+        if session.results:
+            return "The run had ended.", _code_of([*session.results.values()])
+        return "The run's own command goes on from its last checkpoint.", PREEMPTED
 
-
-def say_left(folder: Path) -> None:
-    """Says that a run trains on without this command, and how to come back to it."""
-    from pipeline.driver import resume
-
-    say_error(f"{from_here(folder)} trains on: {resume.how(folder)}")
+    return _ended(session, train, interrupted)
 
 
 def _how_to_go_on(points: Requests, session: Session) -> str:
@@ -197,7 +193,9 @@ def _run(points: Requests, session: Session) -> None:
         _terminal().shares([*points.shown(session.results).values()])
     if points.sweep is not None and points.to_run:
         # While processes import TensorFlow, and nothing is timed.
-        module("results").reports.warm_up()
+        from pipeline.views import report
+
+        report.warm_up()
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
         began = time.monotonic()
@@ -221,10 +219,9 @@ def _run(points: Requests, session: Session) -> None:
 
 def _run_at_once(points: Requests, session: Session, count: int) -> None:
     from pipeline.driver.parallel import Parallel
-    from pipeline.views.terminal.live import board
+    from pipeline.views.terminal.live import Terminal, board
 
-    waiting = {key: request.unended("WAITING") for key, request in points.to_run.items()}
-    rows = points.shown(session.results | waiting)
+    rows = points.shown(session.results | {key: one.unended("WAITING") for key, one in points.to_run.items()})
 
     def begun(key: RunKey, request: RunRequest) -> None:
         rows[key] = replace(request.unended("RUNNING"), number=rows[key].number)
@@ -234,8 +231,13 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
         rows[key] = replace(point, number=rows[key].number)
         _end(points, session, key, point, seconds)
 
+    @contextmanager
+    def opened(path: Path) -> Iterator[Screen]:
+        with path.open("a", encoding="utf-8") as file:
+            yield Terminal(console_on(file))
+
     with board(console_on(sys.stdout), rows):
-        Parallel(points, session, count, _opened, begun, ended).run()
+        Parallel(points, session, count, opened, begun, ended).run()
 
 
 def _end(points: Requests, session: Session, key: RunKey, ended: RunResult, seconds: float) -> None:
@@ -249,46 +251,36 @@ def _end(points: Requests, session: Session, key: RunKey, ended: RunResult, seco
         _terminal().ended(shown, seconds)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Screen]:
-    from pipeline.views.terminal.live import Terminal
-
-    with path.open("a", encoding="utf-8") as file:
-        yield Terminal(console_on(file))
-
-
 def _conclude(points: Requests, session: Session) -> signals.Interrupted | None:
-    written = _report(points, session)
-    unsent, interrupted = session.settle()
-    if written is not None and interrupted is None:
-        folder = written.sweep.folder
-        try:
-            if sent := module("results").send(written, session.tracker(folder.parents[1])):
-                session.upload_later(sent, CLOSE_SECONDS)
-        except OSError as error:
-            say_error(f"The report of the sweep was not written: {error}")
-        unsent, interrupted = session.settle()
-    for point in () if points.many else _done(points, session):
-        tell_id(point)
-    if unsent:
-        say_error(unsent)
-    return interrupted
-
-
-def _report(points: Requests, session: Session) -> "WrittenReport | None":
+    """Writes the sweep's report or shows its table, and waits for MLflow; returns the signal that ended that."""
     written: WrittenReport | None = None
-    if points.sweep is not None and not session.preemption.asked:
-        try:
-            written = module("results").reports.write(points.sweep.folder)
-        except (UserError, OSError) as error:
-            say_error(f"The report of the sweep was not written: {error}")
+    try:
+        if points.sweep is not None and not session.preemption.asked:
+            from pipeline.commands import results
+            from pipeline.views import report
+
+            written = report.write(points.sweep.folder)
+    except (UserError, OSError) as error:
+        say_error(f"The report of the sweep was not written: {error}")
     if points.many and session.results:
         session.screen.say("")
         if written is None:
             _print_table(points, session)
         else:
-            module("results").show_written(written)
-    return written
+            results.show_written(written)
+    unsent, interrupted = session.settle()
+    if written is not None and interrupted is None:
+        try:
+            if sent := results.send(written, session.tracker(written.sweep.folder.parents[1])):
+                session.upload_later(sent, CLOSE_SECONDS)
+        except OSError as error:
+            say_error(f"The report of the sweep was not written: {error}")
+        unsent, interrupted = session.settle()
+    for point in () if points.many else _done(points, session):
+        _tell_id(point)
+    if unsent:
+        say_error(unsent)
+    return interrupted
 
 
 def _print_table(points: Requests, session: Session) -> None:
@@ -303,25 +295,23 @@ def _done(points: Requests, session: Session) -> list[RunResult]:
 
 def tell(point: RunResult, many: bool) -> None:
     """Shows what became of a point: of `many`, or of the only one."""
-    ending = point.result.ending
+    ending, console = point.result.ending, console_on(sys.stdout)
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif point.foreseen is not None:
         from pipeline.views.terminal.result import predicted_lines
 
-        for line in ("", *predicted_lines(point.result, point.foreseen)):
-            say(console_on(sys.stdout), line)
-    elif ending.status != "PLANNED":
-        if ending.error:
-            _show_log(ending.log, ending.error)
-            say_error(f"{ending.error} See {point.folder}.")
-        elif not many:
-            from pipeline.views.terminal.result import result_table
+        say(console, "", *predicted_lines(point.result, point.foreseen))
+    elif ending.error and ending.status != "PLANNED":
+        say(console, *_of_log(ending.log, ending.error))
+        say_error(f"{ending.error} See {point.folder}.")
+    elif not many and ending.status != "PLANNED":
+        from pipeline.views.terminal.result import result_table
 
-            console_on(sys.stdout).print(result_table(point))
+        console.print(result_table(point))
 
 
-def tell_id(point: RunResult) -> None:
+def _tell_id(point: RunResult) -> None:
     """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
     known = point.result.tracked.mlflow_run_id is not None
     if point.result.finished and not known and (run_id := run_id_of(point.folder)):
@@ -330,25 +320,15 @@ def tell_id(point: RunResult) -> None:
         say(console_on(sys.stdout), f"MLflow      {tracked(run_id)}")
 
 
-def _show_log(log: str | None, error: str) -> None:
-    """Prints the frames of a user's own functions in a failed process's log, or else its last lines."""
+def _of_log(log: str | None, error: str) -> list[str]:
+    """The frames of a user's own functions in a failed process's log, or else its last lines."""
     if log is None or not Path(log).exists():
-        return
+        return []
     from pipeline.worker.model_error import own_frames
 
     text = Path(log).read_text(errors="replace")
     if (frames := own_frames(text, error)) is not None:
         # What it failed with was told when it did.
-        shown = [*(f"    {line}" for line in frames), f"Full traceback: {log}."]
-    else:
-        lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
-        shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
-    for line in shown:
-        say(console_on(sys.stdout), line)
-
-
-def code_of(done: list[RunResult]) -> int:
-    """The exit code of what has become of all points."""
-    statuses = {point.result.ending.status for point in done}
-    codes = {"FAILED": 1, "KILLED": KILLED, "PREEMPTED": PREEMPTED}
-    return next((code for status, code in codes.items() if status in statuses), 2 if statuses == {"REFUSED"} else 0)
+        return [*(f"    {line}" for line in frames), f"Full traceback: {log}."]
+    lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+    return [f"The last lines of {log}:", *(f"    {line}" for line in lines)]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NoReturn
 
-from pipeline.commands import module
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.instead import meant_by_option
@@ -28,7 +27,13 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     if "--version" in arguments:
-        print(f"pipeline {_version()}")
+        from importlib import metadata
+
+        try:
+            version = metadata.version("distributed-keras-pipeline")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"pipeline {version}")
         return 0
     configs.register(_devices)
     try:
@@ -43,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         return refused(error)
     from pipeline.commands.running import run_all
 
-    return run_all(chain(first, points), where_configs_are(typed))
+    named = {name: getattr(typed, f"config_{name}") for name in ("path", "name", "dir")}
+    again = tuple(f"--config-{name}={value}" for name, value in named.items() if value)
+    return run_all(chain(first, points), again)
 
 
 def refused(error: Exception) -> int:
@@ -71,24 +78,16 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
     handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         if typed.help:
-            print(module("help").text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
-            return True
-        shown = composer.show(typed, Parser())
+            from pipeline.commands import help as pages
+
+            print(pages.text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
+        shown = typed.help or composer.show(typed, Parser())
         sys.stdout.flush()
-        return shown
+        return bool(shown)
     except OSError as error:
         raise unwritten(error) from error
     finally:
         signal.signal(signal.SIGPIPE, handler)
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("distributed-keras-pipeline")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,8 +120,6 @@ class Parser(argparse.ArgumentParser):
 def options(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the options and overrides of a command line. Raises `UserError`.
 
-    >>> options(["workers=2", "--config-dir", "mine", "model=own", "-m"]).overrides
-    ['workers=2', 'model=own']
     >>> options(["--workers", "2"])
     Traceback (most recent call last):
     pipeline.errors.UserError: Expected options that exist, with their values, received unrecognized \
@@ -138,13 +135,3 @@ arguments: --workers. Try workers=2.
     if typed.resolve and not typed.cfg:
         raise UserError("--resolve beside --cfg", "it alone", "--cfg job --resolve")
     return typed
-
-
-def where_configs_are(typed: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the options that say where configs are, to be typed again.
-
-    >>> where_configs_are(options(["--config-dir", "mine", "model=own", "-m"]))
-    ('--config-dir=mine',)
-    """
-    named = {name: getattr(typed, name) for name in ("config_path", "config_name", "config_dir")}
-    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value)

@@ -11,8 +11,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from pipeline.commands import module
 from pipeline.config.offered import choices, elsewhere, near
 from pipeline.errors import UserError, unwritten
 
@@ -29,11 +30,14 @@ VERBS = {
     "predict": "predicts how fast a run would be, from logged runs",
     "explain": "trains, and explains the lost efficiency",
 }
-# The modules of verbs that share one; others have one of their own.
+# The module and the function of what has none of its own name; without a verb it trains.
 MODULES = {
-    "report": "results", "compare": "results", "explain": "results", "sync": "mlflow_store", "ui": "mlflow_store",
-    "attach": "running",
-}  # fmt: skip
+    **{verb: ("results", verb) for verb in ("report", "compare", "explain", "clean")},
+    **{verb: ("mlflow_store", verb) for verb in ("sync", "ui")},
+    "attach": ("running", "attach"),
+    "--completion": ("help", "complete"),
+    "": ("train", "main"),
+}
 # Verbs that train, or say what training would do, and the setting that each is short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
 HELP = {
@@ -77,15 +81,10 @@ MANY = 10_000
 OUTPUT_DIR = Key("output_dir", "outputs", "the folder of runs and sweeps")
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words that were typed after a verb, and the values of its keys."""
+class Words(dict[str, str]):
+    """The values of a verb's keys, "" for what has none, and the words that were typed after it."""
 
-    words: tuple[str, ...]
-    values: dict[str, str | None]
-
-    def __getitem__(self, name: str) -> str:
-        return self.values[name] or ""
+    words: Sequence[str] = ()
 
     def is_true(self, name: str) -> bool:
         """Returns the value of a key that is true or false. Raises `UserError`."""
@@ -96,14 +95,13 @@ class Words:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb's command: what does it and has its name, its words and how many of them, what it does, and its keys."""
+    """A verb's command: the function that does it and has its name, its words, its help, its keys, how many words."""
 
     do: Callable[[Words], int]
     words: str
     does: str
     keys: tuple[Key, ...] = (OUTPUT_DIR,)
-    least: int = 0
-    most: int = 0
+    count: tuple[int, int] = (0, 0)
 
     @property
     def usage(self) -> str:
@@ -124,46 +122,37 @@ class Verb:
             return self.do(self.typed(arguments))
         except UserError as error:
             say_error(str(error))
-            return 2
         except OSError as error:
             if error.filename is None:
                 raise
             say_error(str(UserError(f"to be able to use {error.filename}", error.strerror, self.usage)))
-            return 2
+        return 2
 
     def typed(self, arguments: Sequence[str]) -> Words:
         """Returns what was typed. Raises `UserError`."""
-        words: list[str] = []
-        values = {key.name: key.default for key in self.keys}
+        values, verb = Words((key.name, key.default or "") for key in self.keys), self.do.__name__
+        values.words = words = list[str]()
         for place, argument in enumerate(arguments):
             name, equals, value = argument.partition("=")
+            closest = near(name.lstrip("-").replace("-", "_"), values)
             if argument.startswith("-"):
-                raise self._no_option(name, value if equals else "".join(arguments[place + 1 : place + 2]))
-            # A path with "=" in it is a word.
-            if not equals or (name not in values and "/" in name):
-                words.append(argument)
-            elif name in values:
+                value = value if equals else "".join(arguments[place + 1 : place + 2])
+                instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
+                raise UserError("key=value", name, instead)
+            if equals and name in values:
                 values[name] = value
+            elif equals and "/" not in name:
+                raise UserError(f"a key of {verb} ({', '.join(values)})", name, f"{(closest or [*values])[0]}={value}")
             else:
-                closest = near(name, values) or [self.keys[0].name]
-                expected = f"a key of {self.do.__name__} ({', '.join(values)})"
-                raise UserError(expected, name, f"{closest[0]}={value}")
-        if not self.least <= len(words) <= self.most:
-            expected = f"{self.words or 'no words'} after {self.do.__name__}"
-            raise UserError(expected, " ".join(words) or "none", self.usage)
-        return Words(tuple(words), values)
-
-    def _no_option(self, option: str, value: str) -> UserError:
-        closest = near(option.lstrip("-").replace("-", "_"), [key.name for key in self.keys])
-        instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
-        return UserError("key=value", option, instead)
+                words.append(argument)  # which may be a path with "=" in it
+        if not self.count[0] <= len(words) <= self.count[1]:
+            raise UserError(f"{self.words or 'no words'} after {verb}", " ".join(words) or "none", self.usage)
+        return values
 
 
-def verb(
-    words: str, does: str, keys: tuple[Key, ...] = (OUTPUT_DIR,), least: int = 0, most: int = 0
-) -> Callable[[Callable[[Words], int]], Verb]:
-    """Makes what does a verb its command."""
-    return lambda do: Verb(do, words, does, keys, least, most)
+def verb(*form: Any, **counts: Any) -> Callable[[Callable[[Words], int]], Verb]:
+    """Makes what does a verb its command, of the other fields of `Verb`."""
+    return lambda do: Verb(do, *form, **counts)
 
 
 def main() -> int:
@@ -202,30 +191,23 @@ def _run() -> int:
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help") and arguments[:1] and arguments[0] in VERBS:
         verb, arguments = arguments[0], ["--help"]
-    if verb == "--completion":
-        return int(module("help").complete(arguments))
-    if verb == "doctor":
-        return _doctor(arguments)
     if verb in SETTINGS and not (verb == "explain" and arguments and _is_word(arguments[0])):
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
             return 0
-        return int(module("train").main([*arguments, SETTINGS[verb]]))
-    if verb in VERBS:
-        return int(getattr(module(MODULES.get(verb, verb)), verb)(arguments))
-    if _is_word(verb):
-        print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
-        return 2
-    return int(module("train").main(sys.argv[1:]))
-
-
-def _doctor(arguments: Sequence[str]) -> int:
-    """Returns what the doctor's command does, or says that it lacks a module, which is a finding too."""
+        verb, arguments = "", [*arguments, SETTINGS[verb]]
+    elif verb not in VERBS and verb != "--completion":
+        if _is_word(verb):
+            print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
+            return 2
+        verb, arguments = "", sys.argv[1:]
+    module, does = MODULES.get(verb, (verb, verb))
     try:
-        return int(module("doctor").doctor(arguments))
+        return int(getattr(import_module(f"pipeline.commands.{module}"), does)(arguments))
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("pipeline"):
+        if verb != "doctor" or str(error.name).startswith("pipeline"):
             raise
+        # What the doctor lacks is a finding too.
         expected = f"Python's module {error.name} to be installed in {sys.prefix}"
         instead = "python -m pip install --require-hashes -r requirements.lock"
         print(f"pipeline: {UserError(expected, 'none', instead)}", file=sys.stderr)

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,15 +30,16 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from pipeline.config import config as configs
 from pipeline.config import offered
-from pipeline.config.config import Typed, parsed, register, typed_as
+from pipeline.config.config import Typed
 from pipeline.config.instead import LAYOUT, find, in_shell, usual
-from pipeline.config.refusals import check_hydra, check_not_swept, check_override, missing_value, refusal
-from pipeline.config.schema import NAMED, Config, HardwareConfig, Mode, PrepareConfig, check_name, check_password
+from pipeline.config.schema import NAMED, Config, HardwareConfig, Mode, PrepareConfig, check_password
 from pipeline.errors import UserError
 
 Schema = type[Config] | type[PrepareConfig]
 Check = Callable[[Config], None]
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +73,12 @@ class Composer:
         for option, place in (("--config-dir", own), ("--config-path", ours)):
             if place is not None and not Path(place).is_dir():
                 raise UserError(f"{option} to be a folder", place, "its path from here, or an absolute one")
-        if ours is not None and not any((Path(place) / f"{name}.yaml").is_file() for place in (own, ours) if place):
+        # Where files of choices are, a person's own first.
+        self._places = [Path(os.path.abspath(place)) for place in (own, ours or offered.folder()) if place is not None]
+        if ours is not None and not any((place / f"{name}.yaml").is_file() for place in self._places):
             expected = f"--config-path to be a folder with {name}.yaml, in place of this program's own choices"
             instead = f"{in_shell(f'--config-dir={ours}')} for choices beside these"
             raise UserError(expected, f"{ours}, which has none", instead)
-        # Where files of choices are, a person's own first.
-        self._places = [Path(os.path.abspath(place)) for place in (own, ours or offered.folder()) if place is not None]
         OwnChoices.folder = self._places[0] if own is not None else None
         OwnChoices.counts_first = own is None or _counts_first(Path(own), self._places[-1], f"{name}.yaml")
         Plugins.instance().register(OwnChoices)
@@ -151,14 +153,15 @@ class Composer:
     def written(self, group: str | None = None, choice: str = "") -> str:
         """Returns the text of a choice's file, or of the config's, with comments; "" of a package's choice."""
         name = f"{self._name}.yaml" if group is None else f"{group}/{choice}.yaml"
-        file = next((place / name for place in self._places if (place / name).is_file()), None)
-        layout = LAYOUT.match(choice) if group == "hardware" else None
-        if file is None and layout is not None:
-            hosts, devices, kind = layout.groups()
-            where = f"on each of {hosts} hosts" if hosts else "on one host"
-            return f"# {devices} {kind.upper()} device{'s' * (devices != '1')} {where}.\n"
-        with _refused(self._schema):
-            return "" if file is None else file.read_text(encoding="utf-8")
+        for place in self._places:
+            if (place / name).is_file():
+                with _refused(self._schema):
+                    return (place / name).read_text(encoding="utf-8")
+        if group != "hardware" or (layout := LAYOUT.match(choice)) is None:
+            return ""
+        hosts, devices, kind = layout.groups()
+        where = f"on each of {hosts} hosts" if hosts else "on one host"
+        return f"# {devices} {kind.upper()} device{'s' * (devices != '1')} {where}.\n"
 
     def points(self, overrides: Sequence[str], many: bool, check: Check = lambda config: None) -> Iterator[Composed]:
         """Yields the config of a run, held to `check`, or those of a sweep's runs; each is written into its folder.
@@ -169,7 +172,7 @@ class Composer:
         mode = RunMode.MULTIRUN if many or swept else RunMode.RUN
         whole = self._load([*overrides, *(["hydra.mode=MULTIRUN"] if many else [])], mode)
         if whole.hydra.mode is not RunMode.MULTIRUN:
-            check_not_swept(swept)
+            configs.check_not_swept(swept)
             whole.hydra.mode = RunMode.RUN
             _expect_name(whole)
             yield self._written(whole, None, check)
@@ -195,31 +198,25 @@ class Composer:
             yield self._written(point, place, check)
 
     def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
+        """Yields the overrides of each run of a sweep."""
         lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
         values: dict[str, list[str]] = {}
         for override in _parsed([*lines, *_lines(whole.hydra.overrides.task)], self._loader):
-            key = override.get_key_element()
+            key, group = override.get_key_element(), override.key_or_group
             if override.is_interval_sweep():
                 instead = f"-m {key}=1,2 or {key}=range(1,3)"
                 raise UserError(f"values of {key} that can be counted", override.input_line, instead)
-            swept = override.is_sweep_override()
-            texts = self._swept(override) if swept else [override.get_value_element_as_str()]
+            texts = [] if override.is_sweep_override() else [override.get_value_element_as_str()]
+            # Not a range of steps of 0, which never ends, nor a glob of what is no group.
+            with suppress(HydraException, ValueError):
+                texts = texts or list(override.sweep_string_iterator())
+            if not texts:
+                usual_ones = self.choices().get(group, [])[:2] or usual(group, self._schema)[:1]
+                instead = f"-m {in_shell(f'{key}=' + (','.join(usual_ones) or 'null'))}"
+                received = f"{override.input_line}, which gives none"
+                raise UserError(f"at least one value of {key} for a sweep", received, instead)
             values[key] = [f"{key}={text}" for text in texts]
         return itertools.product(*values.values())
-
-    def _swept(self, override: Override) -> list[str]:
-        key = override.get_key_element()
-        texts: list[str] = []
-        # A range of steps of 0, which never ends, or a glob of what is no group.
-        with suppress(HydraException, ValueError):
-            texts = list(override.sweep_string_iterator())
-        if not texts:
-            choices = self.choices().get(override.key_or_group)
-            values = choices[:2] if choices else usual(override.key_or_group, self._schema)[:1]
-            instead = f"-m {in_shell(f'{key}=' + (','.join(values) or 'null'))}"
-            received = f"{override.input_line}, which gives none"
-            raise UserError(f"at least one value of {key} for a sweep", received, instead)
-        return texts
 
     def _written(self, composed: DictConfig, sweep: Path | None, check: Check) -> Composed:
         HydraConfig.instance().set_config(composed)
@@ -238,13 +235,12 @@ class Composer:
             del composed["hydra"]
         checked = None
         if sweep is None:
-            check(checked := typed_as(Config, composed, typed))
+            check(checked := configs.typed_as(Config, composed, typed))
         folder.mkdir(parents=True, exist_ok=True)
         if stays:
             place.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(composed, place / "config.yaml")
-            OmegaConf.save(hydra, place / "hydra.yaml")
-            OmegaConf.save(ListConfig(typed), place / "overrides.yaml")
+            for name, node in (("config", composed), ("hydra", hydra), ("overrides", ListConfig(typed))):
+                OmegaConf.save(node, place / f"{name}.yaml")
         return Composed(composed, Path(hydra.hydra.runtime.output_dir), sweep, typed, checked)
 
     def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, of_sweep: bool = False) -> DictConfig:
@@ -254,22 +250,25 @@ class Composer:
         """
         typed = _parsed(overrides, schema=self._schema)
         if mode is RunMode.RUN:
-            check_not_swept(typed)
+            configs.check_not_swept(typed)
         for override in typed:
-            check_override(override, self._schema, self._chooses(override, overrides))
+            configs.check_override(override, self._schema, self._chooses(override, overrides))
         with _refused(self._schema, typed):
             for override in typed:
                 if override.key_or_group == "hardware":
                     self._lay_out(str(override.value()))
             composed = (self._shared(typed, overrides) if of_sweep else None) or self._by_hydra(overrides, mode)
             self._name_by_choice(composed)
-        check_hydra(composed.hydra)
-        with suppress(OmegaConfBaseException):
-            check_password(OmegaConf.select(composed, "tracking.uri"))
-        for key in ("sweep.name", "strategy.name"):
+        configs.check_hydra(composed.hydra)
+        for key in ("tracking.uri", "sweep.name", "strategy.name"):
             with suppress(OmegaConfBaseException):
-                if (name := OmegaConf.select(composed, key)) is not None:
-                    check_name(key, str(name))
+                value = OmegaConf.select(composed, key)
+                if key == "tracking.uri":
+                    check_password(value)
+                elif value is not None and NAME.fullmatch(name := str(value)) is None:
+                    near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
+                    expected = f"{key} to be a folder's name of letters, digits, '.', '_' and '-'"
+                    raise UserError(expected, name.strip() or "nothing", f"{key}={near}")
         return composed
 
     def _by_hydra(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
@@ -293,7 +292,16 @@ class Composer:
             self._of_choices[lines] = self._by_hydra(lines, RunMode.RUN)
         composed = copy.deepcopy(self._of_choices[lines])
         for override in typed:
-            if override not in chosen and not _put(override, composed):
+            key, value, adds = override.key_or_group, override.value(), override.is_add()
+            if override in chosen:
+                continue
+            if key == "hydra" or override.package is not None or override.is_delete():
+                return None
+            try:
+                if adds and not isinstance(value, dict | list) and OmegaConf.select(composed, key) is not None:
+                    return None
+                OmegaConf.update(composed, key, value, merge=True, force_add=adds or override.is_force_add())
+            except OmegaConfBaseException:
                 return None
         of_run = [override for override in typed if not override.is_hydra_override()]
         job, how = composed.hydra.job, composed.hydra.job.config.override_dirname
@@ -324,14 +332,14 @@ class Composer:
                 self._keys_of[file] = [str(key) for key in content] if isinstance(content, DictConfig) else []
             names = self._keys_of[file]
             # A file that says nothing is no choice that could be made, but for hardware.
-            can_be_made = group == "hardware" or node.get("build") or names
-            if can_be_made and "name" not in names:
+            if (group == "hardware" or node.get("build") or names) and "name" not in names:
                 node.name = str(choice).rpartition("/")[2]
 
 
 def _expect_name(composed: DictConfig) -> None:
+    """Refuses a strategy without a name, which a run's folder is called by."""
     if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
-        raise missing_value("strategy.name")  # which its folder is called by
+        raise configs.missing_value("strategy.name")
 
 
 def _counts_first(own: Path, ours: Path, file: str) -> bool:
@@ -352,22 +360,9 @@ def config_of(schema: type[Typed], overrides: Sequence[str], own: str | None = N
     """Returns the config that overrides ask for, of our choices and those in a folder. Raises `UserError`."""
     if option := next((override for override in overrides if override.startswith("-")), None):
         raise UserError("options that exist", option, "--help")
-    register(schema=schema)
+    configs.register(schema=schema)
     composed, _ = Composer("config" if schema is Config else "prepare", schema, own).composed(overrides)
-    return typed_as(schema, composed, overrides)
-
-
-def _put(override: Override, composed: DictConfig) -> bool:
-    key, value, adds = override.key_or_group, override.value(), override.is_add()
-    if key == "hydra" or override.package is not None or override.is_delete():
-        return False
-    try:
-        if adds and not isinstance(value, dict | list) and OmegaConf.select(composed, key) is not None:
-            return False
-        OmegaConf.update(composed, key, value, merge=True, force_add=adds or override.is_force_add())
-    except OmegaConfBaseException:
-        return False
-    return True
+    return configs.typed_as(schema, composed, overrides)
 
 
 def _lines(overrides: ListConfig) -> list[str]:
@@ -376,7 +371,7 @@ def _lines(overrides: ListConfig) -> list[str]:
 
 def _parsed(overrides: Sequence[str], loader: ConfigLoader | None = None, schema: Schema = Config) -> list[Override]:
     with _refused(schema):
-        return [parsed(line, loader) for line in overrides]
+        return [configs.parsed(line, loader) for line in overrides]
 
 
 @contextmanager
@@ -387,7 +382,7 @@ def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise refusal(error, schema, typed) from error
+        raise configs.refusal(error, schema, typed) from error
     except RecursionError:
         expected, received = "files of choices whose defaults name others", "one that leads back to itself"
         raise UserError(expected, received, "another name for a file that adds to one of its own name") from None

@@ -1,7 +1,4 @@
-"""Finds what may be typed in place of what is wrong: the key, choice or value that was probably meant.
-
-All that it offers can be typed as it stands.
-"""
+"""Finds what may be typed, as it stands, in place of what is wrong: the key, choice or value probably meant."""
 
 import copy
 import dataclasses
@@ -91,16 +88,14 @@ def meant_by_option(arguments: Sequence[str], problem: str) -> str:
     >>> meant_by_option(["--batch-size", "8"], "unrecognized arguments: --batch-size"), meant_by_option(["--x"], "--x")
     ('train.global_batch=8', '`python -m pipeline --help`')
     """
-    for option, text in WITH_VALUE.items():
-        if option in problem:
-            return text
+    if forms := [form for option, form in WITH_VALUE.items() if option in problem]:
+        return forms[0]
     for place, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
         if not option.startswith("-") or option not in problem:
             continue
         following = "".join(arguments[place + 1 : place + 2])
-        if not equals and not following.startswith("-") and "=" not in following:
-            value = following
+        value = value if equals or following.startswith("-") or "=" in following else following
         key = option.strip("-").replace("-", "_")
         if not find(key)[3]:
             return fitting(f"{key}={value or (usual(key) or ('null',))[0]}")
@@ -150,9 +145,21 @@ def fitting(line: str, schema: type = Config, *others: str) -> str:
     return in_shell(f"{key}={(usual(key, schema, value) or ('null',))[0]}")
 
 
-def repaired(key: str, value: str, schema: type = Config) -> str:
-    """Returns `key=value` for a value that Hydra's grammar does not take as it was typed, ready to be typed."""
-    value = os.path.expanduser(value)
+def repaired(override: str, schema: type = Config) -> str | None:
+    """Returns what was probably meant by an override that Hydra's grammar does not take; None where nothing was.
+
+    >>> repaired("epochs"), repaired("train.epochs==3"), repaired("a=[{b:"), repaired("data.path=a;b")
+    ('train.epochs=2', 'train.epochs=3', 'quotes around the whole of it', '"data.path=\\\'a;b\\\'"')
+    >>> repaired("foo"), repaired("data.input_shape=(8,8)"), repaired("train.seed=choice()")
+    (None, "'data.input_shape=[8,8]'", 'train.seed=0')
+    """
+    key, equals, value = override.partition("=")
+    if not equals:
+        return meant(override, schema)
+    whole = all(value.count(one) == value.count(other) for one, other in ("[]", "{}", "()"))
+    if not whole or (find(key, schema)[3] and "==" not in override):
+        return "quotes around the whole of it"
+    key, value = key.strip(), os.path.expanduser(value.strip("= "))
     called = re.fullmatch(r"\[?([\w.]+)\(.*\)\]?", value)
     if called and key in PACKAGES:
         written = targets.written(called[1], PACKAGES[key])
@@ -189,13 +196,11 @@ def callback(name: str = "") -> str:
     >>> callback("keras.callbacks.TensorBoard"), callback("no_such_callback")
     ('{_target_: keras.callbacks.TensorBoard}', '{_target_: keras.callbacks.EarlyStopping}')
     """
-    usual = targets.written("EarlyStopping", "keras.callbacks")
-    if "." in name:
-        return targets.written(name, "")
-    try:
-        targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
-    except UserError:
-        return usual
+    if "." not in name:
+        try:
+            targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
+        except UserError:
+            name = "EarlyStopping"
     return targets.written(name, "keras.callbacks")
 
 
@@ -215,22 +220,17 @@ def misfit(key: str, value: object, schema: type = Config) -> OmegaConfBaseExcep
         # OmegaConf takes any whole number but 0 for true, and no other number.
         value = float(value)
     try:
-        OmegaConf.update(_scratch(schema), key, value, merge=True)
+        OmegaConf.update(blank(schema, scratch=True), key, value, merge=True)
     except OmegaConfBaseException as error:
         return error
     return None
 
 
 @cache
-def blank(schema: type) -> DictConfig:
-    """Returns the config of a schema without an override, which takes long to make and is not to be changed."""
-    config: DictConfig = OmegaConf.structured(schema)
+def blank(schema: type, scratch: bool = False) -> DictConfig:
+    """Returns the config of a schema without an override, made once as that takes long; `scratch` may be changed."""
+    config: DictConfig = copy.deepcopy(blank(schema)) if scratch else OmegaConf.structured(schema)
     return config
-
-
-@cache
-def _scratch(schema: type) -> DictConfig:
-    return copy.deepcopy(blank(schema))
 
 
 def is_list(key: str, schema: type = Config) -> bool:

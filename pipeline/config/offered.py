@@ -105,11 +105,6 @@ def defaults() -> dict[str, str]:
     return {group: choice for group, choice in lines if choice != "null"}
 
 
-def is_checkout_here() -> bool:
-    """True in the folder of a checkout, which has a Makefile."""
-    return folder().parent == Path.cwd() and Path("Makefile").is_file()
-
-
 def choices() -> dict[str, list[str]]:
     """Returns the shipped choices of each group, by the names of their files, and layouts of hardware."""
     groups = sorted(path for path in folder().iterdir() if path.is_dir())
@@ -118,10 +113,7 @@ def choices() -> dict[str, list[str]]:
 
 
 def load_offer(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
-    """Returns what `name` stands for: one of `ours` ("module:attribute"), or an entry point of the group pipeline.KIND.
-
-    `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
-    """
+    """Returns what a `key`'s `name` is: one of `ours` ("module:attribute"), or an entry point of pipeline.KIND."""
     offered = check_offer(kind, name, key, ours, instead)
     if name in ours:
         module, _, attribute = ours[name].partition(":")
@@ -165,8 +157,14 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     >>> near("stratgy", ["strategy", "hardware"]), near("input_shape", ["noise", "shape"]), near("foo", ["bar"])
     (['strategy'], ['shape'], [])
     """
-    typed = word.lower()
-    likeness = {name: _likeness(typed, name.lower()) for name in names}
+    typed, likeness = word.lower(), dict[str, float]()
+    for name in names:
+        likeness[name] = difflib.SequenceMatcher(None, typed, name.lower()).ratio()
+        shorter, longer = sorted((typed, name.lower()), key=len)
+        if sorted(shorter) == sorted(longer):
+            likeness[name] = max(likeness[name], SWAPPED)
+        elif len(shorter) >= LEAST_LETTERS and shorter in longer:
+            likeness[name] = max(likeness[name], ALIKE + (1 - ALIKE) * len(shorter) / len(longer))
     if (called := CALLED.get(typed)) is not None and called.partition(" ")[0] in likeness:
         return [called]
     alike = [name for name in likeness if likeness[name] >= ALIKE]
@@ -192,12 +190,3 @@ def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:
         if place in meant:
             names.setdefault(last, candidate)
     return [names[last] for last in near(name, names)]
-
-
-def _likeness(typed: str, name: str) -> float:
-    ratio = difflib.SequenceMatcher(None, typed, name).ratio()
-    shorter, longer = sorted((typed, name), key=len)
-    if sorted(shorter) == sorted(longer):
-        return max(ratio, SWAPPED)
-    within = len(shorter) >= LEAST_LETTERS and shorter in longer
-    return max(ratio, ALIKE + (1 - ALIKE) * len(shorter) / len(longer)) if within else ratio

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -22,32 +23,20 @@ Field = dataclasses.Field[object]
 class Part(Enum):
     """The uses that a field of a plan, or of a config, takes part in."""
 
-    # The work of a run: two with the same are the same run, and one can resume the other. Where it runs, and how it is
-    # watched and saved, is no part of it.
+    # The work of a run, by which another one resumes it; not where it runs, nor how it is watched and saved.
     IDENTITY = "identity"
-    # The numbers that a training computes, on whatever devices: a resumed run must keep them.
-    TRAINING = "training"
-    # Decides speed under every strategy and engine alike: speeds of runs that differ in it are not compared.
-    COMPARABILITY = "comparability"
-    # Decides the throughput of the one device that a run is compared with.
-    BASELINE = "baseline"
-    # Decides the time of a step, beside the numbers of its model: workers, batch, size, links.
-    STEP_TIME = "step time"
-    # Names a prediction, beside what decides the time of a step.
-    PREDICTION = "prediction"
-    # Decides the size of a model.
-    SIZE = "size"
-    # Is one of the run's parameters in MLflow.
-    PARAMETER = "parameter"
-    # Tells the points of a sweep apart.
-    POINT = "point"
+    TRAINING = "training"  # the numbers that a training computes, on whatever devices: a resumed run keeps them
+    COMPARABILITY = "comparability"  # speed under every strategy and engine alike: what differs is not compared
+    BASELINE = "baseline"  # the throughput of the one device that a run is compared with
+    STEP_TIME = "step time"  # the time of a step, beside its model's numbers: workers, batch, size, links
+    PREDICTION = "prediction"  # names a prediction, beside what decides the time of a step
+    SIZE = "size"  # the size of a model
+    PARAMETER = "parameter"  # one of the run's parameters in MLflow
+    POINT = "point"  # tells the points of a sweep apart
 
 
 def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how: object) -> Any:
-    """A dataclass field that takes part in `parts`, or in none. `how` is what `dataclasses.field` takes.
-
-    `key` is typed to set it, if that is not its group and name; `name` is its name in files, if that is another.
-    """
+    """A dataclass field that takes part in `parts`, set by another `key` than its group's, named otherwise in files."""
     return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)  # type: ignore[call-overload]
 
 
@@ -57,10 +46,7 @@ def number(
     usual: float | None = None,
     parts: Sequence[Part] | None = None,
 ) -> Any:
-    """A dataclass field of a number of at least `least`; `usual` is one to type where the default is null.
-
-    Without `parts` it takes part in what its container does.
-    """
+    """A dataclass field of a number of at least `least`; `usual` is one to type where the default is null."""
     marks: dict[str, object] = {} if parts is None else {SAYS: frozenset(parts)}
     return dataclasses.field(default=default, metadata={LEAST: least, USUAL: usual} | marks)
 
@@ -77,15 +63,28 @@ def places(kind: Kind, prefix: str = "") -> dict[str, Field]:
 
 
 @cache
-def leaves(kind: Kind) -> dict[str, Field]:
-    """The fields of a dataclass and of those in it, by their names in files. A marked one is taken whole."""
-    fields: dict[str, Field] = {}
+def _placed(kind: Kind) -> dict[str, tuple[str, Field]]:
+    """The fields of a dataclass and of those in it, each with its dotted place, by their names in files."""
+    fields: dict[str, tuple[str, Field]] = {}
     for field in dataclasses.fields(kind):
         if inner := _inner(field):
-            fields |= leaves(inner)
+            fields |= {name: (f"{field.name}.{place}", leaf) for name, (place, leaf) in _placed(inner).items()}
         else:
-            fields[field.metadata.get(NAME) or field.name] = field
+            fields[field.metadata.get(NAME) or field.name] = field.name, field
     return fields
+
+
+def _inner(field: Field) -> "Kind | None":
+    """The dataclass that a field holds; None for a value, and for a marked field, which is taken whole."""
+    kind = field.type
+    return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+@cache
+def leaves(kind: Kind, part: Part | None = None) -> dict[str, Field]:
+    """The fields of a dataclass and of those in it, by their names in files; those that take part in `part`, if any."""
+    placed = {name: field for name, (_, field) in _placed(kind).items()}
+    return {name: field for name, field in placed.items() if part is None or part in field.metadata.get(SAYS, ())}
 
 
 def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
@@ -103,14 +102,7 @@ def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, obj
     >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
     Outer(inner=Inner(size=3), notes='none')
     """
-    values: dict[str, object] = {}
-    for field in dataclasses.fields(nested):
-        value = getattr(nested, field.name)
-        if SAYS not in field.metadata and dataclasses.is_dataclass(value) and not isinstance(value, type):
-            values |= flat(value, part)
-        elif part is None or part in field.metadata.get(SAYS, ()):
-            values[field.metadata.get(NAME) or field.name] = value
-    return values
+    return {name: attrgetter(_placed(type(nested))[name][0])(nested) for name in leaves(type(nested), part)}
 
 
 def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:
@@ -123,27 +115,6 @@ def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:
         elif name in values:
             arguments[field.name] = values[name]
     return kind(**arguments)
-
-
-def _inner(field: Field) -> "Kind | None":
-    kind = field.type
-    return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
-
-
-def fields_of(kind: Kind, part: Part) -> tuple[str, ...]:
-    """The names in files of the fields that take part in something, in the order of their definitions."""
-    return tuple(name for name, field in leaves(kind).items() if part in field.metadata.get(SAYS, ()))
-
-
-def key_of(kind: Kind, name: str, group: str) -> str:
-    """The key that sets a field: `group` and its name, unless it has one of its own."""
-    return leaves(kind)[name].metadata.get(KEY) or f"{group}.{name}"
-
-
-def facts(kind: Kind, part: Part, values: Mapping[str, object]) -> dict[str, object]:
-    """Those of `flat` values that take part in something. A value that an earlier version lacks has its default."""
-    present = {name: values.get(name, leaves(kind)[name].default) for name in fields_of(kind, part)}
-    return {name: value for name, value in present.items() if value is not dataclasses.MISSING}
 
 
 def asked(config: "DataclassInstance", part: Part, inherited: bool = False) -> dict[str, object]:

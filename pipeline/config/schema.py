@@ -1,10 +1,8 @@
 """The typed shape of a config: all that can be set, as plain dataclasses, one for each group of keys.
 
-What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is planned".
-The classes are mutable because Hydra composes into them; what comes out of the plan is frozen.
+What each key means is beside its default in `conf/`. `None` means "found or chosen when the run is planned".
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,37 +22,24 @@ Object = dict[str, Json]
 COMPOSED = ".composed"
 # Groups whose choices have names.
 NAMED = ("strategy", "hardware", "model", "data")
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
-# The use of a composed config.
 Mode = StrEnum("Mode", ("run", "plan", "predict"))
-# The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU.
-Kind = StrEnum("Kind", ("auto", "cpu", "gpu", "tpu"))
+Kind = StrEnum("Kind", ("auto", "cpu", "gpu", "tpu"))  # `auto`: GPUs if any, under a strategy for TPUs the TPU
 # The batch that is held fixed as workers are added: the replica's (weak) or the global one (strong).
 Scaling = StrEnum("Scaling", ("weak", "strong"))
-# The source of the one-device throughput: `auto` reuses an equal one of an earlier command, `fresh` measures it for
-# every point, `none` does without.
+# `auto` reuses an equal one of an earlier command, `fresh` measures it for every point, `none` does without.
 Baseline = StrEnum("Baseline", ("auto", "fresh", "none"))
-# The exchange between a strategy's devices at each step, which decides where memory goes and what travels.
+# Between a strategy's devices at each step: decides where memory goes and what travels.
 Exchange = StrEnum("Exchange", ("none", "all_reduce", "central", "parameter_server"))
-# Keras's dtype policies that train.
-Precision = StrEnum("Precision", ("float32", "mixed_bfloat16", "mixed_float16"))
-# The store that tracks runs.
+Precision = StrEnum("Precision", ("float32", "mixed_bfloat16", "mixed_float16"))  # Keras's dtype policies that train
 Store = StrEnum("Store", ("sqlite", "server", "none"))
-# The end of a training whose loss is NaN or explodes.
-Divergence = StrEnum("Divergence", ("stop", "rollback"))
-# The best value of a metric.
+Divergence = StrEnum("Divergence", ("stop", "rollback"))  # once the loss is NaN or explodes
 Best = StrEnum("Best", ("min", "max"))
-# The place where examples stay once they are made.
-Cache = StrEnum("Cache", ("auto", "none", "memory", "file"))
-# The division of data over processes: each reads its own files, or its own examples of all files.
-Sharding = StrEnum("Sharding", ("auto", "file", "element"))
-# The treatment of examples that are broken.
-OnError = StrEnum("OnError", ("stop", "skip"))
-# The order of a sweep's runs: in rounds, so that a machine's drift favours none, or as they were typed.
-Order = StrEnum("Order", ("interleaved", "typed"))
-# The start of a process: forked from a server that holds the imports, or from nothing.
-StartMethod = StrEnum("StartMethod", ("forkserver", "spawn"))
+Cache = StrEnum("Cache", ("auto", "none", "memory", "file"))  # where examples stay once they are made
+Sharding = StrEnum("Sharding", ("auto", "file", "element"))  # a process's own files, or examples of all files
+OnError = StrEnum("OnError", ("stop", "skip"))  # for examples that are broken
+Order = StrEnum("Order", ("interleaved", "typed"))  # in rounds, so that a machine's drift favours no run, or as typed
+StartMethod = StrEnum("StartMethod", ("forkserver", "spawn"))  # from a server that holds the imports, or from nothing
 
 
 @dataclass
@@ -192,8 +177,7 @@ class SweepConfig:
 
 @dataclass
 class PredictConfig:
-    """The settings of a prediction: the share of a worker that another one must bring to pay; what to predict from,
-    and whether a size that no run had is timed on one device."""
+    """A prediction: the share of a worker that another one must bring, its sweep, and timing of an unknown size."""
 
     knee_share: float = number(ABOVE_ZERO, 0.5)
     sweep: str | None = None
@@ -229,9 +213,7 @@ class ClusterConfig:
 
 @dataclass
 class LaunchConfig:
-    """Timeouts of processes in seconds: to join, give a sign of life, make progress, stop, and leave with a checkpoint;
-    restarts, and the fewest workers that a training goes on with; how long processes go on without a driver, and a
-    fork server without a command."""
+    """Timeouts of processes in seconds, restarts, the fewest workers to go on with, and life without a driver."""
 
     startup_timeout: float = number(ABOVE_ZERO, 60.0)
     heartbeat_timeout: float = number(ABOVE_ZERO, 30.0)
@@ -249,10 +231,7 @@ class LaunchConfig:
 
 @dataclass
 class Config:
-    """Everything a run is made from.
-
-    Each says whether it makes a point of a sweep another one, which holds for all that is in it.
-    """
+    """Everything a run is made from; each part says for all in it whether it makes a sweep's point another one."""
 
     mode: Mode = part_of(default=Mode.run)
     backend: str = part_of(Part.POINT, default="tensorflow")
@@ -303,17 +282,3 @@ def check_password(uri: object) -> None:
         expected = "tracking.uri without a user and password, which would end up in files"
         instead = "the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         raise UserError(expected, "one with them", instead)
-
-
-def check_name(key: str, name: str) -> None:
-    """Refuses a name by which no folder can be called. Raises `UserError`.
-
-    >>> check_name("sweep.name", "a b/c")
-    Traceback (most recent call last):
-    pipeline.errors.UserError: Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', \
-received a b/c. Try sweep.name=a_b_c.
-    """
-    if NAME.fullmatch(name) is None:
-        near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
-        expected = f"{key} to be a folder's name of letters, digits, '.', '_' and '-'"
-        raise UserError(expected, name.strip() or "nothing", f"{key}={near}")

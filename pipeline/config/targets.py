@@ -1,8 +1,4 @@
-"""Checks what a `_target_` names without importing it, and calls it with what a config and the program give it.
-
-The check reads source files, so that a wrong name or argument is refused in milliseconds, before TensorFlow or a
-person's own code is imported.
-"""
+"""Checks from its source, in milliseconds and without importing it, what a `_target_` names, and calls it."""
 
 import ast
 import hashlib
@@ -36,10 +32,9 @@ def check(
 ) -> None:
     """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
 
-    `key` is where the node stands in the config, `added` are the arguments that the program adds where the
-    signature asks for them, `search` the folders to look for modules in. Where `allowed` names packages, a function
-    of another one is refused, save for ours and Keras's. What cannot be told from source files is left to the call.
-    Raises `UserError`.
+    `key` is the node's place, `added` are the arguments that the program adds where the signature asks for them,
+    `search` the folders of modules. Where `allowed` names packages, a function of another one is refused, save for ours
+    and Keras's. What cannot be told from source files is left to the call. Raises `UserError`.
     """
     for place, called in _called(node, key):
         packages = None if allowed is None else (*OURS, *allowed)
@@ -165,45 +160,47 @@ def _check_one(
     for _ in range(HOPS):
         _check_place(real, target, key, allowed)
         path, rest = _module(real, search)
-        module = ".".join(real.split(".")[: -len(rest)]) if rest else real
         if path is not None and not rest:
             raise _no_function(key, f"{target}, which is a module")
-        definition = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
+        module = ".".join(real.split(".")[: -len(rest)])
+        definition = _definition(path, rest[0], module)
         if real == target and (path is None or isinstance(definition, list)):
-            raise _not_there(key, target, rest, module, definition)
+            received = f"there is no module {target.split('.')[0]!r}"
+            instead = "running from the folder that holds it, or installing it"
+            if isinstance(definition, list):
+                closest = (near(rest[0], definition) or ["my_function"])[0]
+                received = f"no {rest[0]} in {module}"
+                instead = _as_typed(key, ".".join([module, closest, *rest[1:]]))
+            raise UserError(f"{key}._target_ to name a function that exists", f"{target}: {received}", instead)
         if not isinstance(definition, str):
             break
         # An import: what it stands for counts.
         real = ".".join([definition, *rest[1:]])
     if real == target and path is not None and path.suffix != ".py":
         return
-    if isinstance(definition, ast.FunctionDef) and len(rest) > 1:
+    function, bound, more = definition, 0, list[str]()
+    if isinstance(definition, ast.ClassDef):
+        methods = _methods(definition)
+        function, bound = methods.get("__init__") if len(rest) == 1 and "__new__" not in methods else None, 1
+        if real.startswith("keras.src.optimizers."):
+            # Each passes others on to the base of all, which refuses what is none.
+            base, names = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
+            init = _methods(_definition(base, names[0], "") if len(names) == 1 else None).get("__init__")
+            more = [argument.arg for argument in init.args.args[1:]] if init else []
+    elif isinstance(definition, ast.FunctionDef) and len(rest) > 1:
         raise _no_function(key, f"{target}: {rest[0]} is one itself")
-    if allowed is not None and len(rest) > 1 and not isinstance(definition, ast.ClassDef):
+    elif allowed is not None and len(rest) > 1:
         # What is behind a name that only an import can tell may be another package.
         expected = f"{key}._target_ to name a function of a module directly, since allowed_targets is set"
         received = f"{target}: what {module}.{rest[0]} is cannot be told from its source"
         raise UserError(expected, received, "the module that defines it")
-    if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
-        _check_arguments(definition.args, 0, node, key, added)
-    if isinstance(definition, ast.ClassDef) and len(rest) == 1:
-        methods = _methods(definition)
-        makes = methods.get("__init__")
-        if makes and "__new__" not in methods and not makes.decorator_list:
-            more = _of_every_optimizer(search) if real.startswith("keras.src.optimizers.") else ()
-            _check_arguments(makes.args, 1, node, key, added, more)
+    if isinstance(function, ast.FunctionDef) and not function.decorator_list:
+        _check_arguments(function.args, bound, node, key, added, more)
 
 
 def _methods(definition: ast.AST | str | list[str] | None) -> dict[str, ast.FunctionDef]:
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {method.name: method for method in body if isinstance(method, ast.FunctionDef)}
-
-
-def _of_every_optimizer(search: tuple[str, ...]) -> list[str]:
-    """Returns the arguments that Keras's optimizers pass on to their base, which refuses others; none if not found."""
-    path, rest = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
-    makes = _methods(_definition(path, rest[0], "")).get("__init__") if path is not None and len(rest) == 1 else None
-    return [argument.arg for argument in makes.args.args[1:]] if makes else []
 
 
 def _as_typed(key: str, target: str) -> str:
@@ -213,16 +210,6 @@ def _as_typed(key: str, target: str) -> str:
     if key.count(".") > 1:
         return f"{written(target, '')} there"
     return f"'{name}=[{written(target, '')}]'" if in_list else f"'{name}={written(target, '')}'"
-
-
-def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> UserError:
-    expected = f"{key}._target_ to name a function that exists"
-    if not isinstance(names, list):
-        received = f"{target}: there is no module {module or target.split('.')[0]!r}"
-        return UserError(expected, received, "running from the folder that holds it, or installing it")
-    closest = (near(rest[0], names) or ["my_function"])[0]
-    instead = _as_typed(key, ".".join([module, closest, *rest[1:]]))
-    return UserError(expected, f"{target}: no {rest[0]} in {module}", instead)
 
 
 def _check_safe(node: Mapping[str, Json], key: str) -> str:
@@ -242,8 +229,7 @@ def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | Non
     """Refuses a function at `place`, which is what `target` stands for, that is in no allowed package."""
     if allowed is None or any(f"{place}.".startswith(f"{package}.") for package in allowed):
         return
-    theirs = [package for package in allowed if package not in OURS]
-    package = place.split(".")[0]
+    theirs, package = [package for package in allowed if package not in OURS], place.split(".")[0]
     stands = "" if place == target else f", which stands for {place}"
     expected = f"an allowed package ({', '.join([*theirs, 'keras'])}, or this program's strategies, models and data)"
     trusting = f", or allowed_targets=[{','.join([*theirs, package])}] if you trust {package}"
@@ -256,30 +242,20 @@ def _is_dotted(name: str) -> bool:
 
 
 def _check_arguments(
-    signature: ast.arguments,
-    bound: int,
-    node: Mapping[str, Json],
-    key: str,
-    added: Sequence[str],
-    more: Sequence[str] = (),
+    signature: ast.arguments, bound: int, node: Mapping[str, Json], key: str, added: Sequence[str], more: Sequence[str]
 ) -> None:
-    """Refuses what a function would not take; its first `bound` arguments are not for the caller to give.
-
-    Where `more` names what it takes beside its own, it takes no other, whatever its signature says.
-    """
+    """Refuses what a function would not take behind its first `bound` arguments, or beside `more` if that names any."""
     placed = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
     named = {one.arg: default for one, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)}
     names = list(dict.fromkeys([*placed[bound:], *named, *more]))
-    required = placed[bound : len(placed) - len(signature.defaults)]
-    required += [name for name, default in named.items() if default is None]
+    required = [*placed[bound : len(placed) - len(signature.defaults)], *(name for name in named if not named[name])]
     for name in node:
         if name != KEY and name not in names and (more or signature.kwarg is None):
             meant = [line.partition("=")[0].rpartition(".")[2] for line in elsewhere(name, "")]
             closest = [one for one in meant if one in names] or near(name, names)
             expected = f"an argument of {node[KEY]} ({', '.join(names) or 'it takes none'})"
             raise UserError(expected, f"{key}.{name}", f"{key}.{closest[0]}" if closest else "without it")
-    missing = [name for name in required if name not in node and name not in added]
-    if missing:
+    if missing := [name for name in required if name not in node and name not in added]:
         expected = f"every argument of {node[KEY]} that has no default"
         raise UserError(expected, f"none for {', '.join(missing)}", f"+{key}.{missing[0]}=..")
     for name in node:
@@ -288,10 +264,7 @@ def _check_arguments(
 
 
 def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """(file of the longest leading part of `target` that is a module, the names after it), without importing.
-
-    A name that a package's own source defines hides a module of that name, as Python's import does.
-    """
+    """(file of the longest leading part of `target` that is a module, the names after it), without importing."""
     parts, folders, file = target.split("."), list(search), None
     if parts[0] in sys.builtin_module_names:
         # Part of the interpreter: there is no source to read.
@@ -300,25 +273,25 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None or (spec.origin is None and not spec.submodule_search_locations):
             return file, parts[index:]
-        if index == len(parts) - 1 and file is not None and _defines(file, part):
-            return file, parts[index:]
-        file = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or [])))
+        if index == len(parts) - 1 and file is not None and file.suffix == ".py":
+            # What a package's source defines hides a module of that name; what its __getattr__ might give does not.
+            hidden = _definition(file, part, ".".join(parts[:index]), lazy=False)
+            if not isinstance(hidden, list):
+                return file, parts[index:]
         folders = list(spec.submodule_search_locations or [])
+        file = Path(spec.origin or folders[0])
         if not folders:
             return file, parts[index + 1 :]
     return file, []
 
 
-def _defines(path: Path, name: str) -> bool:
-    # A module that exists comes before what a package's __getattr__ might give.
-    return path.suffix == ".py" and not isinstance(_definition(path, name, "", lazy=False), list)
-
-
-def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AST | str | list[str] | None:
+def _definition(path: Path | None, name: str, module: str, lazy: bool = True) -> ast.AST | str | list[str] | None:
     """Returns what `name` is in the source of `module`: None if that cannot be told, or the names it has instead.
 
     Text is what an import stands for, dotted. `lazy`: a `__getattr__` might give any name.
     """
+    if path is None or path.suffix != ".py":
+        return None
     names: list[str] = []
     for statement in _statements(path):
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
@@ -330,30 +303,22 @@ def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AS
                 if alias.name == "*":
                     return None
                 if (alias.asname or alias.name) == name:
-                    return _imported(path, module, statement, alias.name)
+                    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                    source = "." * statement.level + (statement.module or "")
+                    return f"{importlib.util.resolve_name(source, package)}.{alias.name}"
                 names.append(alias.asname or alias.name)
         elif isinstance(statement, ast.Import):
             for alias in statement.names:
                 if (alias.asname or alias.name.split(".")[0]) == name:
                     return alias.name if alias.asname else name
-        elif not isinstance(statement, ast.Expr) and not _is_for_type_checkers(statement):
+        elif isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING":
+            continue  # Nothing of it is there when the program runs.
+        elif not isinstance(statement, ast.Expr):
             # Assignments, conditions and the like may make any name.
             bound = {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
             if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
                 return None
     return None if lazy and "__getattr__" in names else names
-
-
-def _is_for_type_checkers(statement: ast.stmt) -> bool:
-    """True for `if TYPE_CHECKING:`, of which nothing is there when the program runs."""
-    return isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
-
-
-def _imported(path: Path, module: str, statement: ast.ImportFrom, name: str) -> str:
-    """Returns the dotted name of what `from ... import name` takes, in the source of `module`."""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    source = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
-    return f"{source}.{name}"
 
 
 @cache

@@ -96,7 +96,7 @@ class Requests:
         sweep, place, session = point.sweep.name if point.sweep is not None else None, len(self._all), self._session
         self._all.append(None)
         try:
-            config = point.checked or configs.typed(point.config, point.overrides)
+            config = point.checked or configs.typed_as(Config, point.config, point.overrides)
             _check_sweep(config, self.many)
         except UserError as error:
             request = RunRequest(_unread(point.config), point.folder, point.overrides, sweep)

@@ -162,7 +162,7 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
                 stack.enter_context(contextlib.chdir(left.directory))
             composed = OmegaConf.create(left.config)
             assert isinstance(composed, DictConfig)
-            config = configs.typed(composed)
+            config = configs.typed_as(Config, composed)
             logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
             cluster = session.cluster(config)
             session.serve(config)

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from pipeline.config.parts import Part, facts, fields_of, flat, key_of, leaves, part_of, unflat
+from pipeline.config.parts import KEY, Part, flat, leaves, part_of, unflat
 from pipeline.config.schema import Json, Object
 
 # One timed repeat is made to last about this long where its steps are not given.
@@ -321,7 +321,9 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
 def identity(plan: Mapping[str, Json]) -> dict[str, object]:
     """Returns what a run was to do, from plan.json's values: a run goes on where another with the same was ended."""
-    decides = facts(Plan, IDENTITY, plan)
+    values = {name: plan.get(name, field.default) for name, field in leaves(Plan, IDENTITY).items()}
+    # What an earlier version lacks has its default.
+    decides = {name: value for name, value in values.items() if value is not MISSING}
     # Before there was a choice, what nobody had asked for was written as TensorFlow's own.
     return decides | {"collective": TENSORFLOW} if decides["collective"] == AUTO else decides
 
@@ -332,8 +334,8 @@ def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
     >>> changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
     ['model.build.units']
     """
-    names = [name for name in fields_of(Plan, TRAINING) if name in then]
-    keys = (_leaves(key_of(Plan, name, "train"), then[name], now.get(name)) for name in names)
+    placed = {name: field.metadata.get(KEY) or f"train.{name}" for name, field in leaves(Plan, TRAINING).items()}
+    keys = (_leaves(key, then[name], now.get(name)) for name, key in placed.items() if name in then)
     return list(dict.fromkeys(chain.from_iterable(keys)))
 
 

@@ -8,40 +8,37 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import clean
-from pipeline.commands.clean import clean as main
+from pipeline.commands import results
+from pipeline.commands.results import clean as main
 from pipeline.driver.run_folders import Lock
 
 DAY = 86_400
 
 
-def a_run(folder: Path, days: float, **result: Any) -> Path:
+def a_run(folder: Path, days: float, **result: Any) -> None:
     """A run that was last written to so many days ago."""
     folder.mkdir(parents=True)
-    told = {"status": "FINISHED", "model": "cnn", "data": "mnist5k", "speedup": 1.5, "examples_per_second": 100.0}
+    values = {"status": "FINISHED", "model": "cnn", "data": "mnist5k", "speedup": 1.5, "examples_per_second": 100.0}
     (folder / "plan.json").write_text("{}")
-    (folder / "result.json").write_text(json.dumps(told | result))
+    (folder / "result.json").write_text(json.dumps(values | result))
     (folder / "model.keras").write_bytes(b"m" * 2**20)
     for path in (*folder.iterdir(), folder):
         os.utime(path, (time.time() - days * DAY,) * 2)
-    return folder
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """Eight runs of different age and speed, and two sweeps."""
-    runs = tmp_path / "outputs" / "runs"
+    runs, sweeps = tmp_path / "outputs" / "runs", tmp_path / "outputs" / "sweeps"
     for number in range(4):
         a_run(runs / f"old_{number}", 40, speedup=1.0 + number / 10)
     a_run(runs / "young", 1, speedup=0.5)
     a_run(runs / "other_model", 40, model="mlp", speedup=0.1)
-    a_run(runs / "killed", 40, status="KILLED", speedup=None)
-    a_run(runs / "failed", 40, status="FAILED", speedup=None)
-    sweeps = tmp_path / "outputs" / "sweeps"
-    a_run(sweeps / "worse" / "0_mirrored", 40, speedup=0.9)
-    a_run(sweeps / "worse" / "1_mirrored", 40, speedup=0.8)
-    a_run(sweeps / "best" / "0_mirrored", 40, speedup=1.9)
-    a_run(sweeps / "best" / "1_mirrored", 40, speedup=0.1)
+    for status in ("killed", "failed"):
+        a_run(runs / status, 40, status=status.upper(), speedup=None)
+    for name, speedups in (("worse", (0.9, 0.8)), ("best", (1.9, 0.1))):
+        for number, speedup in enumerate(speedups):
+            a_run(sweeps / name / f"{number}_mirrored", 40, speedup=speedup)
     return tmp_path / "outputs"
 
 
@@ -49,34 +46,34 @@ def left(output: Path) -> set[str]:
     return {path.name for place in ("runs", "sweeps") for path in (output / place).iterdir()}
 
 
-EVERYTHING = {
-    *(f"old_{number}" for number in range(4)), "young", "other_model", "killed", "failed", "worse", "best",
-}  # fmt: skip
+GOING = {"old_0", "old_1", "old_2", "failed", "worse"}
+EVERYTHING = GOING | {"old_3", "young", "other_model", "killed", "best"}
 
 
 def test_it_says_what_would_go_and_why_the_rest_stays_and_removes_nothing(output, capsys):
     assert main(["keep_best=2", f"output_dir={output}"]) == 0
     out = capsys.readouterr().out
-    going = {
-        line.partition(", ")[0].rpartition("/")[2] for line in out.splitlines() if line.startswith("would remove: ")
-    }
-    assert going == {"old_0", "old_1", "old_2", "failed", "worse"}
-    assert "old_0, 1.0 MiB, 40 days old, 1.00x at best" in out
-    assert "worse, 2 runs, 2.0 MiB, 40 days old, 0.90x at best" in out
-    assert "5 folders would go, 6.0 MiB; 5 stay (" in out
-    assert "3 among the best" in out
-    assert "1 younger" in out
-    assert "1 not finished, so that a command can go on with it" in out
+    would = [line for line in out.splitlines() if line.startswith("would remove: ")]
+    assert {line.partition(", ")[0].rpartition("/")[2] for line in would} == GOING
+    for words in (
+        "old_0, 1.0 MiB, 40 days old, 1.00x at best", "worse, 2 runs, 2.0 MiB, 40 days old, 0.90x at best",
+        "5 folders would go, 6.0 MiB; 5 stay (", "3 among the best", "1 younger",
+        "1 not finished, so that a command can go on with it",
+    ):  # fmt: skip
+        assert words in out
     assert out.endswith("Nothing was removed yet: type it again with dry=false.\n")
     assert left(output) == EVERYTHING
 
 
-def test_without_dry_it_removes_them_and_no_other(output, capsys):
+def test_without_dry_it_removes_them_and_no_other_and_whatever_is_asked_for_none_of_other_programs(output, capsys):
     assert main(["keep_best=2", "dry=false", f"output_dir={output}"]) == 0
-    assert left(output) == EVERYTHING - {"old_0", "old_1", "old_2", "failed", "worse"}
+    assert left(output) == EVERYTHING - GOING
     assert "5 folders went, 6.0 MiB; 5 stay (" in capsys.readouterr().out
-    assert main(["keep_best=0", "older_than=12h", "unfinished=true", "dry=false", f"output_dir={output}"]) == 0
-    assert left(output) == set()
+    for place in ("runs", "sweeps"):
+        (output / place / "theirs").mkdir()
+        (output / place / "theirs" / "result.json").write_text("{}")
+    assert main(["keep_best=0", "older_than=0h", "unfinished=true", "dry=false", f"output_dir={output}"]) == 0
+    assert left(output) == {"theirs"}
 
 
 def test_what_was_killed_half_way_is_listed_again(output, monkeypatch):
@@ -94,23 +91,12 @@ def test_what_was_killed_half_way_is_listed_again(output, monkeypatch):
     assert deleted == ["model.keras", "result.json"]
 
 
-def test_folders_of_other_programs_stay_whatever_is_asked_for(output):
-    for place in ("runs", "sweeps"):
-        (output / place / "theirs").mkdir()
-        (output / place / "theirs" / "result.json").write_text("{}")
-    assert main(["keep_best=0", "older_than=0h", "unfinished=true", "dry=false", f"output_dir={output}"]) == 0
-    assert left(output) == {"theirs"}
-
-
 def test_what_is_under_way_and_what_a_sweep_that_stays_has_gone_on_with_stay(output):
     lock = Lock(output / "runs" / "old_0")
     points = [{"place": 0, "repeat": 0, "fingerprint": "a", "folder": "../../runs/old_1", "overrides": []}]
     (output / "sweeps" / "best" / "sweep.json").write_text(json.dumps({"points": points}))
-    found = clean.gather(output)
-    why = clean.staying(found, 1, 30 * DAY, False, time.time())
+    why = results.staying(results.gather(output), 1, 30 * DAY, False, time.time())
     lock.release()
-    assert why[output / "runs" / "old_0"] == clean.BUSY
-    # It was written to just now.
-    assert why[output / "sweeps" / "best"] == clean.YOUNG
-    assert why[output / "runs" / "old_1"] == clean.NEEDED
-    assert why[output / "runs" / "old_2"] is None
+    # The sweep was written to just now.
+    names = ("runs/old_0", "sweeps/best", "runs/old_1", "runs/old_2")
+    assert [why[output / name] for name in names] == [results.BUSY, results.YOUNG, results.NEEDED, None]

@@ -18,6 +18,7 @@ from plans import config, machine
 from pipeline.analyze.measure import Repeat
 from pipeline.commands import running
 from pipeline.config import config as configs
+from pipeline.config.schema import Config
 from pipeline.driver import RunResult, resume
 from pipeline.driver.group import Group, Replay
 from pipeline.driver.resume import FILE, Handover
@@ -83,7 +84,7 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     write_json(tmp_path / FILE, handed)
     assert read_json(Handover, tmp_path / FILE) == handed
     assert from_json(handed.plan) == PLAN
-    assert configs.typed(OmegaConf.create(handed.config)) == CONFIG
+    assert configs.typed_as(Config, OmegaConf.create(handed.config)) == CONFIG
     resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
     assert Kept.read(tmp_path) is read_json(Handover, tmp_path / FILE) is None

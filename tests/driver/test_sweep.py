@@ -188,7 +188,7 @@ def test_the_command_of_a_point_is_accepted_as_it_stands_and_is_one_run_of_the_s
     def points(words: list[str]) -> list[tuple[Composed, Config]]:
         given = options(words)
         found = Composer("config", Config, given.config_dir).points(given.overrides, given.multirun)
-        return [(point, configs.typed(point.config, point.overrides)) for point in found]
+        return [(point, configs.typed_as(Config, point.config, point.overrides)) for point in found]
 
     asked = points(typed)
     assert len(asked) > 1

@@ -135,7 +135,7 @@ def composed(strategy: str, backend: str, workers: int) -> Config:
     configs.register(partial(devices, os.environ))
     composer = Composer("config", Config, f"{SUPPORT}/conf", None)
     made, _ = composer.composed(typed_of({"strategy": (strategy, backend), "workers": workers})[1:])
-    return configs.typed(made, ())
+    return configs.typed_as(Config, made, ())
 
 
 @cache

@@ -25,9 +25,9 @@ from hydra.errors import HydraException
 from pipeline.commands.train import options
 from pipeline.commands.verbs import VERBS
 from pipeline.config import offered
+from pipeline.config.config import check_override
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.parts import places
-from pipeline.config.refusals import check_override
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 
@@ -44,11 +44,16 @@ TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpat
 PLACEHOLDERS = ("..", "...", "VALUE", "NAME", "FOLDER", "RUN")
 CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "conf" / group).glob("*.yaml"))}
            for group, of in offered.choices().items()}  # fmt: skip
+# By the type of a list's items.
+WRONG_ITEMS = {
+    int: ["[a]", "[1.5]", "[0]", "[-1]", "[[1]]", "[null]", f"[1{'0' * 30}]"],
+    str: ["['']", "[3]", "['a b']", "[[a]]", "[null]", "[{a: 1}]"],
+}
 STARTED = 70
 
 
 def cases() -> list[Case]:
-    found = [case for name, kind in keys() for case in of_key(name, kind)]
+    found = [case for key, kind in keys() for case in of_key(key, kind)]
     return list(dict.fromkeys([*found, *_of_choices(), *_of_syntax()]))
 
 
@@ -60,10 +65,9 @@ def keys() -> list[tuple[str, Any]]:
 def of_key(key: str, kind: Any) -> list[Case]:
     """What is wrong for one key."""
     if dataclasses.is_dataclass(kind):
-        choices = (offered.folder() / key).is_dir()
-        values = _some(("3", "null", "[a]") if not choices else ("nothing_like_it", "null", "3"), key, 1)
+        values = ("nothing_like_it", "null", "3") if (offered.folder() / key).is_dir() else ("3", "null", "[a]")
         below = (f"{key}.nothing_like_it=3", f"+{key}.nothing_like_it=3", f"+{key}.nothing.like.it={{a: 1}}")
-        return [*((f"{key}={value}",) for value in values), *((each,) for each in _some(below, key, 1))]
+        return [(f"{key}={_some(values, key, 1)[0]}",), *((each,) for each in _some(below, key, 1))]
     kinds = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
     null = [] if type(None) in kinds or kind is Any else ["null"]
     (kind,) = kinds - {type(None)}
@@ -79,7 +83,9 @@ def _wrong(key: str, kind: Any) -> list[str]:
     if typing.get_origin(kind) is dict:
         return [*_some(("3", text, several), key, 1), "{_target_: nothing.there}", "{_target_: {a: 1}}"]
     if typing.get_origin(kind) is list:
-        return [*_some(("3", text, mapping, "true"), key, 1), *_wrong_items(*typing.get_args(kind))]
+        others = ["[3]", "['']", "[[]]", "[{a: 1}]", "[{_target_: nowhere.f}]"]
+        items = WRONG_ITEMS.get(typing.get_args(kind)[0], others)
+        return [*_some(("3", text, mapping, "true"), key, 1), *items]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return ["nothing_like_it", *_some((empty, "3", several, mapping, "1.5"), key, 1)]
     if kind is bool:
@@ -91,14 +97,6 @@ def _wrong(key: str, kind: Any) -> list[str]:
     return [*wrong, f"1{'0' * 30}", *([] if key in ZERO_IS_FINE else ["0"])]
 
 
-def _wrong_items(item: Any) -> tuple[str, ...]:
-    if item is int:
-        return ("[a]", "[1.5]", "[0]", "[-1]", "[[1]]", "[null]", f"[1{'0' * 30}]")
-    if item is str:
-        return ("['']", "[3]", "['a b']", "[[a]]", "[null]", "[{a: 1}]")
-    return ("[3]", "['']", "[[]]", "[{a: 1}]", "[{_target_: nowhere.f}]")
-
-
 def _some(values: tuple[str, ...], key: str, count: int) -> list[str]:
     """`count` of `values`, other ones for other keys, so that all come up."""
     start = sum(key.encode()) % len(values)
@@ -106,8 +104,8 @@ def _some(values: tuple[str, ...], key: str, count: int) -> list[str]:
 
 
 def _of_choices() -> Iterator[Case]:
-    for group in sorted(path.name for path in offered.folder().iterdir() if path.is_dir()):
-        (first, *_) = sorted(path.stem for path in (offered.folder() / group).glob("*.yaml"))
+    for group, choices in offered.choices().items():
+        first = choices[0]
         wrong = (
             f"{group}={first}x", f"{group}={{a: 1}}", f"+{group}={first}", f"~{group}", f"{group}=''",
             f"{group}={first},{first}", f"{group}@nowhere={first}",
@@ -134,13 +132,9 @@ def fault(ran: Any) -> str | None:
     started = [path for name in ("events.jsonl", "plan.json", "*.log") for path in ran.folder.rglob(name)]
     if ran.code != 2 or ran.out or started:
         return f"exit code {ran.code}, started {started}, printed {ran.out!r}"
-    if len(ran.err.splitlines()) != 1 or not ran.err.startswith("pipeline: Expected "):
-        return "not one message"
-    if not re.search(r", received:? .*\. Try ", ran.err):
-        return "not what was received, or what to type instead"
-    if untypeable(ran.err):
-        return f"{untypeable(ran.err)} cannot be typed"
-    return None
+    if len(ran.err.splitlines()) != 1 or not re.match(r"pipeline: Expected .*, received:? .*\. Try ", ran.err):
+        return "not one message of what was expected and received, and what to type instead"
+    return f"{untypeable(ran.err)} cannot be typed" if untypeable(ran.err) else None
 
 
 def untypeable(message: str) -> list[str]:
@@ -158,21 +152,22 @@ def _is_taken(said: str) -> bool:
     try:
         given = options(typed).overrides
         whole = [one for one in given if one.partition("=")[2].strip("'") not in PLACEHOLDERS]
-        parsed = OverridesParser.create().parse_overrides(whole)
-        for one in parsed:
-            if not one.is_sweep_override():
-                check_override(one, Config, one.key_or_group in CHOICES and not isinstance(one.value(), dict))
+        for one in OverridesParser.create().parse_overrides(whole):
+            group, swept = one.key_or_group, one.is_sweep_override()
+            if not swept:
+                check_override(one, Config, group in CHOICES and not isinstance(one.value(), dict))
+            chosen = [*one.sweep_string_iterator()] if swept else [str(one.value())]
+            if group in CHOICES and not all(
+                text.strip("'") in CHOICES[group] or LAYOUT.match(text.strip("'")) for text in chosen
+            ):
+                return False
     except (UserError, HydraException):
         return False
-    keys_there = all(not find(one.partition("=")[0].lstrip("+"))[3] or ".build." in one or "options" in one
-                     for one in given if one.partition("=")[0] not in CHOICES)  # fmt: skip
-    chosen = [
-        (one.key_or_group, text.strip("'"))
-        for one in parsed
-        if one.key_or_group in CHOICES
-        for text in (one.sweep_string_iterator() if one.is_sweep_override() else [str(one.value())])
-    ]
-    return keys_there and all(text in CHOICES[group] or LAYOUT.match(text) for group, text in chosen)
+    keys = [one.partition("=")[0] for one in given]
+    return all(
+        key in CHOICES or not find(key.lstrip("+"))[3] or ".build." in one or "options" in one
+        for key, one in zip(keys, given, strict=True)
+    )
 
 
 if __name__ == "__main__":

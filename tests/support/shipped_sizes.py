@@ -31,7 +31,7 @@ SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for
 
 def configured(*overrides: str) -> Config:
     config.register()
-    return config.typed(Composer("config", Config, None).composed(overrides)[0])
+    return config.typed_as(Config, Composer("config", Config, None).composed(overrides)[0])
 
 
 @functools.cache

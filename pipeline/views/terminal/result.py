@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
@@ -225,7 +226,8 @@ def _survived(result: Result) -> str:
 
 def tracked(run_id: str) -> str:
     """A run's id in MLflow, and how to look at it; empty without one."""
-    typed = "make ui" if offered.is_checkout_here() else "python -m pipeline ui"
+    is_checkout = offered.folder().parent == Path.cwd() and Path("Makefile").is_file()
+    typed = "make ui" if is_checkout else "python -m pipeline ui"
     return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
 
 

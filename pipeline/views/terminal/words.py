@@ -325,11 +325,12 @@ def _lenient(stream: TextIO) -> TextIO:
     return stream
 
 
-def say(console: Console, text: str) -> None:
-    """Prints a line, on a narrow terminal broken between words and indented under its label; a command stays whole."""
+def say(console: Console, *lines: str) -> None:
+    """Prints lines, on a narrow terminal broken between words and indented under a label; a command stays whole."""
     from rich.text import Text
 
-    console.print(Text(_broken(text, console.width)), soft_wrap=True)
+    for line in lines:
+        console.print(Text(_broken(line, console.width)), soft_wrap=True)
 
 
 def _broken(text: str, width: int) -> str:
