@@ -43,13 +43,17 @@ def used() -> set[str]:
     """Dotted names of what our files use of what `private*.py` take: `array_slicing.can_slice_array`."""
     names = {f"{owner}.{name}" for owner, of_owner in OF_CLASSES.items() for name in of_owner.split()}
     for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        taken = [alias for node in froms if str(node.module).startswith("pipeline.private") for alias in node.names]
-        called = {alias.asname or alias.name: alias.name for alias in taken}
-        dotted = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        chains = [text.partition(".") for text in dotted if re.fullmatch(r"[\w.]+", text)]
-        names |= {f"{called[root]}.{rest}" for root, _, rest in chains if root in called}
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        called = {
+            alias.asname or alias.name: alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipeline.private")
+            for alias in node.names
+        }
+        chains = [ast.unparse(node).partition(".") for node in nodes if isinstance(node, ast.Attribute)]
+        names |= {
+            f"{called[root]}.{rest}" for root, _, rest in chains if root in called and re.fullmatch(r"[\w.]+", rest)
+        }
     return names
 
 

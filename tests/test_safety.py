@@ -1,15 +1,16 @@
 """What no part of the program may do: read a pickle, or load a model that may run code."""
 
 import ast
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 # Keras's ways to make objects of what a file holds; the first has `safe_mode`, as those have that it is true for.
 LOADS = {"load_model", "deserialize_keras_object", "model_from_json"}
+
+
+CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"}
 
 
 def unsafe(source: str) -> list[str]:
@@ -24,19 +25,20 @@ def unsafe(source: str) -> list[str]:
             name = ast.unparse(node.func)
             given = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
             last = name.rpartition(".")[2]
-            bare = last in LOADS and given.get("safe_mode") != "True"
-            found += [f"{name} without safe_mode=True"] * bare
-            found += [f"{name} with allow_pickle"] * (given.get("allow_pickle", "False") != "False")
-            found += [name] * (
-                name in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all")
-            )
-            found += [name] * (last in ("read_pickle", "enable_unsafe_deserialization"))
+            if (
+                (last in LOADS and given.get("safe_mode") != "True")
+                or given.get("allow_pickle", "False") != "False"
+                or name in CALLS
+                or last in ("read_pickle", "enable_unsafe_deserialization")
+            ):
+                found.append(ast.unparse(node))
     return found
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code(path: Path) -> None:
-    assert not unsafe(path.read_text())
+def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code() -> None:
+    found = {path: unsafe(path.read_text()) for path in (ROOT / "pipeline").rglob("*.py")}
+    assert len(found) > 100
+    assert {path: calls for path, calls in found.items() if calls} == {}
 
 
 @pytest.mark.parametrize("source", [

@@ -32,17 +32,12 @@ def installed(tmp_path_factory) -> Path:
     return site
 
 
-def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, of the installed package."""
-    return python(site, folder, "-m", "pipeline", *arguments)
-
-
-def python(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python with the installed package alone on the path; -P keeps the current folder off it."""
-    return subprocess.run(
-        [sys.executable, "-P", *arguments], cwd=folder, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+def python(site: Path, folder: Path, *arguments: str) -> str:
+    """What Python prints with the installed package alone on the path; -P keeps the current folder off it."""
+    environ = os.environ | {"PYTHONPATH": str(site)}
+    ran = subprocess.run([sys.executable, "-P", *arguments], cwd=folder, env=environ, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
 
 
 def test_the_wheel_holds_the_package_its_choices_and_nothing_else(installed):
@@ -55,12 +50,12 @@ def test_the_wheel_holds_the_package_its_choices_and_nothing_else(installed):
 
 def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_path):
     before = (installed / "pipeline/conf/model/cnn.yaml").read_text()
-    shown = run(installed, tmp_path, "--info", "searchpath")
-    assert f"file://{installed}/pipeline/conf" in shown.stdout
-    assert str(ROOT) not in shown.stdout
+    shown = python(installed, tmp_path, "-m", "pipeline", "--info", "searchpath")
+    assert f"file://{installed}/pipeline/conf" in shown
+    assert str(ROOT) not in shown
     try:
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before.replace("dense_units: 128", "dense_units: 129"))
-        assert "dense_units: 129" in run(installed, tmp_path, "--cfg", "job").stdout
+        assert "dense_units: 129" in python(installed, tmp_path, "-m", "pipeline", "--cfg", "job")
     finally:
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before)
 
@@ -70,9 +65,7 @@ def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_p
     ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
 ])  # fmt: skip
 def test_it_plans_and_prepares_with_its_own_functions_and_choices(installed, tmp_path, typed, words):
-    shown = run(installed, tmp_path, *typed.split())
-    assert words in shown.stdout
-    assert shown.stderr == ""
+    assert words in python(installed, tmp_path, "-m", "pipeline", *typed.split())
 
 
 def test_its_hints_fit_where_there_is_no_checkout(installed, tmp_path):
@@ -82,7 +75,7 @@ def test_its_hints_fit_where_there_is_no_checkout(installed, tmp_path):
         "import sys\nfrom pipeline.commands import verbs\n"
         f"for sys.argv[1:] in {asks}:\n    assert verbs.main() == 0\n    print('ENDED')"
     )
-    shown = python(installed, tmp_path, "-c", one_after_the_other).stdout.split("ENDED\n")
+    shown = python(installed, tmp_path, "-c", one_after_the_other).split("ENDED\n")
     assert all(len(each) > 100 for each in shown[:-1]), shown
     assert len(shown) == len(asks) + 1
     assert not re.search(r"\bmake (ui|run|setup)\b|conf/|docs/", "".join(shown))

@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from bad_input import untypeable
@@ -20,10 +21,9 @@ def test_a_verb_says_how_it_is_typed_and_its_keys_are_typed_alike(asked, verb):
         return
     assert "[output_dir=outputs]" in told.out
     assert "--" not in told.out.replace("--help", "")
-    told = asked(verb, "x", "y", "--output-dir", "there")
-    assert (told.code, told.err) == (2, "pipeline: Expected key=value, received --output-dir. Try output_dir=there.\n")
-    told = asked(verb, "x", "y", "outputdir=there")
-    assert told.err.endswith("received outputdir. Try output_dir=there.\n")
+    for mistake in (["--output-dir", "there"], ["outputdir=there"]):
+        told = asked(verb, "x", "y", *mistake).failed(2)
+        assert told.err.endswith(f", received {mistake[0].partition('=')[0]}. Try output_dir=there.\n")
 
 
 @pytest.mark.parametrize("verb", ["clean", "sync", "compare a b", "attach a", "explain a", "report a"])
@@ -33,55 +33,51 @@ def test_a_folder_that_cannot_be_read_is_said_in_words(asked, verb):
     assert told.err.count("File name too long") == told.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])
-def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks):
-    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} | true"
-    told = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert told.stderr == ""
+STREAMS = {
+    # Who stops reading what was asked for hears no complaint.
+    **{f"PIPELINE {asks} | true": 0 for asks in ("--help", "--cfg job", "--hydra-help")},
+    # Streams that are closed are no error.
+    **{f"PIPELINE mode=plan {closed}": 0 for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")},
+    # Output that nobody reads on ends nothing, and makes nothing succeed.
+    **{f"PIPELINE {asks} 2>&1 | true; exit ${{PIPESTATUS[0]}}": code
+       for asks, code in (("clean", 0), ("mode=plan", 0), ("nonsense", 1))},
+    # A narrow terminal is none either.
+    "COLUMNS=1 PIPELINE --help": 0,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(tmp_path, closed):
-    typed = f"{shlex.quote(sys.executable)} -m pipeline mode=plan {closed}"
-    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (asked.returncode, asked.stderr) == (0, "")
+def typed(line: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """How a line that is typed in a shell ended, in which PIPELINE is the command."""
+    line = line.replace("PIPELINE", f"{shlex.quote(sys.executable)} -m pipeline")
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment(**environ), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("line", STREAMS)
+def test_streams_that_are_closed_or_that_nobody_reads_on_are_no_error(tmp_path, line):
+    told = typed(line, tmp_path)
+    assert (told.returncode, told.stderr) == (STREAMS[line], "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("asks", ["--help", "clean", "mode=plan", "--cfg job"])
 def test_output_that_a_full_disk_does_not_take_is_said_in_words(tmp_path, asks, unbuffered):
-    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} > /dev/full"
-    buffering = environment() | {"PYTHONUNBUFFERED": unbuffered}
-    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=buffering, capture_output=True, text=True)
-    assert asked.returncode in (0, 2)
-    assert asked.stderr.count("\n") == asked.stderr.count("to be able to write all output") == 1
+    told = typed(f"PIPELINE {asks} > /dev/full", tmp_path, PYTHONUNBUFFERED=unbuffered)
+    assert told.returncode in (0, 2)
+    assert told.stderr.count("\n") == told.stderr.count("to be able to write all output") == 1
 
 
-@pytest.mark.parametrize(("asks", "code"), [("clean", 0), ("mode=plan", 0), ("nonsense", 1)])
-def test_output_that_nobody_reads_on_ends_nothing_and_makes_nothing_succeed(tmp_path, asks, code):
-    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} 2>&1 | true; exit ${{PIPESTATUS[0]}}"
-    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (asked.returncode, asked.stderr) == (code, "")
-
-
-def test_a_folder_that_is_gone_and_a_narrow_terminal_are_answered_in_words(tmp_path):
-    typed = f"mkdir gone; cd gone; rmdir ../gone; {shlex.quote(sys.executable)} -m pipeline"
-    asked = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
-    narrow = environment() | {"COLUMNS": "1"}
-    command = [sys.executable, "-m", "pipeline", "--help"]
-    assert subprocess.run(command, cwd=tmp_path, env=narrow, capture_output=True).returncode == 0
+def test_a_folder_that_is_gone_is_answered_in_words(tmp_path):
+    told = typed("mkdir gone; cd gone; rmdir ../gone; PIPELINE", tmp_path)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(("word", "instead"), [
-    ("reprot", "Try python -m pipeline report mine."),
-    ("predcit", "Try python -m pipeline predict mine."),
     ("zzz", "Try `python -m pipeline --help`."),
     ("plan", "Try python -m pipeline mode=plan."),
-    ("model", "Try python -m pipeline model=cnn."),
     ("strategy mirored workers=2", "Try python -m pipeline strategy=mirrored workers=2."),
     ("workers = 2", "Try python -m pipeline workers=2."),
-    ("python -m pipeline train workers=2 --fast", "Try python -m pipeline workers=2."),
 ])  # fmt: skip
 def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp_path, word, instead):
     told = asked(*word.split(), "mine")
@@ -97,7 +93,6 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     ("explain nowhere", "Expected a run's folder, its name or its id in MLflow, received nowhere, which"),
     ("attach nothing", "received nothing, which is that of no runs"),
     ("attach", "Try python -m pipeline attach RUN"),
-    ("attach mine end=yes", "Try end=true"),
     ("sync nothing/here", "nothing/here"),
     ("sync uri=file:mlruns", "Try uri=http://127.0.0.1:5000"),
     *((f"ui port={port}", f"received {port}. Try port=5001.") for port in ("0", "65536", "five", "-1", "5000.0")),
@@ -110,11 +105,9 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     ("doctor --only disc", "received disc. Try --only python,"),
     ("doctor --jsn", "Expected options that exist, received --jsn. Try --help."),
     ("doctor workrs=2", "workrs"),
-    ("doctor cluster=slurn", "slurn"),
     ("--help stratgy", "received stratgy. Try --help strategy."),
     ("--help epohcs", "received epohcs. Try --help train.epochs."),
     ("--help zzz", "received zzz. Try --help all."),
-    ("--help reprot", "received reprot. Try --help report."),
     ("--completion bsh", "one of bash, fish, zsh, received bsh. Try pipeline --completion bash."),
     ("prepare", "Expected out to be the folder to fill, received none. Try out=prepared."),
     ("prepare out=gs://b/d", "Expected out to be a folder that this machine can write to, received gs://b/d"),
@@ -123,7 +116,6 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
         ("data=digitz", "received digitz. Try data=digits."),
         ("sed=1", "Expected a key that exists, received sed. Try seed=1."),
         ("model=cnn", "received model. Try `python -m pipeline prepare --help`"),
-        ("seed=x", "Expected seed to be a whole number, received x. Try seed=0."),
         ("seed=-1", "Expected seed to be 0 or more, received -1."),
         ("data.shuffle=maybe", "Expected data.shuffle to be true or false, received maybe"),
         ("data.path=x", "Expected data.path=null with data=mnist5k, which reads none, received x"),
@@ -132,12 +124,8 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
         ("validation_fraction=1", "0 or more and below 1, received 1. Try validation_fraction=0.2"),
         ("shards=10 workers=4", "divide evenly over 4 workers, received 10. Try shards=8."),
         ("processes=2 scheduler=tcp://h:1", "Expected processes to be null where a scheduler"),
-        ("data.build._target_=sources.arays", "no arays in sources. Try data.build._target_=sources.arrays"),
         ("data.build._target_=sources.arrays allowed_targets=[]", "to be in an allowed package"),
         ("data.build._target_=sources.arrays +data.build.exampels=3", "data.build.exampels. Try data.build.examples"),
-        ("+hydra.callbacks.x._target_=os.system", "received os.system"),
-        ("--nonsense", "Expected options that exist, received --nonsense. Try --help."),
-        ("--config-dir nowhere", "Expected --config-dir to be a folder, received nowhere"),
     )),
 ])  # fmt: skip
 def test_what_a_verb_cannot_take_is_refused_in_one_message_and_nothing_is_begun(asked, tmp_path, typed, words):
@@ -156,13 +144,12 @@ def test_predict_without_runs_says_what_to_type_first(asked):
 def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     folder = tmp_path / "outputs" / "runs" / "one"
     folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"workers": 2}))
     parts = [{"name": "communication", "share": 0.4, "low": 0.38, "high": 0.42}]
     explained = {"lost": 0.4, "lost_low": 0.38, "lost_high": 0.42, "parts": parts, "advice": "Try less."}
-    (folder / "plan.json").write_text(json.dumps({"workers": 2}))
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": explained}))
     told = asked("explain", "one").ok()
     assert told.out.splitlines()[0] == "Try less."
     assert "= communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
-    told = asked("explain", "one").failed(2)
-    assert "Expected a run that was explained" in told.err
+    assert "Expected a run that was explained" in asked("explain", "one").failed(2).err

@@ -1,16 +1,20 @@
 """The command as a person types it: what is refused and in which words, and what is composed, without a run."""
 
 import os
+import re
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from bad_input import fault
 from conftest import QUICK, ROOT, SUPPORT, Ran, finish, start
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
+from pipeline.commands import train
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer, config_of
 from pipeline.config.schema import Config
@@ -18,6 +22,7 @@ from pipeline.errors import UserError
 
 CONF = f"--config-dir={SUPPORT}/conf"
 TWO = ("strategy=multi_worker", "workers=2")
+composed = partial(config_of, Config)
 # The requirement is two seconds on a quiet machine; a test must pass on a busy one.
 SECONDS = 10.0
 
@@ -46,13 +51,9 @@ def refusal(ran: Ran) -> str:
         (["workerz=2"], "workers=2"),
         (["train.epoch=3"], "train.epochs=3"),
         (["+train.epoch=3"], "train.epochs=3"),
-        (["++hardware.gpus=3"], "hardware=3gpu"),
-        (["+lerning_rate=3"], "train.learning_rate=3"),
         (["~train"], "train.epochs="),
-        (["~launch"], "Expected launch"),
         (["-m", "~measure", "workers=1,2"], "Expected measure"),
         (["~train.seed"], "train.seed=0"),
-        (["~workers"], "workers=null"),
         (["~train.epochs"], "train.epochs=null"),
         # Types.
         (["train.callbacks=EarlyStopping"], "'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'"),
@@ -70,7 +71,6 @@ def refusal(ran: Ran) -> str:
         (["data=images", f"data.path={SUPPORT}", "+data.build.augment.zoom=2"], "received zoom"),
         (["data=images", f"data.path={SUPPORT}", "data.build.validation_fraction=half"], "between 0 and 1"),
         (["data=csv", f"data.path={SUPPORT}/own.py"], "Expected files (.csv, .csv.gz, .parquet) in data.path="),
-        (["data=csv", "data.path='nowhere/*.csv'"], "received nowhere/*.csv"),
         (["data=numpy", f"data.path={SUPPORT}/conf"], "Expected files (.npy) in data.path="),
         (["data=text", "data.path=nowhere.txt"], "received nowhere.txt"),
         (["data=tfrecord"], "received none"),
@@ -87,7 +87,6 @@ def refusal(ran: Ran) -> str:
         (["hardware=8cpu", "train.global_batch=100"], "train.global_batch=96"),
         # Functions.
         (["model.build._target_=nowhere.cnn"], "no module 'nowhere'"),
-        (["model.build._target_=own.tinyy"], "model.build._target_=own.tiny"),
         (["+model.build.dense_unit=3"], "model.build.dense_units"),
         (["model.build._target_=faulty.takes_depth"], "+model.build.depth="),
         (["~model.build._target_"], "Expected model.build._target_"),
@@ -108,17 +107,13 @@ def refusal(ran: Ran) -> str:
         (["+hydra.job.env_set.LD_PRELOAD=a.so"], "hydra.job.env_set"),
         # What would run a sweep's points otherwise than one after the other.
         (["-m", "hydra/launcher=joblib", "workers=1,2"], "without it"),
-        (["-m", "hydra/launcher=submitit_local", "workers=1,2"], "without it"),
         (["-m", "hydra/sweeper=optuna", "workers=1,2"], "Expected hydra/sweeper"),
         (["hydra.launcher=null"], "Expected hydra/launcher"),
         # Overrides that are none.
-        (["a=["], "quotes around the whole of it"),
         (["=3"], "received 3"),
         (["workers=1,2"], "-m workers=1,2 for a run with each"),
         (["workers=${nothing}"], "Expected workers"),
         (["--nonsense"], "`python -m pipeline --help`"),
-        (["--workers", "2"], "workers=2"),
-        (["--batch-size=32"], "train.global_batch=32"),
         (["--strategy", "mirored"], "strategy=mirrored"),
         # What other programs call it; more is in the examples of `pipeline/config/instead.py`.
         (["fp16=true"], "train.precision=mixed_float16"),
@@ -126,56 +121,42 @@ def refusal(ran: Ran) -> str:
         (["train.batch_size=64"], "train.global_batch=64"),
         (["num_workers=4"], "workers=4 or data.parallel_reads=4"),
         (["momentum=0.9"], "'train.optimizer={_target_: keras.optimizers.SGD, momentum: 0.9}'"),
-        (["strategy=ddp"], "strategy=multi_worker"),
         (["strategy=horovod"], "strategy=multi_worker strategy.collective=horovod"),
-        (["cluster=k8s"], "cluster=kubernetes"),
         (["hardware=3"], "hardware=3gpu"),
-        (["model=mine:build"], "model.build._target_=mine.build"),
         (["train.steps=1,000"], "train.steps=1000, or -m train.steps=1,000 for a run with each"),
         (["train.metrics=accuracy,auc"], "'train.metrics=[accuracy,auc]', or -m train.metrics=accuracy,auc"),
-        (["train.callbacks=[EarlyStopping]"], "'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'"),
         (["train.optimizer=Adam(0.1)"], "'train.optimizer={_target_: keras.optimizers.Adam}'"),
-        (["tracking.experiment=a;b"], "\"tracking.experiment='a;b'\""),
         (["-m", "sweep.name='a b/c'", "workers=1,2"], "sweep.name=a_b_c"),
         (["strategy.name='a b/c'"], "strategy.name=a_b_c"),
         (["model.build={_target_: own.tiny, new: 1}"], "Try '+model.build={_target_: own.tiny, new: 1}'."),
         # What is misspelt.
-        (["stratgy=mirrored"], "Try strategy=mirrored."),
         (["epochs=3"], "Try train.epochs=3."),
         (["workers=many"], "Try workers=2, or workers=null."),
         (["mode=paln"], "Try mode=plan."),
         (["train.save=ture"], "Try train.save=true."),
         (["train.save=-1"], "received -1. Try train.save=true."),
         (["train.optimizer=adma"], "Try train.optimizer=adam."),
-        (["model=resnet"], "Try model=resnet20."),
-        (["hardware=4cup"], "Try hardware=4cpu."),
         (["backend=tensorflw"], "Try backend=tensorflow."),
         (["data=synthetic", "data.build.input_shape=[8]"], "Try data.build.shape=[8]."),
         (["data=synthetic", "+data.build.input_shape=[8]"], "Try data.build.shape."),
         (["workers=2", "foo"], "Try `python -m pipeline --help`."),
-        (["workers=2", "mirrored"], "Try strategy=mirrored."),
         (["mirrored"], "Try python -m pipeline strategy=mirrored."),
         *(
             ([f"hardware={name}"], "or a layout such as 3gpu or 2x8gpu, received")
-            for name in ("0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu")
+            for name in ("2x0gpu", "2x4tpu", "02gpu")
         ),
         # Sweeps that make no sense, and those of nothing.
-        (["-m", "sweep.name=../x"], "Expected sweep.name to be a folder's name"),
         (["-m", "sweep.name=''"], "received nothing. Try sweep.name=mine."),
         (["-m", "sweep.name=a,b"], "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
-        (["-m", "mode=run,plan"], "Expected one value of mode for a whole sweep, received mode=run,plan."),
         (["sweep.name=x"], "Try python -m pipeline -m sweep.name=x."),
         (["sweep.repeats=2"], "Try python -m pipeline -m sweep.repeats=2."),
-        (["sweep.parallel=2"], "Try python -m pipeline -m sweep.parallel=2."),
         (["-m", "experiment=scalings"], "Expected experiment to be one of batch, precision, scaling, strategies"),
         (["-m", "train.seed=range(3,1)"], "-m train.seed="),
         (["-m", "train.seed=range(1,3,0)"], "received train.seed=range(1,3,0), which gives none"),
         (["-m", "strategy=glob(xyz*)"], "received strategy=glob(xyz*), which gives"),
-        (["-m", "strategy=mirrored,default", "workers=range(4,4)"], "received workers=range(4,4), which gives none"),
         (["-m", "mode=plan", "data.path=shuffle()"], "received data.path=shuffle()"),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--run", "-m"], "received several"),
-        (["--experimental-rerun=config.pickle"], "--experimental-rerun"),
         (["-m", "workers=1,two"], "Expected workers"),
         (["-m", "workers=interval(1,2)"], "received workers=interval"),
         (["-m", "+hydra.sweeper.params.wokers='1,2'"], "workers=1"),
@@ -225,12 +206,7 @@ def test_a_port_that_is_taken_is_refused(asked):
     assert f"({os.getpid()}). Try cluster.base_port=null" in message
 
 
-def test_a_file_where_the_output_folder_should_be_is_named(asked, tmp_path):
-    (tmp_path / "outputs").write_text("mine")
-    assert "Expected to be able to write" in refusal(asked())
-    assert (tmp_path / "outputs").read_text() == "mine"
-
-
+# What is wrong in a file of ones own, and what is said of it.
 BROKEN = {
     "brackets": ("name: a\nbuild: {_target_: own.tiny\nx: 3\n", "model.yaml, received in line 3"),
     "tab": ("name: a\n\tbuild: 3\n", "model.yaml, received in line 2: found character '\\t'"),
@@ -244,11 +220,18 @@ BROKEN = {
 }
 
 
+def choice(tmp_path: Path, name: str, text: str | bytes = "") -> Path:
+    """A file of ones own, of what is there to choose."""
+    path: Path = tmp_path / f"mine/{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(asked, tmp_path, fault):
     text, words = BROKEN[fault]
-    (tmp_path / "mine/model").mkdir(parents=True)
-    (tmp_path / "mine/model/model.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    choice(tmp_path, "model/model", text)
     assert words in refusal(asked("--config-dir=mine", "model=model"))
     shown: Ran = asked("--config-dir=mine", "--help", "model=model")
     assert "Traceback" not in shown.err
@@ -256,35 +239,30 @@ def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(asked, tmp_path, 
 
 
 def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(asked, tmp_path):
-    (tmp_path / "installed/hydra/launcher").mkdir(parents=True)
-    (tmp_path / "installed/hydra/launcher/joblib.yaml").write_text(
-        "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
-    )
-    ran: Ran = asked("-m", "--config-dir=installed", "hydra/launcher=joblib", "workers=1,2")
+    launcher = "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
+    choice(tmp_path, "hydra/launcher/joblib", launcher)
+    ran: Ran = asked("-m", "--config-dir=mine", "hydra/launcher=joblib", "workers=1,2")
     assert "spoil each other's timing, received joblib. Try without it." in refusal(ran)
 
 
 def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(asked, tmp_path):
-    (tmp_path / "mine/experiment").mkdir(parents=True)
-    experiment = tmp_path / "mine/experiment/short.yaml"
     good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
-    experiment.write_text(good)
+    choice(tmp_path, "experiment/short", good)
     ran: Ran = asked("--config-dir=mine", "experiment=short", "mode=plan").ok()
-    assert "mlp on mnist5k" in ran.out
-    assert "3 CPU workers" in ran.out
-    assert "7 steps" in ran.out
-    experiment.write_text(good.replace("steps", "step"))
-    assert "received train.step. Try train.steps." in refusal(asked("--config-dir=mine", "experiment=short"))
-    assert "Try experiment=... without the +." in refusal(asked("--config-dir=mine", "+experiment=short"))
-    for headless in (good.partition("\n")[2], "workers: 3\n"):
-        experiment.write_text(headless)
-        assert "begin with the line `# @package _global_`" in refusal(asked("--config-dir=mine", "experiment=short"))
+    assert [words for words in ("mlp on mnist5k", "3 CPU workers", "7 steps") if words not in ran.out] == []
+    for typed, text, words in (
+        ("experiment=short", good.replace("steps", "step"), "received train.step. Try train.steps."),
+        ("+experiment=short", good, "Try experiment=... without the +."),
+        ("experiment=short", good.partition("\n")[2], "begin with the line `# @package _global_`"),
+        ("experiment=short", "workers: 3\n", "begin with the line `# @package _global_`"),
+    ):
+        choice(tmp_path, "experiment/short", text)
+        assert words in refusal(asked("--config-dir=mine", typed))
 
 
 def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(asked, tmp_path):
-    (tmp_path / "mine/model").mkdir(parents=True)
-    mlp, root = tmp_path / "mine/model/mlp.yaml", tmp_path / "mine/config.yaml"
-    mlp.write_text("build: {_target_: pipeline.models.mlp, hidden: [4]}\n")
+    mlp = choice(tmp_path, "model/mlp", "build: {_target_: pipeline.models.mlp, hidden: [4]}\n")
+    root = tmp_path / "mine/config.yaml"
     typed = ("--config-dir=mine", "--cfg", "job", "--package", "model.build.hidden", "model=mlp")
     assert asked(*typed).ok().out.endswith("\n- 4\n")
     # That of another program, whose place a folder of choices may be in.
@@ -312,26 +290,15 @@ def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(asked, tmp_path
     (["train.optimizer='${'"], "train.optimizer"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, words):
-    assert words in said(*overrides)
-
-
-def said(*overrides: str) -> str:
-    """The words for overrides that cannot be composed."""
-    with pytest.raises(UserError) as refused:
-        composed(*overrides)
-    return str(refused.value)
-
-
-def composed(*overrides: str) -> Config:
-    return config_of(Config, overrides)
+    with pytest.raises(UserError, match=re.escape(words)):
+        composed(overrides)
 
 
 def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():
-    config = composed("model.build._target_=own.tiny", "data.build._target_=own.numbered", "data.num_classes=4")
-    assert config.model.build == {"_target_": "own.tiny"}
-    assert config.model.name == "tiny"
-    assert config.data.build == {"_target_": "own.numbered"}
-    assert (config.data.name, config.data.num_classes, config.data.input_shape) == ("numbered", 4, None)
+    config = composed(["model.build._target_=own.tiny", "data.build._target_=own.numbered", "data.num_classes=4"])
+    assert (config.model.build, config.model.name) == ({"_target_": "own.tiny"}, "tiny")
+    assert (config.data.build, config.data.name) == ({"_target_": "own.numbered"}, "numbered")
+    assert (config.data.num_classes, config.data.input_shape) == (4, None)
 
 
 @pytest.mark.parametrize("overrides", [
@@ -340,82 +307,55 @@ def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_fact
     ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
 ])  # fmt: skip
 def test_what_was_typed_with_the_function_stays(overrides):
-    config = composed(*overrides)
-    assert config.model.build == {"_target_": "own.normalised", "bias": True}
-    assert config.model.name == "mine"
+    model = composed(overrides).model
+    assert (model.build, model.name) == ({"_target_": "own.normalised", "bias": True}, "mine")
 
 
-def test_every_default_in_the_yaml_is_the_schema_s():
-    config, schema = composed(), Config()
-    assert config.train == schema.train
-    assert config.measure == schema.measure
-    assert config.launch == schema.launch
-    names = ("mode", "workers", "output_dir", "allowed_targets")
-    assert [getattr(config, name) for name in names] == [getattr(schema, name) for name in names]
+@pytest.mark.parametrize("name", ["train", "measure", "launch", "mode", "workers", "output_dir", "allowed_targets"])
+def test_every_default_in_the_yaml_is_the_schema_s(name):
+    assert getattr(composed([]), name) == getattr(Config(), name)
 
 
-@pytest.mark.parametrize(
-    ("name", "hosts", "devices", "kind"), [("2x8gpu", 2, 8, "GPU"), ("3gpu", 1, 3, "GPU"), ("16x1cpu", 16, 1, "CPU")]
-)
-def test_hardware_that_is_a_layout_alone_needs_no_file(asked, name, hosts, devices, kind):
-    ran: Ran = asked("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}").ok()
-    assert f"multi_worker on {name}: {hosts * devices} {kind} workers" in ran.out
-    assert f"on {hosts} host{'s' * (hosts > 1)}" in ran.out
-    swept: Ran = asked("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu").ok()
-    assert f"multi_worker on {name}" in swept.out
-    assert "multi_worker on 4gpu" in swept.out
+def test_hardware_that_is_a_layout_alone_needs_no_file(asked):
+    ran: Ran = asked("mode=plan", "strategy=multi_worker", "model=mlp", "hardware=16x1cpu").ok()
+    assert "multi_worker on 16x1cpu: 16 CPU workers" in ran.out
+    assert "on 16 hosts" in ran.out
+    swept: Ran = asked("-m", "mode=plan", "strategy=multi_worker", "model=mlp", "hardware=2x8gpu,3gpu").ok()
+    assert "multi_worker on 2x8gpu: 16 GPU workers" in swept.out
+    assert "multi_worker on 3gpu: 3 GPU workers" in swept.out
 
 
 @pytest.mark.parametrize(
-    ("choice", "text", "words"),
+    ("name", "text", "words"),
     [
         ("hardware/3gpu", "name: 3gpu\nhosts: 3\ndevices_per_host: 1\nkind: gpu\n", "on 3 hosts"),
         ("experiment/far", "# @package _global_\ndefaults:\n  - override /hardware: 4x8gpu\n",
          "multi_worker on 4x8gpu: 32 GPU workers"),
     ],
 )  # fmt: skip
-def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(asked, tmp_path, choice, text, words):
-    file = tmp_path / f"conf/{choice}.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    typed = ("mode=plan", "strategy=multi_worker", "model=mlp", choice.replace("/", "="))
-    ran: Ran = asked("--config-dir=conf", *typed)
+def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(asked, tmp_path, name, text, words):
+    choice(tmp_path, name, text)
+    ran: Ran = asked("--config-dir=mine", "mode=plan", "strategy=multi_worker", "model=mlp", name.replace("/", "="))
     assert (ran.code, ran.err) == (0, "")
     assert words in ran.out
 
 
-COUNTING = """
-import sys
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-kept, count = ConfigLoaderImpl._load_configuration_impl, 0
-def counted(*given, **named):
-    global count
-    count += 1
-    return kept(*given, **named)
-ConfigLoaderImpl._load_configuration_impl = counted
-from pipeline.commands import train
-try:
-    code = train.main(sys.argv[1:])
-except SystemExit as ended:
-    code = ended.code
-print(code, count, file=sys.stderr)
-"""
-
-
 @pytest.mark.parametrize(("arguments", "times"), [
     (["mode=plan"], 1),
-    (["hydra.mode=RUN", "mode=plan"], 1),
-    (["--cfg", "job"], 1),
+    (["hydra.mode=RUN", "--cfg", "job"], 1),
     (["--help"], 1),
     # A sweep as a whole, and each choice that its runs have.
     (["-m", "mode=plan", "workers=1,2"], 2),
     (["experiment=batch", "mode=plan"], 2),
     (["-m", "mode=plan", "model=mlp,cnn", "train.seed=1,2"], 3),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
-def test_hydra_composes_a_config_once(asked, tmp_path, arguments, times):
-    (tmp_path / "counting.py").write_text(COUNTING)
-    ran: Ran = asked(*arguments, module="counting")
-    assert ran.err.splitlines()[-1] == f"0 {times}"
+def test_hydra_composes_a_config_once(tmp_path, monkeypatch, arguments, times):
+    loads, load = [], ConfigLoaderImpl._load_configuration_impl
+    monkeypatch.setattr(
+        ConfigLoaderImpl, load.__name__, lambda *given, **named: loads.append(1) or load(*given, **named)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert (train.main(arguments), len(loads)) == (0, times)
 
 
 @pytest.mark.parametrize("overrides", [
@@ -445,10 +385,14 @@ def test_what_a_sweep_s_runs_share_makes_the_config_that_hydra_composes(tmp_path
     assert texts[1:] == texts[:1] * 2
 
 
-def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(asked):
-    ran: Ran = asked(
-        "train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{SUPPORT}/conf", "data=synthetic"
-    ).ok()
+def test_a_ready_sweep_compares_powers_of_two_and_all_devices():
+    configs.register(lambda: 6)
+    assert OmegaConf.create({"workers": "${up_to_every_device:}"}).workers == "1,2,4,6"
+
+
+def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides_and_version_is_ours(asked):
+    assert asked("--version").ok().out.startswith("pipeline ")
+    ran: Ran = asked("train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", CONF[13:], "data=synthetic").ok()
     shown = yaml.safe_load(ran.out)
     assert shown["train"]["epochs"] == 7
     assert shown["model"] == {"name": "tiny", "build": {"_target_": "own.tiny"}}
@@ -456,18 +400,12 @@ def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(ask
     assert not list(ran.folder.iterdir())
 
 
-def test_version_is_ours(asked):
-    ran: Ran = asked("--version").ok()
-    assert ran.out.startswith("pipeline ")
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
     (
         ("strategy=one_device", "workers=2", "hardware=2cpu"),
-        ["one_device trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker"],
+        ["trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker", "CPU:0"],
     ),
-    (("strategy=one_device", "hardware=8cpu"), ["one_device on 8cpu: 1 CPU worker", "CPU:0"]),
     (
         ("strategy=multi_worker", "hardware=2x4gpu"),
         ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"],
@@ -486,15 +424,13 @@ def test_mode_plan_prints_every_process_and_leaves_nothing(asked, arguments, wor
     assert not list(ran.folder.iterdir())
 
 
-@pytest.mark.parametrize("named", [(), ("sweep.name=mine",), ("sweep.parallel=2",)])
+@pytest.mark.parametrize("named", [(), ("sweep.name=mine", "sweep.parallel=2")])
 def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and_leaves_nothing(asked, named):
     ran: Ran = asked("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu", *named).ok()
     assert not list(ran.folder.iterdir())
     assert ran.out.count("\nprocesses ") == 3
-    assert ran.err.startswith(
-        "pipeline: Point 1 refused: Expected one point of one_device, which trains on one device whatever"
-    )
     assert len(ran.err.splitlines()) == 1
+    assert ran.err.startswith("pipeline: Point 1 refused: Expected one point of one_device, which trains on one device")
 
 
 def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked):
@@ -502,47 +438,32 @@ def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked):
     assert ran.err.count("refused: Expected one host") == 2
 
 
-def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(pipeline):
-    ran: Ran = pipeline(
-        *QUICK, "model.build._target_=own.tiny", "data.build._target_=own.numbered", "+data.build.examples=64",
-        "+data.build.validation=8", "train.steps=2", "workers=1",
-    ).ok()  # fmt: skip
-    assert (ran.result["model"], ran.result["data"], ran.result["status"]) == ("tiny", "numbered", "FINISHED")
-
-
 def failures(ran: Ran) -> list[str]:
     """The error of each point of a sweep in which every point failed, each told on stderr without a traceback."""
-    assert ran.code == 1, ran.err
-    assert "Traceback" not in ran.err
-    assert "Error executing job" not in ran.err
+    assert "Error executing job" not in ran.failed().err
     assert {result["status"] for result in ran.results} == {"FAILED"}
     errors = [str(result["error"]) for result in ran.results]
-    lines = ran.err.splitlines()
-    assert len(lines) == len(errors)
-    for error, line in zip(errors, lines, strict=True):
+    for error, line in zip(errors, ran.err.splitlines(), strict=True):
         assert line.startswith(f"pipeline: {error} See {ran.folder}")
     return errors
 
 
 # A sweep over functions, and what the error of each says.
-FAULTS = {
-    ("data=digits", "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH"): (
+@pytest.mark.parametrize(("typed", "words"), [
+    (("data=digits", "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH"), (
         "RuntimeError: the moon is not full (", "Expected the model's function to return a keras.Model, received str.",
         "train_step", "received faulty.WIDTH, which cannot be called.",
-    ),
-    ("model=mlp", "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data"): (
+    )),
+    (("model=mlp", "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data"), (
         f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/faulty.py:6)",
         "Expected data.build to return (train, validation), received int.",
         "Expected data.build to return (train, validation), received tuple.",
         "Expected training data with examples, received none.",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("typed", FAULTS, ids=["model", "data"])
-def test_a_fault_in_a_function_ends_the_run_in_one_message(pipeline, typed):
+    )),
+], ids=["model", "data"])  # fmt: skip
+def test_a_fault_in_a_function_ends_the_run_in_one_message(pipeline, typed, words):
     errors = failures(pipeline("-m", *QUICK, "workers=1", *typed))
-    assert [words for words, error in zip(FAULTS[typed], errors, strict=True) if words not in error] == [], errors
+    assert [each for each, error in zip(words, errors, strict=True) if each not in error] == [], errors
 
 
 def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(tmp_path):
@@ -567,8 +488,7 @@ def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
         ("strategy", "build: {_target_: pipeline.strategies.one_device}"),
         ("hardware", "devices_per_host: 2\nkind: cpu"),
     ):
-        (tmp_path / "mine" / group).mkdir(parents=True)
-        (tmp_path / f"mine/{group}/my_{group}.yaml").write_text(text + "\n")
+        choice(tmp_path, f"{group}/my_{group}", text)
     chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
     ran: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1").ok()
     assert "my_model on my_data, my_strategy on my_hardware" in ran.out
