@@ -19,8 +19,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import DiallingCluster
-from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
 from pipeline.launch.child import BEAT_SECONDS
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -47,12 +46,7 @@ class Pretended(DiallingCluster):
 
     def __init__(self, hosts: int, contacts: Connection) -> None:
         super().__init__(ClusterConfig(name="pretended"), os.environ)
-        self._hosts, self._contacts = hosts, contacts
-
-    @property
-    def count(self) -> int:
-        """As many as there are agents."""
-        return self._hosts
+        self.count, self._contacts = hosts, contacts
 
     def listens_at(self) -> str:
         """At any port of loopback."""
@@ -61,10 +55,6 @@ class Pretended(DiallingCluster):
     def begin(self, address: str) -> None:
         """Tells the agents where to dial."""
         self._contacts.send((address, self.token))
-
-    def describe(self, plan: Plan) -> str:
-        """Nothing is typed."""
-        return ""
 
 
 def serve(hosts: int, per_host: int, contacts: Connection, doom: Doom) -> None:

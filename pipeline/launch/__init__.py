@@ -7,6 +7,7 @@ job gives `Started` for each process, `Stopped` while the system says that one i
 `code` (negative: minus the signal).
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -62,37 +63,30 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One host's process that answers a doctor: what answers a line in so many seconds, and what ends the process.
-
-    It raises `LaunchError`; after an answer that is late, nothing is answered.
-    """
+    """One host's process that answers a doctor: what answers a line in so many seconds, and what ends the process."""
 
     answer: Callable[[str, float], str]
     close: Callable[[], None] = lambda: None
 
     def ask(self, question: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> Any:
         """The answer to a question. Raises `LaunchError`."""
-        line = self.answer(json.dumps(question), timeout)
-        try:
+        line, answer = self.answer(json.dumps(question), timeout), None
+        with contextlib.suppress(ValueError):
             answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if isinstance(answer, dict) and "told" in answer:
-            return answer["told"]
-        failed = answer.get("failed") if isinstance(answer, dict) else None
-        raise LaunchError(str(failed or f"an answer that is none: {line[:80]!r}"))
+        answer = answer if isinstance(answer, dict) else {}
+        if "told" not in answer:
+            raise LaunchError(str(answer.get("failed") or f"an answer that is none: {line[:80]!r}"))
+        return answer["told"]
 
 
 @dataclass(frozen=True)
 class Helpers:
-    """A line to each host of a cluster, by its name, its address as other hosts have it, and why some have no line.
-
-    `here` is the name of the driver's host, where it is one of them.
-    """
+    """A line to each host of a cluster, by its name, its address as other hosts have it, and why some have no line."""
 
     lines: Mapping[str, Line]
     addresses: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    # The name of the driver's host, where it is one of them.
     here: str | None = None
 
 
@@ -127,9 +121,9 @@ class Cluster(Protocol):
         return False
 
     def returns(self, ends: bool) -> str | None:
-        """Says how processes that a scheduler had leave can be started again; None if the command ends.
+        """Says how processes that a scheduler had leave can be started again; None if the command, as asked, `ends`.
 
-        `ends`: it was asked to itself. Raises `Cancelled` where somebody has taken the hosts away for good.
+        Raises `Cancelled` where somebody has taken the hosts away for good.
         """
         return None
 
@@ -169,14 +163,8 @@ class Cluster(Protocol):
 JOBS, DEVICES = "jobs", "devices"
 AT_ONCE = {"local": DEVICES, "kubernetes": JOBS, "slurm": JOBS}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
-CLUSTERS = {
-    "local": "pipeline.launch.local:LocalCluster",
-    "env": "pipeline.launch.env:EnvCluster",
-    "hosts": "pipeline.launch.hosts:HostsCluster",
-    "kubernetes": "pipeline.launch.kubernetes:KubernetesCluster",
-    "mpi": "pipeline.launch.mpi:MpiCluster",
-    "slurm": "pipeline.launch.slurm:SlurmCluster",
-}
+KINDS = ("local", "env", "hosts", "kubernetes", "mpi", "slurm")
+CLUSTERS = {kind: f"pipeline.launch.{kind}:{kind.title()}Cluster" for kind in KINDS}
 # Those that start nothing on this machine.
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # Where processes outlive their driver, for another to take its place; under `local` with launch.detach=true alone.
@@ -197,9 +185,9 @@ def outlives(name: str, detach: bool) -> bool:
 def cluster_of(
     config: ClusterConfig, environ: Mapping[str, str], detach: bool = False, keep: str | None = None
 ) -> Cluster:
-    """The cluster that a config names. Raises `UserError` where there is none, `LaunchError` where it is broken.
+    """The cluster that a config names, whose processes outlive this command to `detach`, or its fork server to `keep`.
 
-    `detach`: its processes are to outlive this command. `keep`: its fork server is, for so long.
+    Raises `UserError` where there is none, `LaunchError` where it is broken.
     """
     ours = CLUSTERS | ({"local": "pipeline.launch.hosts:DetachedCluster"} if detach else {})
     factory = load_offer("clusters", config.name, "cluster", ours, "cluster=local")

@@ -18,8 +18,7 @@ from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch.agents.agent import ABANDONED, UNREACHED, Agent
 from pipeline.launch.agents.channel import Channel
 from pipeline.launch.agents.dialling import reached_from
-from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
 from pipeline.launch.local import LocalCluster
 from pipeline.launch.signals import PREEMPTING
 
@@ -110,17 +109,16 @@ def _detached() -> Callable[[], None]:
     return reached
 
 
-def _order(text: str) -> int:
-    return sum(map(int, text.split("+")))
-
-
 def _arguments() -> argparse.Namespace:
+    def order(text: str) -> int:
+        return sum(map(int, text.split("+")))
+
     parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("conductor", nargs="?", help="HOST:PORT at which the driver listens")
     way.add_argument("--listen", type=int, metavar="PORT", help="wait for the driver at a port of loopback")
     parser.add_argument("--name", required=True, help="what a person calls this host")
-    parser.add_argument("--order", type=_order, required=True, help="its place among all, from 0, as 3 or 2+1")
+    parser.add_argument("--order", type=order, required=True, help="its place among all, from 0, as 3 or 2+1")
     parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
     parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])

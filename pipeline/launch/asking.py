@@ -1,7 +1,4 @@
-"""Asks a process of ours on a host, a line of JSON for each question and each answer, whoever has started it there.
-
-It is `python -m pipeline.doctor`, which says what it answers. What it is asked is not looked at here.
-"""
+"""Asks `python -m pipeline.doctor` on a host, a line of JSON for each question and answer, whoever has started it."""
 
 import os
 import select

@@ -104,11 +104,9 @@ class EventWriter:
 
 
 def die_with(lifeline: Connection, pid: int) -> None:
-    """Makes the kernel kill a process when the driver's end of a pipe that it reads closes, however that came.
-
-    No thread could: TensorFlow holds Python's lock while it waits for other processes to join. What is set belongs to
-    the pipe, not to who sets it: the driver does it too, for a process that is stopped before its first line.
-    """
+    """Makes the kernel kill a process when the driver's end of a pipe that it reads closes, however that came."""
+    # No thread could: TensorFlow holds Python's lock while it waits for other processes to join. What is set belongs to
+    # the pipe, not to who sets it: the driver does it too, for a process that is stopped before its first line.
     descriptor = lifeline.fileno()
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, pid)
     fcntl.fcntl(descriptor, F_SETSIG, signal.SIGKILL)
@@ -162,14 +160,10 @@ class Computing:
 
 
 def _waited() -> float:
-    """Seconds that the threads of this process have been ready to run without a core; 0 where the system tells none.
-
-    The second number of a task's `schedstat`, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
-    """
+    """Seconds that the threads of this process have been ready to run without a core; 0 where the system tells none."""
     total = 0
-    try:
+    with contextlib.suppress(OSError, IndexError, ValueError):
         for counts in Path("/proc/self/task").glob("*/schedstat"):
+            # In nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
             total += int(counts.read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        pass
     return total / 1e9

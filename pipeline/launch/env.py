@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +25,8 @@ from pipeline.errors import refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, Line, Seconds, asking, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.driver import POLL_SECONDS, Agents
-from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER
-from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
+from pipeline.launch.agents.remote import POLL_SECONDS, Agents, RemoteJob
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -40,14 +39,11 @@ SAGEMAKER, SAGEMAKER_PORT = "SM_HOSTS", 2222
 ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 # What driver and agents show each other that they have, where the environment has it.
 TOKEN = "PIPELINE_TOKEN"
-# For which agents that were not needed are waited for at the end, to hear of it.
-CLOSE_SECONDS = 5.0
-# For tasks to be asked how their hosts are.
-HELPERS_SECONDS = 60.0
-# Without a line to the driver, and one that nobody refuses, its processes are ended.
-GONE_SECONDS = 30.0
+# For agents that were not needed to hear of the end; for tasks to be asked how their hosts are; and without a line to
+# the driver, and one that nobody refuses, until its processes are ended.
+CLOSE_SECONDS, HELPERS_SECONDS, GONE_SECONDS = 5.0, 60.0, 30.0
 # The roles of a plan's processes that tasks of a kind have.
-KINDS = {"parameter server": SERVER, "worker": WORKER}
+KINDS = {"coordinator": CHIEF, "parameter server": SERVER, "worker": WORKER}
 
 
 @dataclass(frozen=True)
@@ -75,14 +71,10 @@ class Tasks:
     tasks: tuple[Task, ...]
     own: Task
 
-    def of(self, kind: str) -> tuple[Task, ...]:
-        """The tasks of a kind."""
-        return tuple(task for task in self.tasks if task.kind == kind)
-
     @property
     def driver(self) -> Task:
         """The task whose command drives: the chief, or else the first worker."""
-        return (self.of(CHIEF) or self.of(WORKER))[0]
+        return self.tasks[0]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -114,6 +106,11 @@ class EnvCluster(Cluster):
     def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Serves the task that drives to the end of its command, and returns its exit code; None if this one drives."""
         own, driver = self._tasks.own, self._tasks.driver
+
+        def gone(channel: Channel, orphan_timeout: float) -> bool:
+            # None takes the driver's place, as the same command is typed again, which starts all anew.
+            return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
+
         if own == driver:
             self._drives = True
             return None
@@ -134,8 +131,7 @@ class EnvCluster(Cluster):
                     break
                 say(f"{driver} has begun.")
                 endpoint.stop_listening()
-                agent = Agent(channel, self._local, self._tasks.tasks.index(own), own.host, _gone)
-                code = agent.serve(signalled)
+                code = Agent(channel, self._local, self._tasks.tasks.index(own), own.host, gone).serve(signalled)
             if code is not None:
                 say(f"{driver} has ended with {code}.")
                 return code
@@ -158,10 +154,9 @@ class EnvCluster(Cluster):
         while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
             agents.listen_to((), POLL_SECONDS)
         lines = {host: Line(partial(agents.ask, name)) for host, name in others.items() if name not in absent}
-        why, hosts = "nobody answers: the same command is to be typed there", self._tasks.hosts
-        silent = {host: why for host, name in others.items() if name in absent}
-        own_line = asking.here(self._environ)
-        return Helpers({own.host: own_line, **lines}, dict(zip(hosts, hosts, strict=True)), silent, own.host)
+        silent = dict.fromkeys(others.keys() - lines.keys(), "nobody answers: the same command is to be typed there")
+        addresses = {host: host for host in self._tasks.hosts}
+        return Helpers({own.host: asking.here(self._environ), **lines}, addresses, silent, own.host)
 
     def warm_up(self) -> None:
         """Begins the imports of this host's processes."""
@@ -169,20 +164,19 @@ class EnvCluster(Cluster):
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Those of the tasks; what no task is for, such as a data server, runs on this host."""
-        where = self._where(plan)
-        beside = iter(self._local.free(len(plan.processes) - len(where)))
-        ranks, host = range(len(plan.processes)), self._tasks.own.host
-        return [where[rank].address if rank in where else f"{host}:{next(beside)}" for rank in ranks]
+        where, host, count = self._where(plan), self._tasks.own.host, len(plan.processes)
+        beside = iter(self._local.free(count - len(where)))
+        return [where[rank].address if rank in where else f"{host}:{next(beside)}" for rank in range(count)]
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob | LocalJob:
         """Starts the processes of this host's task here, and those of others by their agents."""
         where = {rank: str(task) for rank, task in self._where(plan).items() if task != self._tasks.own}
         if not where:
             return self._local.start(plan, group, folder)
-        agents, seconds, local = self._driving(), self._timeout, self._local
         return RemoteJob(
-            agents, plan, group, folder, where, missing=self._missing, timeout=seconds, returns=seconds, local=local
-        )
+            self._driving(), plan, group, folder, where, missing=self._missing, timeout=self._timeout,
+            returns=self._timeout, local=self._local,
+        )  # fmt: skip
 
     def close(self, code: int) -> None:
         """Tells all tasks what the command ends with."""
@@ -227,30 +221,23 @@ class EnvCluster(Cluster):
         """The task of each process of a plan that has one. Refuses a plan whose hosts are not those of the tasks."""
         if len(plan.processes) == 1:
             return {}
-        coordinator = [process.rank for process in plan.processes if process.role == "coordinator"]
-        left = {kind: list(self._tasks.of(kind)) for kind in (CHIEF, WORKER, SERVER)}
-        if not coordinator:
+        left = {kind: [task for task in self._tasks.tasks if task.kind == kind] for kind in (CHIEF, WORKER, SERVER)}
+        if not plan.ranks("coordinator"):
             # A chief is the first of the workers.
             left[WORKER] = left[CHIEF] + left[WORKER]
         tasks: dict[int, Task] = {}
+        hosts = defaultdict[int, set[str]](set)
         for process in plan.processes:
-            kind = CHIEF if process.rank in coordinator else WORKER if process.devices else KINDS.get(process.role)
+            kind = KINDS.get(process.role, WORKER if process.devices else None)
             if kind is not None:
                 tasks[process.rank] = left[kind].pop(0)
-        hosts = {plan.processes[rank].host: set[str]() for rank in tasks}
-        for rank, task in tasks.items():
-            if plan.processes[rank].devices:
-                hosts[plan.processes[rank].host].add(task.host)
+            if process.devices:
+                hosts[process.host].add(tasks[process.rank].host)
         if any(len(names) > 1 for names in hosts.values()):
             count = len(self._tasks.hosts)
             expected = f"processes on the hosts of their tasks in {self._tasks.source}, {count} of them"
             raise LaunchError(expected, "a plan with several of these as one", f"hardware.hosts={count}")
         return tasks
-
-
-def _gone(channel: Channel, orphan_timeout: float) -> bool:
-    """True once the driver is away: none takes its place, as the same command is typed again, which starts all anew."""
-    return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
 
 
 def tasks_of(environ: Mapping[str, str]) -> Tasks:
@@ -260,13 +247,9 @@ def tasks_of(environ: Mapping[str, str]) -> Tasks:
             values = _parsed(source, environ[source])
             values = values if isinstance(values, dict) else {}
             return _tasks(source, values.get("cluster"), values.get("task"), kinds)
-    if environ.get(SAGEMAKER, "").strip():
-        return _of_sagemaker(environ)
-    expected = "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env"
-    raise LaunchError(expected, "none of them", "cluster=local for this machine alone")
-
-
-def _of_sagemaker(environ: Mapping[str, str]) -> Tasks:
+    if not environ.get(SAGEMAKER, "").strip():
+        expected = "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env"
+        raise LaunchError(expected, "none of them", "cluster=local for this machine alone")
     hosts, own = _parsed(SAGEMAKER, environ[SAGEMAKER]), environ.get("SM_CURRENT_HOST", "").strip('"')
     if not isinstance(hosts, list) or own not in hosts:
         expected = "SM_HOSTS to be a list with SM_CURRENT_HOST in it"
@@ -320,8 +303,7 @@ def _address(source: str, name: str, value: Json) -> str:
 
 def _parsed(source: str, text: str) -> Json:
     try:
-        parsed: Json = json.loads(text)
+        return json.loads(text)  # type: ignore[no-any-return]
     except ValueError as error:
         instead = "to put it into single quotes, and names within into double ones"
         raise LaunchError(f"{source} to be JSON", f"what is none: {error}", instead) from error
-    return parsed

@@ -18,13 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import STDOUT
 from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Object
 from pipeline.launch import Address, Helpers, LaunchError, Line, Seconds, option, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
-from pipeline.launch.agents.driver import Known
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike, modules
+from pipeline.launch.agents.remote import Known
 from pipeline.launch.asking import MODULE, started
 from pipeline.plan.checks import HOST, stays_here
 from pipeline.plan.machine import Host, Machine, inventory
@@ -66,19 +67,22 @@ class HostsCluster(DiallingCluster):
         self.dial_seconds = self._options.timeout
         # How each is called, and how ssh reaches it.
         self._targets = {target.rpartition("@")[2]: target for target in config.hosts}
-        _check(config.hosts, self._targets)
+        if not config.hosts:
+            raise LaunchError("cluster.hosts to name machines", "none", "'cluster.hosts=[a,b]'")
+        for host in config.hosts:
+            user, _, name = host.rpartition("@")
+            if config.hosts.count(host) > 1 or self._targets[name] != host:
+                raise LaunchError("each of cluster.hosts once", f"{host} again", "each of them once")
+            if not HOST.fullmatch(name) or user.startswith("-"):
+                instead = "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']"
+                raise LaunchError("cluster.hosts to be names or addresses of machines", host, instead)
+        self.count, self.waiting = len(self._targets), f"Starting agents on {', '.join(self._targets)}."
         self._failed: dict[str, str] = {}
         # What ssh does now, for threads of the pool; none begins once it is over.
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._over = threading.Lock(), False
-        self._tried: dict[str, float] = {}
+        self._lock, self._over, self._tried = threading.Lock(), False, dict[str, float]()
         self._pool: ThreadPoolExecutor | None = None
         self._copy: bytes | None = None
-
-    @property
-    def count(self) -> int:
-        """As many as there are hosts."""
-        return len(self._targets)
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`, or the address from which this machine reaches the first host."""
@@ -123,10 +127,6 @@ class HostsCluster(DiallingCluster):
                     received = f"{other.channel.name} and {agent.channel.name}, which are one"
                     raise LaunchError("cluster.hosts to be different machines", received, "one of these")
 
-    def waiting(self) -> str:
-        """Names the hosts."""
-        return f"Starting agents on {', '.join(self._targets)}."
-
     def end(self) -> None:
         """Ends what still starts agents."""
         with self._lock:
@@ -150,13 +150,11 @@ class HostsCluster(DiallingCluster):
         """A process that ssh starts on each host; whatever is wrong there is said of that host alone."""
         if self.config.copy:
             self._copy = _packed(Path.cwd())
-        lines: dict[str, Line] = {}
-        absent: dict[str, str] = {}
+        lines, absent = dict[str, Line](), dict[str, str]()
         for name in self._targets:
-            if (why := self._give_copy(name)) is not None:
-                absent[name] = why
-                continue
             try:
+                if (why := self._give_copy(name)) is not None:
+                    raise LaunchError(why)
                 lines[name] = started([*self._ssh(name), self._typed_there([MODULE])], self.environ)
             except LaunchError as error:
                 absent[name] = str(error)
@@ -186,19 +184,17 @@ class HostsCluster(DiallingCluster):
 
     def _typed_there(self, module: Sequence[str]) -> str:
         options = self._options
-        variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", "")} | {
-            key: str(value) for key, value in options.environment.items()
-        }
-        settings = [f"{key}={shlex.quote(value)}" for key, value in variables.items() if value]
+        variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", ""), **options.environment}
+        settings = {key: shlex.quote(str(value)) for key, value in variables.items() if str(value)}
         python = [options.python or sys.executable]
         change = f"cd {shlex.quote(options.directory or os.getcwd())}"
         if self.config.copy:
-            copied = f'"$HOME/{self._home()}"'
-            settings = [*(part for part in settings if not part.startswith("PYTHONPATH=")), f"PYTHONPATH={copied}"]
+            copied = settings["PYTHONPATH"] = f'"$HOME/{self._home()}"'
             # Nothing that lies in the folder comes before the copy.
             python.append("-P")
             change = f"{{ {change} 2>/dev/null || cd {copied}; }}"
-        return f"{change} && {' '.join(['exec env', *settings])} {shlex.join([*python, '-m', *module])}"
+        assigned = [f"{key}={value}" for key, value in settings.items()]
+        return f"{change} && {' '.join(['exec env', *assigned])} {shlex.join([*python, '-m', *module])}"
 
     def _give_copy(self, name: str) -> str | None:
         """Copies this code to a host, where that is asked for; what went wrong, in words, or None."""
@@ -221,9 +217,7 @@ class HostsCluster(DiallingCluster):
             if self._over:
                 return "it was ended."
             try:
-                process = subprocess.Popen(
-                    typed, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
-                )
+                process = subprocess.Popen(typed, stdin=pipe, stdout=pipe, stderr=STDOUT, start_new_session=True)
             except OSError as error:
                 return f"{error.strerror or error}."
             self._running.add(process)
@@ -246,10 +240,7 @@ class HostsCluster(DiallingCluster):
 
 
 class DetachedCluster(HostsCluster):
-    """This machine as the only host, on which a shell does what ssh does on others, and an agent dials on loopback.
-
-    The agent has a session of its own, so that neither a Ctrl-C nor a terminal that is closed reaches it.
-    """
+    """This machine as the only host, on which a shell does what ssh does on others, and an agent dials on loopback."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), environ.get("PYTHONPATH")]))
@@ -257,6 +248,7 @@ class DetachedCluster(HostsCluster):
         super().__init__(replace(config, hosts=["localhost"], options=options), environ)
         self._machine = this_machine.detect(environ)
         self._targets = {self._machine.hostname: "localhost"}
+        self.waiting = f"Starting agents on {self._machine.hostname}."
 
     def inventory(self) -> Machine:
         """This machine, looked at once."""
@@ -297,24 +289,11 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
-    if not hosts:
-        raise LaunchError("cluster.hosts to name machines", "none", "'cluster.hosts=[a,b]'")
-    if len(targets) < len(hosts):
-        twice = next(host for host in hosts if hosts.count(host) > 1 or targets[host.rpartition("@")[2]] != host)
-        raise LaunchError("each of cluster.hosts once", f"{twice} again", "each of them once")
-    for name, target in targets.items():
-        user = target.rpartition("@")[0]
-        if not HOST.fullmatch(name) or user.startswith("-"):
-            instead = "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']"
-            raise LaunchError("cluster.hosts to be names or addresses of machines", target, instead)
-
-
 def _packed(folder: Path) -> bytes:
     """This package, and the Python files of the folder that the command was typed in, as a compressed archive."""
     buffer, size = io.BytesIO(), 0
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path in [*modules(), *([LOCK] if LOCK.is_file() else [])]:
+        for path in filter(Path.is_file, [*modules(), LOCK]):
             archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
         for path in _own(folder):
             size += path.stat().st_size

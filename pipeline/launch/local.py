@@ -73,7 +73,7 @@ class LocalCluster(Cluster):
 
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the driver does next."""
-        if self._config.start_method.value == "forkserver":
+        if self._config.start_method is StartMethod.forkserver:
             with _quiet_environment():
                 forkserver.ensure_running() if self._standby is None else self._standby.ensure()
 
@@ -84,7 +84,7 @@ class LocalCluster(Cluster):
     def free(self, count: int) -> Sequence[int]:
         """Free ports, or the configured ones, reserved until the next call. Raises `LaunchError`."""
         base = self._config.base_port
-        return self.hold(self._config.host, [0 if base is None else base + number for number in range(count)])
+        return self.hold(self._config.host, [0] * count if base is None else range(base, base + count))
 
     def hold(self, host: str, ports: Sequence[int]) -> Sequence[int]:
         """The same for these ports, of which 0 is any, at an address of this machine."""
@@ -99,14 +99,12 @@ class LocalCluster(Cluster):
         return LocalJob(self._context, plan, group, folder, range(len(plan.processes)) if ranks is None else ranks)
 
     def close(self, code: int) -> None:
-        """Ends the server, which does once its pipe closes, and waits until it has; or leaves it on standby.
-
-        One that may still import TensorFlow, for a command that has failed or was interrupted, is killed.
-        """
+        """Ends the server, which does once its pipe closes, and waits until it has; or leaves it on standby."""
         self._release()
         if self._standby is not None:
             self._standby.close()
         server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        # A command that has failed or was interrupted waits for no import of TensorFlow.
         if code and server._forkserver_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -124,21 +122,31 @@ class LocalJob:
     def __init__(self, context: Context, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
         if plan.backend in STARTED_ANEW:
             context = mp.get_context("spawn")
-        self._group, self._context, self._plan, self._folder, self._ranks = group, context, plan, folder, ranks
-        self._processes: dict[int, BaseProcess] = {}
-        self._events: dict[int, Connection] = {}
-        self._commands: dict[int, Connection] = {}
-        self._lifelines: dict[int, Connection] = {}
-        self._partial: dict[int, bytes] = {}
+        self._group, self._context, self._plan, self._folder = group, context, plan, folder
+        self._processes = dict[int, BaseProcess]()
+        self._events, self._commands, self._lifelines = (dict[int, Connection]() for _ in range(3))
+        self._partial = dict[int, bytes]()
         self._waiting: list[Event] = []
-        self._exited: set[int] = set()
-        self._next_look = 0.0
+        self._exited, self._next_look = set[int](), 0.0
         self._text = plan.to_json()
-        try:
-            self._start_all()
-        except BaseException:
-            self.stop(grace=0)
-            raise
+        again, limit = 0, plan.launch.max_restarts
+        while len(self._processes) < len(ranks):
+            try:
+                for rank in ranks:
+                    self._start(plan.processes[rank])
+            except BaseException as error:
+                self.stop(grace=0)
+                if not isinstance(error, GONE):
+                    raise
+                if again == limit:
+                    raise _server_lost(again) from error
+                again += 1
+                self._processes.clear()
+                self._waiting.clear()
+                time.sleep(AGAIN_SECONDS)
+        if again:
+            often = f"{again} of {limit} times (launch.max_restarts)"
+            self._add(ranks[0], Warned(f"The fork server was lost. It was started again, {often}."))
 
     def sources(self) -> list[Connection | int]:
         """Returns what is ready, for `wait`, once there are events."""
@@ -198,27 +206,8 @@ class LocalJob:
         for process in self._processes.values():
             process.join()
         for connections in (self._events, self._commands, self._lifelines):
-            for connection in connections.values():
-                connection.close()
-            connections.clear()
-
-    def _start_all(self) -> None:
-        for again in range(self._plan.launch.max_restarts + 1):
-            try:
-                for rank in self._ranks:
-                    self._start(self._plan.processes[rank])
-                break
-            except GONE as error:
-                self.stop(grace=0)
-                self._processes.clear()
-                self._exited.clear()
-                self._waiting.clear()
-                if again == self._plan.launch.max_restarts:
-                    raise _server_lost(again) from error
-                time.sleep(AGAIN_SECONDS)
-        if again:
-            often = f"{again} of {self._plan.launch.max_restarts} times (launch.max_restarts)"
-            self._add(self._ranks[0], Warned(f"The fork server was lost. It was started again, {often}."))
+            while connections:
+                connections.popitem()[1].close()
 
     def _start(self, process: Process) -> None:
         from pipeline.launch import child
@@ -276,13 +265,10 @@ def _server_lost(again: int) -> LaunchError:
 
 @contextlib.contextmanager
 def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
-    """The environment that a process is started with, to compute by a backend; put back afterwards.
-
-    Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names. It begins with Ctrl-C held
-    back, until it ignores it: a terminal sends that to the fork server too.
-    """
+    """The environment that a process is started with, to compute by a backend; put back afterwards."""
     with ENVIRONMENT:
         values: dict[str, str | None] = {
+            # By which TensorFlow takes it for one of others than its plan names.
             "TF_CONFIG": None,
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
@@ -293,7 +279,7 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
             values["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
         before = {name: os.environ.get(name) for name in values}
         _set(values)
-        # To start it lets Ctrl-C through again.
+        # To start it lets Ctrl-C through again, which a terminal sends to the fork server too until that ignores it.
         resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Address, LaunchError, Seconds, options_of, this_machine
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
-from pipeline.launch.agents.driver import POLL_SECONDS
-from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
+from pipeline.launch.agents.remote import POLL_SECONDS
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -34,12 +33,10 @@ LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
 
 @dataclass(frozen=True)
 class Variables:
-    """The names under which one of them says which job, which of its processes, and which of those of a host this is.
-
-    What is in those of `job`, as far as they are set, no other job has, and all processes of one have alike.
-    """
+    """The names under which one says which job, which of its processes, and which of those of a host this is."""
 
     name: str
+    # What is in these, as far as they are set, no other job has, and all processes of one have alike.
     job: tuple[str, ...]
     rank: str
     size: str
@@ -100,13 +97,11 @@ class MpiCluster(DiallingCluster):
         self.dial_seconds = self._options.timeout
         places = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
         self._place: Place | None = next((place for place in places if place is not None), None)
+        # All but the driver's own place, which is no agent's.
+        self.count = self._place.size - 1 if self._place else 0
+        self.waiting = f"Waiting for {self.count} other processes of the MPI job."
         self.local = LocalCluster(config, environ)
         self._drives = False
-
-    @property
-    def count(self) -> int:
-        """All but the driver's own place, which is no agent's."""
-        return self._there_is().size - 1
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Drives in the first place; serves in the others, and returns what the driver's command ended with."""
@@ -149,16 +144,11 @@ class MpiCluster(DiallingCluster):
         super().gather()
         self._path.unlink(missing_ok=True)
 
-    def waiting(self) -> str:
-        """Says how many processes are missing."""
-        return f"Waiting for {self.count} other processes of the MPI job."
-
     def inventory(self) -> Machine:
         """The places as they are."""
-        others = super().inventory().members if self.count else ()
+        others = super().inventory().members if self._there_is().size > 1 else ()
         own = self.local.inventory()
-        facts = {field.name: getattr(own, field.name) for field in fields(Host)}
-        hosts = (Host(**facts | {"hostname": _name(0)}), *others)
+        hosts = (replace(own, hostname=_name(0)), *others)
         machines = {name: agent.hello.machine.hostname for name, agent in self.agents.known.items()}
         machines[_name(0)] = own.hostname
         for one, other in combinations(hosts, 2):
@@ -196,8 +186,7 @@ class MpiCluster(DiallingCluster):
         """So many places as there are, on this machine."""
         own = this_machine.detect(self.environ)
         size = self._place.size if self._place else 1
-        each = max(1, len(own.cores) // size)
-        cores = [own.cores[rank * each : (rank + 1) * each] or own.cores[:1] for rank in range(size)]
+        cores = [tuple(part(own.cores, rank, size)) for rank in range(size)]
         return inventory([Host(_name(rank), cores[rank], own.memory_gib, own.cpu) for rank in range(size)])
 
     @property

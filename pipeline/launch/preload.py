@@ -1,7 +1,4 @@
-"""Imports, in the fork server, everything slow that every process needs, and uses nothing of it.
-
-An import that starts a thread or runs an operation would make the server unfit to fork from.
-"""
+"""Imports what is slow and every process needs into the fork server, and uses nothing: a thread would bar all forks."""
 
 import atexit
 import gc

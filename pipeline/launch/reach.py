@@ -69,7 +69,14 @@ def _answer(address: str, call: str) -> bytes | str:
 
 
 def _called(target: str, call: str, timeout: float) -> bytes | str:
-    grpc = _quiet_grpc()
+    # The library reads how much it is to say as it is imported.
+    before = os.environ.get(VERBOSITY)
+    os.environ[VERBOSITY] = before or "NONE"
+    try:
+        import grpc  # type: ignore[import-untyped]
+    finally:
+        if before is None:
+            del os.environ[VERBOSITY]
     states: list[Any] = []
     # Of this machine, a proxy knows nothing.
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -90,18 +97,6 @@ def _called(target: str, call: str, timeout: float) -> bytes | str:
             # gRPC watches a channel in a thread of its own, which fails where it finds the channel closed.
             channel.unsubscribe(states.append)
             time.sleep(0.3)
-
-
-def _quiet_grpc() -> Any:
-    """gRPC's library, which reads how much it is to say when it is imported."""
-    before = os.environ.get(VERBOSITY)
-    os.environ[VERBOSITY] = before or "NONE"
-    try:
-        import grpc  # type: ignore[import-untyped]
-    finally:
-        if before is None:
-            del os.environ[VERBOSITY]
-    return grpc
 
 
 def _count(answer: bytes) -> int:

@@ -28,11 +28,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
-    """Inside, the first signal raises `Interrupted`; later ones leave the cleaning up alone.
-
-    One that `spared` says is taken care of raises nothing. Outside the main thread, which alone gets signals, nothing
-    is changed.
-    """
+    """Inside, the first signal that is not `spared` raises `Interrupted`; later ones leave the cleaning up alone."""
 
     def end(number: int, frame: object) -> None:
         if spared(number):
@@ -41,10 +37,9 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
             signal.signal(ending, signal.SIG_IGN)
         raise Interrupted(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {ending: signal.signal(ending, end) for ending in ENDING}
+    # The main thread alone gets signals.
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {ending: signal.signal(ending, end) for ending in ENDING if main}
     try:
         yield
     finally:
@@ -53,10 +48,8 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
 
 
 def die_with_driver() -> None:
-    """Makes the kernel kill this process, a child of the driver's, when that ends, which may have been already.
-
-    No thread could: an import of TensorFlow holds Python's lock.
-    """
+    """Makes the kernel kill this process, a child of the driver's, when that ends, which may have been already."""
+    # No thread could: an import of TensorFlow holds Python's lock.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[DRIVER_PID]):
         os.kill(os.getpid(), signal.SIGKILL)

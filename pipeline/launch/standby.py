@@ -203,11 +203,10 @@ def _opened(path: Path) -> int:
 
 
 def _claimed(lock: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _pid(lock: int) -> int:

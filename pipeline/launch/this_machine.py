@@ -44,10 +44,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
 
 
 def network() -> str:
-    """An id of this machine and its network, which a container may have of its own; empty if Linux has none.
-
-    Source: random(4), `boot_id`, and namespaces(7), `/proc/self/ns/net`.
-    """
+    """An id of this machine and its network (random(4) and namespaces(7) of Linux); empty if there is none."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
     return ""
@@ -56,17 +53,16 @@ def network() -> str:
 def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int, ...]:
     """Numbers of the cores this process may run on, no more of them than the control group's quota pays for."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    try:
-        quota, period = quota_file.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+    # There may be no control group, or one without a quota, which says "max".
+    with suppress(OSError, ValueError):
+        quota, period = map(int, quota_file.read_text().split())
+        return cores[: max(1, quota // period)]
+    return cores
 
 
 def usable_memory_gib(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
     """GiB of memory, no more than the control group may have."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # There may be no control group, or one without a limit, which says "max".
     with suppress(OSError, ValueError):
         size = min(size, int(limit_file.read_text()))
     return round(size / 2**30, 1)
@@ -106,11 +102,10 @@ def installed_gpus() -> tuple[str, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in listed.splitlines() if line.strip())
+        return tuple(line.strip() for line in listed.splitlines() if line.strip())
+    return ()
 
 
 def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
@@ -123,25 +118,22 @@ def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
     """
     if setting is None:
         return gpus
-    left: list[str] = []
-    for entry in setting.split(","):
-        if entry.strip().isdecimal() and int(entry) < len(gpus):
-            left.append(gpus[int(entry)])
-        elif entry.strip().startswith(("GPU-", "MIG-")) and gpus:
-            left.append(gpus[len(left) % len(gpus)])
+    left: tuple[str, ...] = ()
+    for entry in map(str.strip, setting.split(",")):
+        if entry.isdecimal() and int(entry) < len(gpus):
+            left += (gpus[int(entry)],)
+        elif entry.startswith(("GPU-", "MIG-")) and gpus:
+            left += (gpus[len(left) % len(gpus)],)
         else:
             break
-    return tuple(left)
+    return left
 
 
 def installed_tpus(environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Path = PCI) -> tuple[str, ...]:
-    """The file of each TPU chip that is attached: /dev/accel0 and so on up to v4, /dev/vfio/0 and so on since v5e.
-
-    Other devices are passed on through /dev/vfio too, so that counts only where a TPU is known to be there.
-    """
+    """The file of each TPU chip that is attached: /dev/accel0 and so on up to v4, /dev/vfio/0 and so on since v5e."""
     chips = sorted(dev.glob("accel[0-9]*"))
     on_bus = any(vendor == GOOGLE and chip in TPU_CHIPS for vendor, chip in pci_devices("device", pci))
-    # Set on TPU VMs and in pods that have a TPU.
+    # Other devices are passed on through /dev/vfio too. The variables are set on TPU VMs and in pods that have a TPU.
     if not chips and (on_bus or not {"TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"}.isdisjoint(environ)):
         chips = sorted(dev.glob("vfio/[0-9]*"))
     return tuple(map(str, chips))
@@ -155,13 +147,11 @@ def pci_devices(identity: str, pci: Path = PCI) -> Iterator[tuple[str, str]]:
 
 
 def reserve(host: str, port: int, until: float) -> socket.socket:
-    """A socket bound to a free port, or to `port`, that does not listen, by a time on the monotonic clock.
-
-    With SO_REUSEADDR set, TensorFlow's server may bind it too, while nobody is given it by chance meanwhile.
-    """
+    """A socket bound to a free port, or to `port`, that does not listen, by a time on the monotonic clock."""
     while True:
         reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
+            # TensorFlow's server may bind it too, while nobody is given it by chance meanwhile.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((host, port))
             return reserved
@@ -203,10 +193,7 @@ def energy_counters(powercap: Path = Path("/sys/class/powercap")) -> dict[str, C
 
 
 def joules(readers: Mapping[str, Callable[[], tuple[int, int]]] | None = None) -> Iterator[float | None]:
-    """Yields what all counters have counted since the first of these; None from when one of them cannot be read.
-
-    Ask for the next more often than a counter begins anew.
-    """
+    """Yields what all counters have counted since the first of these; None from when one of them cannot be read."""
     readers = energy_counters() if readers is None else readers
     counts: dict[str, int] = {}
     total = 0

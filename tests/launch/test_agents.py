@@ -9,7 +9,6 @@ import time
 import zlib
 from pathlib import Path
 
-import psutil
 import pytest
 import under_way
 from conftest import ROOT, left_behind, with_, working_in
@@ -19,11 +18,12 @@ from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.dialling import DiallingCluster
-from pipeline.launch.agents.endpoint import Endpoint
-from pipeline.launch.agents.messages import DRIVER, Close, Start, from_bytes
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
+from pipeline.launch.agents.messages import Close, Start, from_bytes
 from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.agents.unheard import Lines
 from pipeline.launch.hosts import HostsCluster
+from pipeline.launch.standby import state_of
 from pipeline.plan import planning
 from pipeline.record.events import Event, Signalled, Steps, Unheard
 from pipeline.record.files import Kept
@@ -34,9 +34,7 @@ class Here:
     """A host whose processes are none: it notes what is started, and ended with how much patience."""
 
     def __init__(self) -> None:
-        self.did: list[str] = []
-        self.signals: list[int] = []
-        self.emits: list[Event] = []
+        self.did, self.signals, self.emits = list[str](), list[int](), list[Event]()
 
     def inventory(self):
         return machine()
@@ -59,28 +57,37 @@ class Here:
         return []
 
 
+ONE = planning.make(config("one_device"), machine())
+
+
 class OneHost(DiallingCluster):
     """A host whose agent is a thread, of a command that may be gone."""
 
-    count, here, leaves = 1, None, False
+    count, here = 1, None
+
+    def __init__(self, leaves: bool = False):
+        super().__init__(config().cluster, os.environ)
+        self.leaves = leaves
 
     def listens_at(self):
         return "127.0.0.1:0"
 
-    def describe(self, plan):
-        return ""
-
     def begin(self, address):
-        self.here = Here()
-        endpoint = Endpoint("a", self.token)
-        channel = endpoint.dial(DRIVER, address)
-        agent = Agent(channel, self.here, 0, "127.0.0.1", lambda end, patience: end.away > patience, self.leaves)
-        threading.Thread(target=_serve, args=(agent, endpoint, self.here), daemon=True).start()
+        self.here = agent(self, address, "a", 0)
 
 
-def _serve(agent, endpoint, here):
-    here.did.append(f"ended with {agent.serve(lambda: here.signals[0] if here.signals else None)}")
-    endpoint.close(1.0)
+def agent(cluster, address, name, order):
+    """A host that a thread is the agent of."""
+    here, endpoint = Here(), Endpoint(name, cluster.token)
+    channel, leaves = endpoint.dial(DRIVER, address), getattr(cluster, "leaves", False)
+    serving = Agent(channel, here, order, "127.0.0.1", lambda end, patience: end.away > patience, leaves)
+
+    def serve():
+        here.did.append(f"ended with {serving.serve(lambda: here.signals[0] if here.signals else None)}")
+        endpoint.close(1.0)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return here
 
 
 def until(true, *jobs):
@@ -90,10 +97,9 @@ def until(true, *jobs):
 
 def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(dialling, "ATTACH_SECONDS", 8.0)
-    one = planning.make(config("one_device"), machine())
-    first, second, third = (OneHost(config().cluster, os.environ) for _ in range(3))
+    first, second, third = (OneHost() for _ in range(3))
     first.gather()
-    job = first.start(one, "point", tmp_path)
+    job = first.start(ONE, "point", tmp_path)
     until(lambda: first.here.did == ["start point"], job)
     # As its process ends, nothing is said.
     first.agents.endpoint.close()
@@ -105,7 +111,7 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     assert said == [f"What an earlier command, which was killed, has left of {tmp_path} is ended."]
     assert Kept.read(tmp_path) is None
     # Who does not answer is told of, and hears of it whenever it does.
-    job = second.start(one, "point", tmp_path)
+    job = second.start(ONE, "point", tmp_path)
     until(lambda: second.here.did, job)
     second.agents.endpoint.close()
     left = Kept.read(tmp_path)
@@ -151,9 +157,8 @@ def is_heard(checkpoints: Path) -> bool:
 
 
 def test_steps_that_no_command_hears_are_heard_by_the_next_however_the_agent_ends(tmp_path):
-    one = planning.make(config("one_device"), machine())
-    one = with_(one, "checkpoint", folder=str(tmp_path / "checkpoints"))
-    first, second, third = (OneHost(config().cluster, os.environ) for _ in range(3))
+    one = with_(ONE, "checkpoint", folder=str(tmp_path / "checkpoints"))
+    first, second, third = (OneHost() for _ in range(3))
     first.gather()
     job = first.start(one, "point", tmp_path)
     until(lambda: first.here.did == ["start point"], job)
@@ -191,7 +196,7 @@ def test_steps_that_no_command_hears_are_heard_by_the_next_however_the_agent_end
 
 
 def test_lines_that_a_full_disk_has_no_room_for_are_not_torn(tmp_path):
-    lines = Lines(planning.make(config("one_device"), machine()), "point", [0], tmp_path)
+    lines = Lines(ONE, "point", [0], tmp_path)
     lines.append(b"a line\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
@@ -208,10 +213,9 @@ def test_lines_that_a_full_disk_has_no_room_for_are_not_torn(tmp_path):
 
 
 def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_processes(tmp_path):
-    made = OneHost(config().cluster, os.environ)
-    made.leaves = True
+    made = OneHost(leaves=True)
     made.gather()
-    job = made.start(planning.make(config("one_device"), machine()), "point", tmp_path)
+    job = made.start(ONE, "point", tmp_path)
     until(lambda: made.here.did == ["start point"], job)
     made.here.signals.append(signal.SIGTERM)
     told = []
@@ -220,7 +224,7 @@ def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_p
     # Its processes are there until the command has had them leave.
     assert made.agents.is_there("a")
     assert not made.agents.takes("a")
-    another = made.start(planning.make(config("one_device"), machine()), "point", tmp_path)
+    another = made.start(ONE, "point", tmp_path)
     another.events(0.5)
     assert made.here.did == ["start point"]
     job.stop(3.0)
@@ -233,43 +237,26 @@ def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_p
     made.close(0)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rank", "did"),
-    [("parameter_server", 1, ["start point", "stop 0"]), ("multi_worker", 1, ["start point", "leave", "stop 0"])],
-)
-def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_where_they_are_needed(
-    tmp_path, strategy, rank, did
-):
+@pytest.mark.parametrize(("strategy", "did"), [("parameter_server", ["stop 0"]), ("multi_worker", ["leave", "stop 0"])])
+def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_where_they_are_needed(strategy, did):
     planned = planning.make(config(strategy, workers=2, launch__preempt_timeout=0.5), machine())
-    made = OneHost(config().cluster, os.environ)
-    made.leaves = True
+    made = OneHost(leaves=True)
     made.gather()
-    start = Start(1, "point", zlib.compress(planned.to_json().encode()), [rank])
-    assert planned.processes[rank].role == "worker"
+    start = Start(1, "point", zlib.compress(planned.to_json().encode()), [1])
+    assert planned.processes[1].role == "worker"
     made.agents.send("a", start)
     until(lambda: made.here.did == ["start point"])
     made.agents.endpoint.close()
     made.here.signals.append(signal.SIGTERM)
     until(lambda: made.here.did[-1].startswith("ended"))
-    assert made.here.did[: len(did)] == did
+    assert made.here.did[: len(did) + 1] == ["start point", *did]
     assert made.here.did[-1] == "ended with 143"
 
 
-class OneByTwoNames(HostsCluster):
-    """Hosts whose agents are threads here."""
-
-    def listens_at(self):
-        return "127.0.0.1:0"
-
-    def begin(self, address):
-        for order, name in enumerate(self._targets):
-            here, endpoint = Here(), Endpoint(name, self.token)
-            agent = Agent(endpoint.dial(DRIVER, address), here, order, name, lambda *_: False)
-            threading.Thread(target=_serve, args=(agent, endpoint, here), daemon=True).start()
-
-
-def test_one_machine_by_two_names_is_refused():
-    made = OneByTwoNames(config(cluster__hosts=["a", "b"]).cluster, os.environ)
+def test_one_machine_by_two_names_is_refused(monkeypatch):
+    made = HostsCluster(config(cluster__hosts=["a", "b"]).cluster, os.environ)
+    monkeypatch.setattr(made, "listens_at", lambda: "127.0.0.1:0")
+    monkeypatch.setattr(made, "begin", lambda address: [agent(made, address, *place) for place in (("a", 0), ("b", 1))])
     with pytest.raises(LaunchError, match="different machines, received a and b, which are one"):
         made.inventory()
     made.close(2)
@@ -277,8 +264,7 @@ def test_one_machine_by_two_names_is_refused():
 
 def alive(folder: Path) -> list[str]:
     """The processes of a stand-in for ssh that has noted them in a folder."""
-    found = [pid for pid in os.listdir(folder / "pids") if psutil.pid_exists(int(pid))]
-    return [pid for pid in found if psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE]
+    return [pid for pid in os.listdir(folder / "pids") if state_of(int(pid)) not in ("", "Z")]
 
 
 def silent_hosts(folder: Path, count: int, timeout: float) -> HostsCluster:
@@ -292,21 +278,12 @@ def silent_hosts(folder: Path, count: int, timeout: float) -> HostsCluster:
     return HostsCluster(config(cluster__hosts=names, cluster__options=options).cluster, os.environ)
 
 
-@pytest.mark.parametrize("option", [{"conductor": "here:port"}, {"conductor": ":1"}, {"timeout": 0}, {"ssh": []}])
-def test_options_that_no_hosts_can_have_are_refused_in_words(option):
-    (key,) = option
-    with pytest.raises(LaunchError, match=rf"Expected cluster\.options\.{key} to be .* Try cluster\.options\.{key}="):
-        HostsCluster(config(cluster__hosts=["host0"], cluster__options=option).cluster, os.environ)
-
-
 def test_a_host_that_ssh_gets_no_answer_of_is_given_up_and_nothing_of_it_stays(tmp_path):
     made = silent_hosts(tmp_path, 1, 1.0)
     # That it does not dial is said of one that ssh has started.
-    made.dial_seconds = 10.0
-    began = time.monotonic()
-    with pytest.raises(
-        LaunchError, match=r"an agent on host0, received: no end of it within 1 s\. Try .*, 127.* try .*=HOST:PORT"
-    ):
+    made.dial_seconds, began = 10.0, time.monotonic()
+    words = r"an agent on host0, received: no end of it within 1 s\. Try .*, 127.* try .*=HOST:PORT"
+    with pytest.raises(LaunchError, match=words):
         made.inventory()
     assert time.monotonic() - began < 30
     made.close(2)

@@ -31,59 +31,16 @@ def silent(address: str, name: str) -> ssl.SSLSocket:
     return dialled
 
 
-class Forwarder:
-    """Passes bytes between those that dial it and an address, until it is told to cut or to stall."""
-
-    def __init__(self, to: str) -> None:
-        host, _, port = to.rpartition(":")
-        self._to, self._pairs = (host, int(port)), list[socket.socket]()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self.passed = 0
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def cut(self) -> None:
-        for end in self._pairs:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        self._pairs.clear()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self.cut()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here, _ = self._listening.accept()
-                there = socket.create_connection(self._to)
-                self._pairs += [here, there]
-                for source, target in ((here, there), (there, here)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.passed += len(data)
-                target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-        source.close()
+def cut(link: Channel) -> None:
+    """Breaks a connection off, whatever is under way."""
+    if (connection := link.connection) is not None:
+        link.endpoint._loop.call_soon_threadsafe(connection.transport.abort)
 
 
 @pytest.fixture
 def hubs() -> Iterator[Callable[..., Endpoint]]:
-    made: list[Endpoint] = []
-
-    def make(name: str, token: bytes = TOKEN, **given: object) -> Endpoint:
-        made.append(Endpoint(name, token, **given))
-        return made[-1]
-
-    yield make
-    for hub in made:
-        hub.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda name, **given: stack.enter_context(contextlib.closing(Endpoint(name, TOKEN, **given)))
 
 
 def taken(link: Channel, count: int, seconds: float = 20.0) -> list[bytes]:
@@ -118,8 +75,8 @@ def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with
 @pytest.mark.parametrize("by_function", [False, True])
 def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs, by_function):
     driver, agent = hubs("driver"), hubs("a")
-    between = Forwarder(driver.listen("127.0.0.1:0"))
-    host, _, port = between.address.rpartition(":")
+    address = driver.listen("127.0.0.1:0")
+    host, _, port = address.rpartition(":")
     refusals = [OSError("there is no way yet")]
 
     def connect() -> socket.socket:
@@ -127,7 +84,7 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
             raise refusals.pop()
         return socket.create_connection((host, int(port)))
 
-    there = agent.dial("driver", connect if by_function else between.address)
+    there = agent.dial("driver", connect if by_function else address)
     if by_function:
         until(lambda: there.problem == "there is no way yet")
     here = driver.channel("a")
@@ -142,14 +99,13 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
 
     sending = threading.Thread(target=send_all)
     sending.start()
-    for _ in range(4):
+    for end in (here, there, here, there):
         time.sleep(0.4)
-        between.cut()
+        cut(end)
     assert taken(here, len(sent), 60) == sent
     assert taken(there, 60) == [b"%d" % count for count in range(0, 3000, 50)]
     sending.join()
     until(lambda: not there.kept)
-    between.close()
 
 
 def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(hubs):
@@ -171,22 +127,29 @@ def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(
     assert not here.kept
 
 
-def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_once(hubs, monkeypatch):
-    monkeypatch.setattr("pipeline.launch.agents.endpoint.SILENT_SECONDS", 3.0)
-    driver, agent = hubs("driver"), hubs("a")
+def test_an_end_that_is_silent_is_given_up_for_one_started_anew_and_one_that_is_gone_is_noticed_at_once(
+    hubs, monkeypatch
+):
+    monkeypatch.setattr(endpoint, "SILENT_SECONDS", 3.0)
+    driver, agent, second = hubs("driver"), hubs("a"), hubs("b")
     address = driver.listen("127.0.0.1:0")
-    there = agent.dial("driver", address)
-    here = driver.channel("a")
+    there, here, other = agent.dial("driver", address), driver.channel("a"), driver.channel("b")
     until(lambda: there.connection)
-    time.sleep(4.0)
-    assert here.away == there.away == 0.0
-    # A host that has the token and says nothing more.
-    quiet = silent(address, "b")
-    other = driver.channel("b")
+    # Of a host that was lost nothing comes any more, and nobody hangs up.
+    quiet, alone = silent(address, "b"), silent(address, "c")
     until(lambda: other.connection)
-    until(lambda: other.away > 0, 6.0)
-    assert other.problem == "it was silent for 3 s"
+    other.send(b"for the first")
+    waits = second.dial("driver", address)
+    until(lambda: waits.problem == "another of its name is there")
+    assert (other.life, waits.refused) == ("1", False)
+    until(lambda: driver.channel("c").problem == "it was silent for 3 s", 6.0)
+    until(lambda: other.life == second.life)
+    other.send(b"for the second")
+    assert taken(waits, 1) == [b"for the second"]
     quiet.close()
+    alone.close()
+    # Those that have had nothing to send were never without each other.
+    assert here.away == there.away == 0.0
     began = time.monotonic()
     agent.close()
     until(lambda: here.away > 0)
@@ -195,43 +158,24 @@ def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_on
 
 def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_which_is_not_let_in_again(hubs):
     driver, first, second = hubs("driver"), hubs("a"), hubs("a")
-    between = Forwarder(driver.listen("127.0.0.1:0"))
-    there = first.dial("driver", between.address)
+    address = driver.listen("127.0.0.1:0")
+    there = first.dial("driver", address)
     here = driver.channel("a")
     until(lambda: here.connection)
     here.send(b"for the first, which does not say that it is done with it")
     # As long as the first is there, no other is.
-    waits = second.dial("driver", between.address)
+    waits = second.dial("driver", address)
     until(lambda: waits.problem == "another of its name is there")
     second.close()
-    between.cut()
+    cut(here)
     third = hubs("a")
-    third.dial("driver", between.address)
+    third.dial("driver", address)
     until(lambda: here.life == third.life)
     here.send(b"for the third")
     assert taken(third.channel("driver"), 1) == [b"for the third"]
     until(lambda: there.refused)
     assert here.life == third.life
     assert here.away == 0.0
-    between.close()
-
-
-def test_one_that_is_started_anew_waits_until_the_connection_of_the_one_before_it_is_silent(hubs, monkeypatch):
-    monkeypatch.setattr("pipeline.launch.agents.endpoint.SILENT_SECONDS", 3.0)
-    driver, second = hubs("driver"), hubs("a")
-    address = driver.listen("127.0.0.1:0")
-    # Of a host that was lost nothing comes any more, and nobody hangs up.
-    quiet = silent(address, "a")
-    here = driver.channel("a")
-    until(lambda: here.connection)
-    here.send(b"for the first")
-    there = second.dial("driver", address)
-    until(lambda: there.problem == "another of its name is there")
-    assert (here.life, there.refused) == ("1", False)
-    until(lambda: here.life == second.life)
-    here.send(b"for the second")
-    assert taken(there, 1) == [b"for the second"]
-    quiet.close()
 
 
 def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(hubs):
@@ -259,13 +203,17 @@ def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(h
 
 
 def takes_a_gigabyte(connected: socket.socket) -> bool:
-    block = bytes(1 << 20)
-    try:
+    with contextlib.suppress(OSError):
         for _ in range(1024):
-            connected.sendall(block)
-    except OSError:
-        return False
-    return True
+            connected.sendall(bytes(1 << 20))
+        return True
+    return False
+
+
+def tokenless() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs):
@@ -276,18 +224,14 @@ def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs
     until(lambda: there.connection)
     where = ("127.0.0.1", int(address.rpartition(":")[2]))
 
-    silent = socket.create_connection(where)
-    garbage = socket.create_connection(where)
+    silent, garbage, hasty, plain = (socket.create_connection(where) for _ in range(4))
     garbage.sendall(os.urandom(100_000))
+    hasty.close()
     with pytest.raises(ssl.SSLCertVerificationError):
         dial(address, b"wrong")
-    hasty = socket.create_connection(where)
-    hasty.close()
     # A gigabyte, in the clear and encrypted.
-    plain = socket.create_connection(where)
     assert not takes_a_gigabyte(plain)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = tokenless()
     with context.wrap_socket(socket.create_connection(where)) as encrypted:
         assert not takes_a_gigabyte(encrypted)
     # Nobody speaks an earlier TLS.
@@ -306,47 +250,41 @@ def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs
         left.close()
 
 
-class Flood:
-    """Connections from an address that never show the token: so many, each replaced as soon as it is hung up on."""
+# The beginning of a TLS record.
+BEGINNING = b"\x16\x03\x01\x02" + bytes(200)
 
-    def __init__(self, to: str, source: str, count: int) -> None:
-        self._to, self._source, self._over = ("127.0.0.1", int(to.rpartition(":")[2])), source, False
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._keep, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
 
-    def _keep(self) -> None:
-        while not self._over:
-            with contextlib.suppress(OSError), socket.socket() as connected:
-                connected.settimeout(0.2)
-                connected.bind((self._source, 0))
-                connected.connect(self._to)
-                # The beginning of a TLS record, a byte at a time.
-                for byte in b"\x16\x03\x01\x02" + bytes(200):
-                    connected.sendall(bytes([byte]))
-                    with contextlib.suppress(TimeoutError):
-                        if self._over or not connected.recv(1):
-                            break
-
-    def end(self) -> None:
-        self._over = True
-        for thread in self._threads:
-            thread.join()
+def flood(to: str, source: str, over: threading.Event) -> None:
+    """Connects from an address without ever showing the token, anew as soon as it is hung up on."""
+    while not over.is_set():
+        with contextlib.suppress(OSError), socket.socket() as connected:
+            connected.settimeout(0.2)
+            connected.bind((source, 0))
+            connected.connect(("127.0.0.1", int(to.rpartition(":")[2])))
+            for byte in BEGINNING:
+                connected.sendall(bytes([byte]))
+                with contextlib.suppress(TimeoutError):
+                    if over.is_set() or not connected.recv(1):
+                        break
 
 
 @pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
 def test_connections_that_say_little_hold_out_no_agent_whether_from_elsewhere_or_from_its_own_host(hubs, source):
     driver = hubs("driver")
     address = driver.listen("127.0.0.1:0")
-    flood = Flood(address, source, 90)
+    over = threading.Event()
+    threads = [threading.Thread(target=flood, args=(address, source, over), daemon=True) for _ in range(90)]
+    for thread in threads:
+        thread.start()
     try:
         time.sleep(0.5)
         for name in ("a", "b", "c"):
             there = hubs(name).dial("driver", address)
             until(lambda there=there: there.connection, 4)
     finally:
-        flood.end()
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hubs, monkeypatch):
@@ -355,14 +293,12 @@ def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hub
     with socket.create_connection(where) as connected:
         began = time.monotonic()
         with contextlib.suppress(OSError):
-            for byte in b"\x16\x03\x01\x02" + bytes(200):
+            for byte in BEGINNING:
                 connected.sendall(bytes([byte]))
                 time.sleep(0.05)
         assert time.monotonic() - began < 8
     # Encrypted, and then silent.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with context.wrap_socket(socket.create_connection(where)) as encrypted:
+    with tokenless().wrap_socket(socket.create_connection(where)) as encrypted:
         began = time.monotonic()
         assert encrypted.recv(1) == b""
         assert time.monotonic() - began < 8

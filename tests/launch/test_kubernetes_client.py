@@ -1,7 +1,6 @@
 """What the API server's answers become: pods in words, refusals in a sentence. The server is the tests' stand-in."""
 
 import contextlib
-import dataclasses
 import os
 import time
 
@@ -15,7 +14,7 @@ from pipeline.launch import LaunchError
 from pipeline.launch.agents import dialling
 from pipeline.launch.kubernetes import FILE, KubernetesCluster
 from pipeline.launch.kubernetes.client import Client, Follower, state_of
-from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, owner_kind, shape_of
+from pipeline.launch.kubernetes.jobset import KubernetesOptions, Pods, manifests, shape_of
 from pipeline.record.events import Warned
 from pipeline.record.files import Kept
 from pipeline.record.log import write_json
@@ -34,16 +33,16 @@ def cluster(tmp_path, monkeypatch):
         yield made
 
 
-def make(name: str = "mine", **options) -> tuple[Client, KubernetesOptions]:
+def make(name: str = "mine", **options) -> Client:
     given = KubernetesOptions(**{"image": IMAGE, "name": name, **options})
     made = Client(given, os.environ)
-    made.create(manifests(Pods(owner_kind(given), name, shape_of(PLAN)), given, PLAN.launch), TOKEN)
-    return made, given
+    made.create(manifests(Pods(given.owner_kind, name, shape_of(PLAN)), given, PLAN.launch), TOKEN)
+    return made
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job"])
 def test_what_is_made_goes_with_its_jobset_or_job(cluster, kind):
-    made, _ = make(kind=kind)
+    made = make(kind=kind)
     cluster.wait(lambda: len(made.pods("mine")) == 2)
     top = {"jobset": "JobSet", "job": "Job"}[kind]
     hosts = {state_of(pod).host for pod in made.pods("mine")}
@@ -64,7 +63,7 @@ def followed(cluster):
     with contextlib.ExitStack() as stack:
 
         def follow(**options):
-            follower = stack.enter_context(contextlib.closing(Follower(make(**options)[0], PODS)))
+            follower = stack.enter_context(contextlib.closing(Follower(make(**options), PODS)))
             return follower, lambda reached: cluster.wait(lambda: reached(follower), 20.0)
 
         yield follow
@@ -91,7 +90,7 @@ def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, fol
 ])  # fmt: skip
 def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(followed, options, words):
     follower, wait = followed(**options)
-    said = wait(lambda follower: words in (why := follower.waits_for(PODS.hosts)) and why)
+    said = wait(lambda follower: words in (why := follower.waits_for(PODS.hosts, {})) and why)
     assert said.startswith("mine-chief-0-0, mine-worker-0-0: no node takes it (Unschedulable: 0/1 nodes are available")
     follower.check(PODS.hosts, PODS.hosts)
 
@@ -115,7 +114,7 @@ def test_what_the_api_server_refuses_is_a_sentence_with_what_to_do(cluster, spoi
     cluster.wait(lambda: not any(map(cluster.objects.all, KINDS)))
 
 
-def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
+def test_a_name_that_is_taken_is_refused_and_no_server_and_no_kubeconfig_are_told_of(cluster, tmp_path, monkeypatch):
     make()
     with pytest.raises(LaunchError, match=r"already exists.* Try another cluster.options.name, or null"):
         make()
@@ -124,6 +123,9 @@ def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
     with pytest.raises(LaunchError, match=r"Expected the Kubernetes cluster to make a JobSet.*Try kubectl get pods"):
         make("other")
     assert time.monotonic() - began < 20.0
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match=r"Expected a kubeconfig .*Try KUBECONFIG=FILE"):
+        make()
 
 
 def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_makes_its_own(
@@ -155,7 +157,7 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
 
 
 def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
-    made, _ = make()
+    made = make()
     (pod, _) = cluster.wait(lambda: len(made.pods("mine")) == 2 and made.pods("mine"))
     cluster.api.forbidden.add(("get", "pods/portforward"))
     with pytest.raises(OSError, match=r"Expected a role that may get and create pods/portforward .*conductor=HOST"):
@@ -164,12 +166,6 @@ def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
     # One whose pod does not run yet is tried again.
     with pytest.raises(OSError, match="there is no way to its agent"):
         made.forward(pod.metadata.name, 2221)
-
-
-def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(LaunchError, match=r"Expected a kubeconfig .*Try KUBECONFIG=FILE"):
-        Client(KubernetesOptions(), os.environ)
 
 
 def ended(**status) -> client.V1Pod:
@@ -184,14 +180,13 @@ def ended(**status) -> client.V1Pod:
 def test_how_a_pod_has_ended_is_said_by_its_reason():
     def terminated(code, reason):
         state = client.V1ContainerState(terminated=client.V1ContainerStateTerminated(exit_code=code, reason=reason))
-        return [client.V1ContainerStatus(name="a", image="i", image_id="", ready=False, restart_count=0, state=state)]
+        status = client.V1ContainerStatus(name="a", image="i", image_id="", ready=False, restart_count=0, state=state)
+        return state_of(ended(container_statuses=[status]))
 
-    evicted = ended(reason="Evicted", message="The node was low on resource: memory. ")
-    assert state_of(evicted).words == "was evicted (The node was low on resource: memory)"
-    assert state_of(ended(container_statuses=terminated(137, "OOMKilled"))).remedy == "more cluster.options.memory"
-    assert state_of(ended(container_statuses=terminated(3, "Error"))).words == "ended with exit code 3"
-    gone = [
-        client.V1PodCondition(type="DisruptionTarget", status="True", reason="PreemptionByScheduler", message="by b")
-    ]
-    assert state_of(ended(conditions=gone)).words == "was taken away (PreemptionByScheduler: by b)"
-    assert dataclasses.replace(state_of(evicted), words="").ended
+    evicted = state_of(ended(reason="Evicted", message="The node was low on resource: memory. "))
+    assert (evicted.words, evicted.ended) == ("was evicted (The node was low on resource: memory)", True)
+    assert terminated(137, "OOMKilled").remedy == "more cluster.options.memory"
+    assert terminated(3, "Error").words == "ended with exit code 3"
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by b"}
+    taken = state_of(ended(conditions=[client.V1PodCondition(**gone)]))
+    assert taken.words == "was taken away (PreemptionByScheduler: by b)"

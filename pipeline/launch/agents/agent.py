@@ -1,8 +1,7 @@
 """Starts, watches and stops the processes of its host for a driver elsewhere.
 
 Events of processes, and what they write into their logs, go to files, which are sent on from where the driver has them:
-no process waits for a driver. Of heartbeats, the last of each kind of each process is sent once a second, while there
-is a connection.
+no process waits for a driver. Of heartbeats, the last of each kind is sent once a second, while there is a connection.
 """
 
 import json
@@ -13,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -38,6 +38,9 @@ AWAY_SECONDS = 10.0
 ABANDONED, UNREACHED = 75, 69
 
 
+Gone = Callable[[Channel, float], bool]
+
+
 @dataclass
 class _Job:
     """Processes that were started together, and what the driver should know of them."""
@@ -52,7 +55,19 @@ class _Job:
     left: set[int] = field(default_factory=set)
     # By rank, and whether training or validation tells how far it is.
     beats: dict[tuple[int, bool, bool], Beat] = field(default_factory=dict)
+    next_beats: float = 0.0
     sent: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        """False once all its processes have ended."""
+        return not self.exited.keys() >= {*self.start.ranks}
+
+    @property
+    def is_needed(self) -> bool:
+        """True if what it computes depends on each process here; one worker of many that take turns is replaced."""
+        roles = {self.plan.processes[rank].role for rank in self.start.ranks}
+        return not self.plan.strategy.asynchronous or roles != {"worker"}
 
 
 class Agent:
@@ -63,13 +78,7 @@ class Agent:
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        cluster: LocalCluster,
-        order: int,
-        address: str,
-        gone: Callable[[Channel, float], bool],
-        leaves: bool = False,
+        self, channel: Channel, cluster: LocalCluster, order: int, address: str, gone: Gone, leaves: bool = False
     ) -> None:
         self._channel, self._cluster = channel, cluster
         self._order, self._address, self._gone, self._leaves = order, address, gone, leaves
@@ -78,18 +87,16 @@ class Agent:
         self._lines: list[Lines] = []
         # The driver's life, which another driver has not.
         self._life = ""
-        self._next_beats = 0.0
         # Answers a doctor, from the first request on.
         self._helper: Line | None = None
         self._asking = threading.Lock()
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
-        """Serves the driver to its end; returns what its command ended with.
+        """Serves the driver to its end; returns what its command ended with, or None where the driver was given up.
 
-        None where the driver was given up, and 128 + the signal where this host `leaves`. `signalled` returns a
-        scheduler's signal, which is passed on.
+        `signalled` returns a scheduler's signal, which is passed on; where this host `leaves`, 128 + it is returned.
         """
-        signal: int | None = None
+        signal = None
         with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
             try:
                 while True:
@@ -104,13 +111,16 @@ class Agent:
                         if isinstance(message, messages.Close):
                             return message.code
                         self._do(message, Path(folder))
-                    self._pass_all_on()
+                    for job in self._jobs.values():
+                        self._pass_on(job)
                     self._forget_heard()
                     if signal is None and (signal := signalled()) is not None:
                         self._report(signal)
                     if signal is not None and self._leaves and self._is_done():
                         return 128 + signal
-                    if self._gone(self._channel, self._orphan_timeout()):
+                    timeouts = [job.plan.launch.orphan_timeout for job in self._jobs.values() if job.runs]
+                    idle = NOBODY_SECONDS if self._channel.nobody else IDLE_SECONDS
+                    if self._gone(self._channel, max(timeouts, default=idle)):
                         if not self._channel.refused:
                             self._save()
                         return None
@@ -119,11 +129,6 @@ class Agent:
                     self._helper.close()
                 self._forget_heard()
                 self._drop_all()
-
-    def _orphan_timeout(self) -> float:
-        running = [job for job in self._jobs.values() if set(job.start.ranks) - job.exited.keys()]
-        idle = NOBODY_SECONDS if self._channel.nobody else IDLE_SECONDS
-        return max((job.plan.launch.orphan_timeout for job in running), default=idle)
 
     def _meet(self) -> None:
         """Says hello to another driver, for which nothing runs unless it takes the place of the one before."""
@@ -137,18 +142,26 @@ class Agent:
         self._send(messages.Hello(self._order, self._address, host, messages.alike(), held, self._life, network))
 
     def _do(self, message: messages.Message, folder: Path) -> None:
-        match message:
-            case messages.Start(job=number):
-                self._start(message, folder / str(number))
-            case messages.Ask():
-                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
-            case messages.Find(number=number, ports=ports):
-                try:
+        try:
+            match message:
+                case messages.Start(job=number, group=group, ranks=ranks):
+                    plan = from_json(zlib.decompress(message.plan).decode())
+                    plan = on_cores(plan, ranks, this_machine.usable_cores())
+                    (own := folder / str(number)).mkdir()
+                    self._lines.append(lines := Lines(plan, group, ranks, own))
+                    running = self._cluster.start(plan, group, own, ranks)
+                    self._jobs[number] = _Job(message, plan, running, own, lines)
+                case messages.Ask():
+                    threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+                case messages.Find(number=number, ports=ports):
                     self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
-                except LaunchError as error:
-                    self._send(messages.Response(number, error=str(error)))
-            case messages.OfJob(job=number) if number in self._jobs:
-                self._do_with(self._jobs[number], message)
+                case messages.OfJob(job=number) if number in self._jobs:
+                    self._do_with(self._jobs[number], message)
+        except LaunchError as error:
+            if isinstance(message, messages.Find):
+                self._send(messages.Response(message.number, error=str(error)))
+            elif isinstance(message, messages.OfJob):
+                self._send(messages.Lost(message.job, str(error)))
 
     def _answer(self, ask: messages.Ask) -> None:
         with self._asking:
@@ -159,49 +172,43 @@ class Agent:
                 line = json.dumps({"failed": str(error)})
         self._send(messages.Response(ask.number, line=line))
 
-    def _start(self, message: messages.Start, folder: Path) -> None:
-        plan = on_cores(from_json(zlib.decompress(message.plan).decode()), message.ranks, this_machine.usable_cores())
-        folder.mkdir()
-        self._lines.append(lines := Lines(plan, message.group, message.ranks, folder))
-        try:
-            running = self._cluster.start(plan, message.group, folder, message.ranks)
-        except LaunchError as error:
-            self._send(messages.Lost(message.job, str(error)))
-            return
-        self._jobs[message.job] = _Job(message, plan, running, folder, lines)
-
     def _do_with(self, job: _Job, message: messages.OfJob) -> None:
         match message:
             case messages.Give(command=command):
                 job.commands += 1
                 job.running.send(in_folder(commands.from_json(command), job.folder))
             case messages.Restart(rank=rank):
-                try:
-                    job.running.restart(rank)
-                    job.exited.pop(rank, None)
-                except LaunchError as error:
-                    self._send(messages.Lost(message.job, str(error)))
+                job.running.restart(rank)
+                job.exited.pop(rank, None)
             case messages.DumpStacks():
                 job.running.dump_stacks()
             case messages.Stop(grace=grace):
                 job.running.stop(grace)
-                self._pass_on(job)
-                while self._send_lines(job) or self._bring(job):
+                while self._pass_on(job):
                     time.sleep(0.0 if self._channel.has_room else POLL_SECONDS)
                 del self._jobs[message.job]
                 self._send(messages.Stopped(message.job))
 
-    def _pass_all_on(self) -> None:
-        for job in self._jobs.values():
-            self._pass_on(job)
-        if time.monotonic() >= self._next_beats and self._channel.connection is not None:
-            self._next_beats = time.monotonic() + BEATS_SECONDS
-            for number, job in self._jobs.items():
-                if job.beats:
-                    self._send(messages.Beats(number, list(job.beats.values())))
-                    job.beats.clear()
+    def _pass_on(self, job: _Job) -> bool:
+        """Sends on a piece of what is new of a job's events and files; is more left for a driver that is there?"""
+        self._take_in(job)
+        reached = self._channel.away <= AWAY_SECONDS
+        more = reached and job.lines.more
+        if more and self._channel.has_room and (lines := job.lines.next()):
+            self._send(messages.Emitted(job.start.job, lines))
+        for log in sorted(job.folder.glob("*.log")):
+            if self._channel.has_room:
+                self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
+        # What training saves where the run's folder is not.
+        for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
+            size = path.stat().st_size if path.exists() else 0
+            if reached and job.sent.get(path.name, 0) < size:
+                if self._channel.has_room:
+                    self._send_piece(job, path, size)
+                return True
+        return more
 
-    def _pass_on(self, job: _Job) -> None:
+    def _take_in(self, job: _Job) -> None:
         events = list[Event]()
         for event in job.running.events(0.0):
             match event:
@@ -221,19 +228,10 @@ class Agent:
             except OSError:
                 # The disk is full, say.
                 self._send(messages.Emitted(job.start.job, lines))
-        self._send_lines(job)
-        for log in sorted(job.folder.glob("*.log")):
-            if self._channel.has_room:
-                self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
-        self._bring(job)
-
-    def _send_lines(self, job: _Job) -> bool:
-        """Sends on the next of what processes have emitted, unless the driver is away for too long; is more left?"""
-        if not job.lines.more or self._channel.away > AWAY_SECONDS:
-            return False
-        if self._channel.has_room and (lines := job.lines.next()):
-            self._send(messages.Emitted(job.start.job, lines))
-        return True
+        if job.beats and time.monotonic() >= job.next_beats and self._channel.connection is not None:
+            job.next_beats = time.monotonic() + BEATS_SECONDS
+            self._send(messages.Beats(job.start.job, list(job.beats.values())))
+            job.beats.clear()
 
     def _forget_heard(self) -> None:
         """Forgets what processes have emitted and the driver has, once it is done with all messages."""
@@ -246,21 +244,10 @@ class Agent:
         """Ends all processes; what they have emitted and no driver has heard stays in files."""
         for job in self._jobs.values():
             job.running.stop(0.0)
-        self._jobs.clear()
         for lines in self._lines:
             lines.close()
+        self._jobs.clear()
         self._lines.clear()
-
-    def _bring(self, job: _Job) -> bool:
-        """Sends on a piece of what training saves where the run's folder is not, unless it is away; is more left?"""
-        for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
-            size = path.stat().st_size if path.exists() else 0
-            if job.sent.get(path.name, 0) >= size or self._channel.away > AWAY_SECONDS:
-                continue
-            if self._channel.has_room:
-                self._send_piece(job, path, size)
-            return True
-        return False
 
     def _send_piece(self, job: _Job, path: Path, size: int | None = None, before: int = 0) -> None:
         """Sends what is new of a file, which is whole at a size, or a log with so much `before` it at the driver."""
@@ -274,11 +261,9 @@ class Agent:
             self._send(messages.Piece(job.start.job, path.name, before + at, data, last))
 
     def _is_done(self) -> bool:
-        """True once no process of a host that is taken away has a checkpoint to save any more.
-
-        The driver, where there is one, has those of all hosts leave, and this one stop; without it, its own leave.
-        """
-        if any(map(_is_kept, self._jobs.values())):
+        """True once no process of a host that is taken away has a checkpoint to save any more."""
+        if any(job.is_needed for job in self._jobs.values()):
+            # The driver, where there is one, has those of all hosts leave, and this one stop.
             if self._channel.connection is not None:
                 return False
             self._save()
@@ -291,32 +276,24 @@ class Agent:
         if self._leaves:
             self._send(messages.Leaving())
         for number, job in self._jobs.items():
-            if self._leaves and not _is_kept(job):
-                continue
-            event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
-            self._send(messages.Emitted(number, to_line(event)))
+            if job.is_needed or not self._leaves:
+                event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
+                self._send(messages.Emitted(number, to_line(event)))
 
     def _save(self) -> None:
-        for job in self._jobs.values():
+        jobs = list(self._jobs.values())
+        for job in jobs:
             job.running.send(commands.Leave())
-        until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in self._jobs.values()), default=0.0)
-        while time.monotonic() < until and not all(map(_has_left, self._jobs.values())):
-            wait([source for job in self._jobs.values() for source in job.running.sources()], POLL_SECONDS)
-            for job in self._jobs.values():
+        until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in jobs), default=0.0)
+        while time.monotonic() < until and not all(
+            {*job.start.ranks} & {*job.plan.leaders} <= job.left | job.exited.keys() for job in jobs
+        ):
+            wait([source for job in jobs for source in job.running.sources()], POLL_SECONDS)
+            for job in jobs:
                 self._pass_on(job)
 
     def _send(self, message: messages.Message) -> None:
-        self._channel.send(message.to_bytes())
-
-
-def _is_kept(job: _Job) -> bool:
-    """True if what a job computes depends on each process here; one worker of many that take turns is replaced."""
-    roles = {job.plan.processes[rank].role for rank in job.start.ranks}
-    return not job.plan.strategy.asynchronous or roles != {"worker"}
-
-
-def _has_left(job: _Job) -> bool:
-    return set(job.start.ranks) & set(job.plan.leaders) <= job.left | job.exited.keys()
+        self._channel.send(messages.to_bytes(message))
 
 
 def in_folder(command: commands.Command[EventBase], folder: Path) -> commands.Command[EventBase]:
@@ -334,17 +311,12 @@ def in_folder(command: commands.Command[EventBase], folder: Path) -> commands.Co
 
 
 def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
-    """The plan with cores of this host for the processes of `ranks`, where it names cores that are not there.
-
-    As many as it names, in order; none in particular where there are too few.
-    """
+    """The plan with as many cores of this host for some ranks, if it names others; with none, if there are too few."""
     named = [core for rank in ranks for core in plan.processes[rank].cores]
     if set(named) <= set(usable):
         return plan
-    left, processes = list(usable), list(plan.processes)
+    left, processes = iter(usable if len(named) <= len(usable) else ()), list(plan.processes)
     for rank in ranks:
-        count = len(processes[rank].cores)
-        cores = tuple(left[:count]) if len(named) <= len(usable) else ()
+        cores = tuple(islice(left, len(processes[rank].cores)))
         processes[rank] = replace(processes[rank], cores=cores)
-        left = left[count:]
     return replace(plan, processes=tuple(processes))

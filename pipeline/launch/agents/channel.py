@@ -14,7 +14,6 @@ import struct
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,9 +28,12 @@ HEADER = struct.Struct("!IQQ")
 MOST_BYTES = 1 << 28
 # Kept for the other end before this one is to wait, and for this one before the other is read no more.
 WINDOW_BYTES = 32 << 20
+# A connection that has nothing to send gives a sign of life so often.
+WORD_SECONDS = 2.0
 TOKEN_BYTES = 32
 # Nobody checks the dates, but both ends must make the same certificate.
 BEGIN, END = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
+REPLACED, OCCUPIED = "another has taken its place", "another of its name is there"
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -70,15 +72,11 @@ class Channel:
         # On the monotonic clock, since when there is no connection; why; and whether nothing listens there any more.
         self.away_since: float | None = time.monotonic()
         self.problem, self.nobody = "", False
-        # This end's messages that the other is not done with, by number.
-        self.kept: dict[int, bytes] = {}
-        self.kept_bytes, self.sent = 0, 0
-        # The other end's messages: the last that has come, and the last before which this end is done with all.
-        self.came, self.done_with = 0, 0
-        self.inbox: list[Received] = []
-        self.inbox_bytes = 0
-        # By the number of a message that was taken, whether this end is done with it.
-        self.taken: dict[int, bool] = {}
+        # This end's messages that the other is not done with, by number, and the last that was sent.
+        self.kept, self.kept_bytes, self.sent = dict[int, bytes](), 0, 0
+        # The other end's messages: the last that has come, those to be taken, and, in order, the numbers of those that
+        # this end is not done with.
+        self.came, self.inbox, self.inbox_bytes, self.open = 0, list[Received](), 0, dict[int, None]()
         # Is another in the place of this end?
         self.refused = False
 
@@ -93,35 +91,33 @@ class Channel:
         """True while little enough is kept for the other end that more may be sent."""
         return self.kept_bytes < WINDOW_BYTES
 
+    @property
+    def done_with(self) -> int:
+        """The last of the other end's messages before which this end is done with all."""
+        return next(iter(self.open), self.came + 1) - 1
+
     def send(self, data: bytes) -> None:
         """Sends a message, now or once there is a connection again."""
         with self._lock:
             self.sent += 1
             self.kept[self.sent] = data
             self.kept_bytes += len(data)
-        self.endpoint.wake(self)
+            self.endpoint.wake(self)
 
     def take(self) -> list[Received]:
         """Returns what has come, in order, each message once."""
         with self._lock:
             messages, self.inbox = self.inbox, []
-            self.taken |= {received.number: False for received in messages}
             was_full, self.inbox_bytes = self.inbox_bytes >= WINDOW_BYTES, 0
-        if was_full:
-            self.endpoint.wake(self)
+            if was_full:
+                self.endpoint.wake(self)
         return messages
 
     def done(self, received: Received) -> None:
         """Lets the other end forget a message, once those before it are done with as well."""
         with self._lock:
-            if received.life != self.life or received.number not in self.taken:
-                return
-            self.taken[received.number] = True
-            for number in list(self.taken):
-                if not self.taken[number]:
-                    break
-                self.done_with = number
-                del self.taken[number]
+            if received.life == self.life:
+                self.open.pop(received.number, None)
 
     def greeted(self, greeting: Greeting, connection: "Connection") -> None:
         """Takes another connection to the other end, from where that is. Under the lock."""
@@ -130,8 +126,8 @@ class Channel:
             if self.life and not greeting.adopts:
                 self.drop(self.sent)
             self.past.add(self.life)
-            self.life, self.adopts, self.came, self.done_with = greeting.life, greeting.adopts, 0, 0
-            self.inbox, self.inbox_bytes, self.taken = [], 0, {}
+            self.life, self.adopts = greeting.life, greeting.adopts
+            self.came, self.inbox, self.inbox_bytes, self.open = 0, [], 0, {}
         if greeting.peer == self.endpoint.life:
             self.drop(greeting.done)
         connection.next = min(self.kept, default=self.sent + 1)
@@ -143,13 +139,6 @@ class Channel:
         for number in [number for number in self.kept if number <= done]:
             self.kept_bytes -= len(self.kept.pop(number))
 
-    def take_in(self, number: int, data: bytes) -> None:
-        """Takes in a message, unless it has come before. Under the lock."""
-        if number > self.came:
-            self.came = number
-            self.inbox_bytes += len(data)
-            self.inbox.append(Received(number, data, self.life))
-
 
 class Connection(asyncio.Protocol):
     """One connection of a channel; `channel` is None until the end that has dialled has greeted."""
@@ -157,53 +146,133 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, endpoint: "Endpoint", channel: Channel | None = None) -> None:
-        self._endpoint, self.channel, self.dialled = endpoint, channel, channel is not None
-        self.greeted = self.full = self.paused = False
+        self._endpoint, self.channel, self._dialled = endpoint, channel, channel is not None
+        self._greeted = self._full = self.paused = False
         # The next message to be written; what the other end knows that this one is done with.
         self.next, self.said_done = 1, 0
-        self.heard = self.spoke = time.monotonic()
+        self.heard = self._spoke = time.monotonic()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unread = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets, where this end has dialled."""
+        """Greets, where this end has dialled: it is encrypted, and its other end has shown the token."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._endpoint.opened(self)
+        self._endpoint.connections.add(self)
+        if self.channel is not None:
+            self._greet(self.channel)
 
     def data_received(self, data: bytes) -> None:
         """Takes in the frames that are whole."""
         self.heard = time.monotonic()
         self._unread += data
-        start = 0
-        while len(self._unread) - start >= HEADER.size:
-            size, number, done = HEADER.unpack_from(self._unread, start)
-            end = start + HEADER.size + size
+        while len(self._unread) >= HEADER.size and not self.over.done():
+            size, number, done = HEADER.unpack_from(self._unread)
+            end = HEADER.size + size
             if size > MOST_BYTES:
-                self._endpoint.lost(self, "it sends too long a message")
-            if self.over.done() or len(self._unread) < end:
+                self.lost("it sends too long a message")
+            if len(self._unread) < end:
                 break
-            self._endpoint.take_in(self, number, done, bytes(self._unread[start + HEADER.size : end]))
-            start = end
-        del self._unread[:start]
+            frame = bytes(self._unread[HEADER.size : end])
+            del self._unread[:end]
+            with self._endpoint.lock:
+                if not self._greeted:
+                    self._meet(frame)
+                elif (channel := self.channel) is not None and self is channel.connection:
+                    channel.drop(done)
+                    # It may have come before.
+                    if frame and number > channel.came:
+                        channel.came, channel.open[number] = number, None
+                        channel.inbox.append(Received(number, frame, channel.life))
+                        channel.inbox_bytes += len(frame)
+                        self._endpoint.tell()
+                    self._pause(channel)
 
     def pause_writing(self) -> None:
         """Notes that enough waits to be sent."""
-        self.full = True
+        self._full = True
 
     def resume_writing(self) -> None:
         """Writes on."""
-        self.full = False
-        self._endpoint.write(self)
+        self._full = False
+        self.write()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Notes why it has ended."""
-        self._endpoint.lost(self, "it hung up" if error is None else why_refused(error))
+        self.lost("it hung up" if error is None else why_refused(error))
 
-    def put(self, number: int, done: int, data: bytes) -> None:
-        """Writes a frame."""
+    def write(self) -> None:
+        """Writes what waits, as far as there is room."""
+        with self._endpoint.lock:
+            channel = self.channel
+            if channel is None or self is not channel.connection:
+                return
+            while not self._full and self.next in channel.kept:
+                self._put(self.next, channel.done_with, channel.kept[self.next])
+                self.next += 1
+            late = time.monotonic() - self._spoke > WORD_SECONDS
+            if not self._full and (late or channel.done_with > self.said_done):
+                self._put(0, channel.done_with, b"")
+            self._pause(channel)
+
+    def lost(self, why: str) -> None:
+        """Gives the connection up."""
+        if self.over.done():
+            return
+        self.over.set_result(None)
+        self._endpoint.connections.discard(self)
+        self.transport.abort()
+        with self._endpoint.lock:
+            channel = self.channel
+            if channel is not None and channel.connection is self:
+                channel.connection, channel.away_since = None, self.heard
+            if channel is not None and channel.connection is None:
+                channel.problem = channel.problem if self._dialled and not self._greeted else why
+                self._endpoint.tell()
+
+    def _put(self, number: int, done: int, data: bytes) -> None:
         self.transport.write(HEADER.pack(len(data), number, done) + data)
-        self.said_done, self.spoke = done, time.monotonic()
+        self.said_done, self._spoke = done, time.monotonic()
+
+    def _greet(self, channel: Channel, refuses: str = "") -> None:
+        end, at = self._endpoint, self._endpoint.at if self._dialled else ""
+        greeting = Greeting(end.name, end.life, channel.life, channel.done_with, end.adopts, at, refuses)
+        self._put(0, channel.done_with, msgspec.json.encode(greeting))
+
+    def _meet(self, data: bytes) -> None:
+        try:
+            theirs = msgspec.json.decode(data, type=Greeting)
+        except msgspec.MsgspecError as error:
+            self.lost(f"it has another version: {error}")
+            return
+        channel = self.channel = self.channel or self._endpoint.channel(theirs.name)
+        occupied = channel.connection is not None and theirs.life != channel.life
+        refuses = REPLACED if theirs.life in channel.past else OCCUPIED if occupied else ""
+        if not self._dialled:
+            self._greet(channel, refuses)
+        channel.refused = channel.refused or theirs.refuses == REPLACED
+        if theirs.refuses or refuses:
+            channel.problem = theirs.refuses or channel.problem
+            # What was written, as why, is sent before.
+            self.transport.close()
+            return
+        if channel.connection is not None:
+            channel.connection.lost("another connection has taken its place")
+        self._greeted = True
+        channel.greeted(theirs, self)
+        if theirs.dial:
+            self._endpoint.dial_back(self, channel, theirs.dial)
+        self._endpoint.tell()
+        self.write()
+
+    def _pause(self, channel: Channel) -> None:
+        full = channel.inbox_bytes >= WINDOW_BYTES
+        if full and not self.paused:
+            self.transport.pause_reading()
+        elif self.paused and not full:
+            self.heard = time.monotonic()
+            self.transport.resume_reading()
+        self.paused = full
 
 
 def new_token() -> bytes:
@@ -213,19 +282,19 @@ def new_token() -> bytes:
 
 def contexts(token: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """The contexts of the end that listens and of the end that dials."""
-    key, certificate = _identity(token)
+    identity, certificate = _identity(token)
     server, client = (ssl.SSLContext(side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
     client.check_hostname = False
     # Each connection shows the key: none resumes a session.
     server.num_tickets = 0
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        # OpenSSL reads them from files only; others cannot read this folder.
-        path = Path(folder) / "identity.pem"
-        path.write_bytes(key + certificate)
+    # OpenSSL reads a key from files only; others cannot read this one.
+    with tempfile.NamedTemporaryFile(prefix="pipeline-") as file:
+        file.write(identity)
+        file.flush()
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(path)
+            context.load_cert_chain(file.name)
             context.load_verify_locations(cadata=certificate.decode())
     return server, client
 
@@ -245,23 +314,14 @@ def why_refused(error: BaseException) -> str:
 
 
 def _identity(token: bytes) -> tuple[bytes, bytes]:
-    """The key and the certificate, both as PEM: the same wherever they are made of the same token."""
+    """(Key and certificate, certificate) as PEM: the same wherever they are made of the same token."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"pipeline 3 " + token).digest())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pipeline")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(BEGIN)
-        .not_valid_after(END)
-        .sign(key, None)
-    )
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return secret, certificate.public_bytes(pem)
+    signed = builder.serial_number(1).not_valid_before(BEGIN).not_valid_after(END).sign(key, None).public_bytes(pem)
+    return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()) + signed, signed

@@ -11,19 +11,16 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cluster, Helpers, LaunchError, Line
 from pipeline.launch.agents.channel import new_token
-from pipeline.launch.agents.driver import POLL_SECONDS, Agents, Known
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import SAY_SECONDS, RemoteJob, Taken
+from pipeline.launch.agents.remote import POLL_SECONDS, SAY_SECONDS, Agents, Known, RemoteJob, Taken
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.files import Kept, forget_agents
 from pipeline.record.log import from_here
 
-# For how long agents may take to dial.
-DIAL_SECONDS = 60.0
-# For how long agents of an earlier driver, which dial every second, may take to find this one, and to end.
-ATTACH_SECONDS = 15.0
+# For agents to dial, and for those of an earlier driver, which dial every second, to find this one, and to end.
+DIAL_SECONDS, ATTACH_SECONDS = 60.0, 15.0
 
 
 class DiallingCluster(Cluster, ABC):
@@ -35,6 +32,8 @@ class DiallingCluster(Cluster, ABC):
     among all, from 0; ADDRESS is where other hosts reach it, its name if it is left out.
     """
 
+    # How many agents will dial, and what a user is told meanwhile.
+    count, waiting = 0, "Waiting for hosts."
     # Seconds for agents to dial, None for no limit; for a host that counts as gone to come back, once it is needed;
     # and after how many without a line a host is laid over no more.
     dial_seconds: float | None = DIAL_SECONDS
@@ -61,35 +60,18 @@ class DiallingCluster(Cluster, ABC):
         """What agents prove by that they are this command's."""
         return self.agents.endpoint.token
 
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """The number of agents that will dial."""
-
     @abstractmethod
     def listens_at(self) -> str:
         """HOST:PORT at which agents reach this command, 0 for any port; empty where it dials them."""
 
-    @abstractmethod
     def begin(self, address: str) -> None:
-        """Starts the agents, which dial HOST:PORT, and does not wait for them. Raises `LaunchError`.
-
-        They need `token`, which must never stand on a command line or in a log.
-        """
-
-    @abstractmethod
-    def describe(self, plan: Plan) -> str:
-        """Returns what would be typed or submitted for a plan; contacts nobody."""
+        """Starts agents, which dial HOST:PORT and need `token`, and does not wait for them. Raises `LaunchError`."""
 
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
 
     def begin_again(self, names: Sequence[str]) -> None:
         """Starts agents anew on hosts that were lost, where that can be done."""
-
-    def waiting(self) -> str:
-        """Says what this command waits for while agents have not dialled."""
-        return f"Waiting for {self.count} hosts."
 
     def end(self) -> None:
         """Ends what was begun, once all agents were told to end."""
@@ -101,9 +83,6 @@ class DiallingCluster(Cluster, ABC):
         """Returns None: nobody else drives."""
         self.say = say
         return None
-
-    def warm_up(self) -> None:
-        """Nothing: agents begin to import as soon as they are there."""
 
     def inventory(self) -> Machine:
         """The hosts as they are, but for those that are gone; has their agents started. Raises `LaunchError`."""
@@ -125,9 +104,7 @@ class DiallingCluster(Cluster, ABC):
             return False
         self.agents.endpoint.close()
         self.agents = Agents(record.token.encode())
-        self._taken = {group: list(numbers) for group, numbers in record.jobs.items()}
-        for number in (number for numbers in record.jobs.values() for number in numbers):
-            self.agents.take_over(number)
+        self._taken = {group: list(map(self.agents.number, numbers)) for group, numbers in record.jobs.items()}
         self._begun = True
         self.address = self._listen(record.address)
         self.found(folder)
@@ -148,18 +125,6 @@ class DiallingCluster(Cluster, ABC):
             self.agents.endpoint.stop_listening()
         earlier = Agents(record.token.encode())
         earlier.tolerates = True
-        absent = self._end_all(earlier, record)
-        forget_agents(folder)
-        if shared or not absent:
-            earlier.endpoint.close()
-        else:
-            self._unheard = earlier
-        if shared:
-            self._listen(record.address)
-        if absent:
-            self.say(f"{' and '.join(absent)} did not answer: what is left there ends once it does, or by itself.")
-
-    def _end_all(self, earlier: Agents, record: Kept) -> list[str]:
         self._listen(record.address, earlier)
         for name in record.agents:
             earlier.send(name, Close(0))
@@ -169,7 +134,15 @@ class DiallingCluster(Cluster, ABC):
             channels = [earlier.endpoint.channel(name) for name in absent]
             # Who has heard it hangs up once its processes have ended.
             absent = [each.name for each in channels if each.kept or each.connection is not None]
-        return absent
+        forget_agents(folder)
+        if shared or not absent:
+            earlier.endpoint.close()
+        else:
+            self._unheard = earlier
+        if shared:
+            self._listen(record.address)
+        if absent:
+            self.say(f"{' and '.join(absent)} did not answer: what is left there ends once it does, or by itself.")
 
     def leave(self) -> None:
         """Leaves the agents and their processes to another driver."""
@@ -189,14 +162,17 @@ class DiallingCluster(Cluster, ABC):
 
     def hold(self, requests: dict[str, list[int]]) -> dict[str, list[str]]:
         """HOST:PORT of ports that hosts hold, of which 0 is any that is free there. Raises `LaunchError`."""
-        hosts = {name: self.agents.known[name].hello.address for name in requests}
-        return {
-            name: [f"{hosts[name]}:{port}" for port in ports] for name, ports in self.agents.ports(requests).items()
-        }
+        held = self.agents.ports(requests).items()
+        return {name: [f"{self.agents.known[name].hello.address}:{port}" for port in ports] for name, ports in held}
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
-        if (job_before := self._take_over(group)) is None:
+        job_before = None
+        if self._taken.get(group):
+            number, agents = self._taken[group].pop(0), self.agents.ordered()
+            held = {agent.channel.name: agent.hello.jobs[number] for agent in agents if number in agent.hello.jobs}
+            job_before = Taken(number, held)
+        else:
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
@@ -215,12 +191,11 @@ class DiallingCluster(Cluster, ABC):
 
     def helpers(self) -> Helpers:
         """The hosts whose agents have dialled, whatever they have, and what is wrong with the others."""
-        self.agents.tolerates = True
-        absent: dict[str, str] = {}
+        self.agents.tolerates, absent = True, dict[str, str]()
         try:
             self.gather()
         except LaunchError as error:
-            absent[f"{self.config.name}"] = str(error)
+            absent[self.config.name] = str(error)
         addresses = {agent.channel.name: agent.hello.address for agent in self.agents.ordered()}
         return Helpers({name: Line(partial(self.agents.ask, name)) for name in addresses}, addresses, absent)
 
@@ -231,13 +206,6 @@ class DiallingCluster(Cluster, ABC):
             self._unheard.endpoint.close()
         if self._begun and not self.agents.left:
             self.end()
-
-    def _take_over(self, group: str) -> Taken | None:
-        if not self._taken.get(group):
-            return None
-        number = self._taken[group].pop(0)
-        jobs = {agent.channel.name: agent.hello.jobs for agent in self.agents.ordered()}
-        return Taken(number, {name: held[number] for name, held in jobs.items() if number in held})
 
     def _listen(self, address: str, agents: Agents | None = None) -> str:
         try:
@@ -256,7 +224,7 @@ class DiallingCluster(Cluster, ABC):
             self.check(self.count - len(agents))
             if waited > SAY_SECONDS and not shown:
                 shown = True
-                self.say(self.waiting())
+                self.say(self.waiting)
             if self.dial_seconds is not None and waited > self.dial_seconds:
                 raise LaunchError(
                     f"Expected the agents of {self.count} hosts to dial {self.address or ''} "
@@ -270,10 +238,11 @@ class DiallingCluster(Cluster, ABC):
 
     def _where(self, plan: Plan) -> dict[int, str]:
         names = plan.hardware.host_names or tuple(agent.channel.name for agent in self.agents.ordered())
-        training = [process.host for process in plan.processes if process.role != DATA_SERVER]
-        if max(training) >= len(names):
-            expected = f"a plan for the {len(names)} hosts of the cluster"
-            raise LaunchError(expected, f"one for {max(training) + 1}", f"hardware.hosts={len(names)}")
+        hosts, needed = len(names), 1 + max(each.host for each in plan.processes if each.role != DATA_SERVER)
+        if needed > hosts:
+            raise LaunchError(
+                f"a plan for the {hosts} hosts of the cluster", f"one for {needed}", f"hardware.hosts={hosts}"
+            )
         return {process.rank: names[process.host % len(names)] for process in plan.processes}
 
     def _missing(self, names: Sequence[str]) -> str:

@@ -11,25 +11,23 @@ from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
-import msgspec
-
-from pipeline.launch.agents.channel import WINDOW_BYTES, Channel, Connection, Greeting, contexts, why_refused
+from pipeline.launch.agents.channel import Channel, Connection, contexts, why_refused
 from pipeline.plan.checks import stays_here
 
+# What agents call the other end of their channel.
+DRIVER = "driver"
 HANDSHAKE_SECONDS = 5.0
 # Between two attempts to dial, and two looks at all connections.
 REDIAL_SECONDS, TICK_SECONDS = 1.0, 0.25
-# A connection that is silent for so long is given up; one that has nothing to send gives a sign of life so often.
-SILENT_SECONDS, WORD_SECONDS = 10.0, 2.0
+# A connection that is silent for so long is given up.
+SILENT_SECONDS = 10.0
 # Seconds for the other end to hang up as well.
 HANG_UP_SECONDS = 0.5
 # Connections in their handshake, which takes an agent some hundredths of a second; how long one more than these leaves
 # the others alone; and between two that are hung up on.
 MOST_GREETING, GRACE_SECONDS, PACE_SECONDS = 64, 1.0, 0.002
-REPLACED, OCCUPIED = "another has taken its place", "another of its name is there"
 
 
 class Endpoint:
@@ -40,29 +38,34 @@ class Endpoint:
 
     def __init__(self, name: str, token: bytes, report: Callable[[str], None] = lambda text: None) -> None:
         self.name, self.life, self.adopts = name, secrets.token_hex(8), False
-        self.channels: dict[str, Channel] = {}
-        self.lock = threading.RLock()
-        self.token, self._said, self._at = token, report, ""
+        self.token, self.at, self._report = token, "", report
         self._server, self._client = contexts(token)
-        self._connections = set[Connection]()
-        # The tasks that let in, by their sockets; of each connection in its handshake the address and since when.
-        self._listening: dict[socket.socket, asyncio.Task[None]] = {}
+        self.channels, self.connections, self.lock = dict[str, Channel](), set[Connection](), threading.RLock()
+        # What lets in at each port, and all else that runs; addresses of connections in their handshake, since when.
+        self._ports, self._tasks = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
         self._greeting: dict[asyncio.Task[None], tuple[str, float]] = {}
-        self._tasks = set[asyncio.Task[None]]()
         # Is readable once something has come, until it is heard.
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._has_news = self._ended = False
+        self._ended = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="channels", daemon=True)
+        # A connection that breaks is no error of this program.
+        self._loop.set_exception_handler(lambda loop, context: None)
+        # Room that asyncio keeps for as long as a connection lasts: 256 KiB if not told.
+        sslproto.SSLProtocol.max_size = 1 << 16
+        self._thread = threading.Thread(target=self._loop.run_forever, name="channels", daemon=True)
         self._thread.start()
-        self._in_loop(self._begin(self._tick()))
+        self._begin(self._tick(), self._tasks)
 
     def hear(self) -> None:
         """Makes `news` wait for what comes from now on."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def tell(self) -> None:
+        """Makes `news` readable."""
         with self.lock:
-            self._has_news = False
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.news)
+            if not self._ended:
+                os.eventfd_write(self.news, 1)
 
     def channel(self, name: str) -> Channel:
         """Returns the channel to a name, which may have no connection yet."""
@@ -71,27 +74,37 @@ class Endpoint:
 
     def listen(self, address: str) -> str:
         """Listens at HOST:PORT, of which port 0 is any; returns where. Raises `OSError`."""
-        listening = listen(address)
+        host, _, port = address.rpartition(":")
+        try:
+            listening = socket.create_server((host, int(port)), backlog=1024)
+        except OSError:
+            if stays_here(address):
+                raise
+            # The host may be a name that others know this one by.
+            listening = socket.create_server(("", int(port)), backlog=1024)
         listening.setblocking(False)
-        self._at = f"{address.rpartition(':')[0]}:{listening.getsockname()[1]}"
-        self._in_loop(self._open(listening))
-        return self._at
+        self.at = f"{host}:{listening.getsockname()[1]}"
+        self._begin(self._accept(listening), self._ports)
+        return self.at
 
     def stop_listening(self) -> None:
         """Lets go of the ports that it listens at; connections stay."""
-        self._in_loop(self._close_ports())
+        self._in_loop(_end(self._ports))
 
     def dial(self, name: str, address: str | Callable[[], socket.socket]) -> Channel:
         """Returns a channel to HOST:PORT, or to whom a function connects; dialled whenever it has no connection."""
         channel = self.channel(name)
-        self._in_loop(self._begin(self._keep_dialling(channel, address)))
+        self._begin(self._keep_dialling(channel, address), self._tasks)
         return channel
 
+    def dial_back(self, connection: Connection, channel: Channel, address: str) -> None:
+        """Dials HOST:PORT whenever there is no connection, once this one is over. Called in the thread."""
+        self._tasks.add(asyncio.create_task(self._keep_dialling(channel, address, connection)))
+
     def wake(self, channel: Channel) -> None:
-        """Sends what waits in a channel, soon."""
-        with self.lock, contextlib.suppress(RuntimeError):
-            if channel.connection is not None:
-                self._loop.call_soon_threadsafe(self.write, channel.connection)
+        """Sends what waits in a channel, soon. Under the lock."""
+        if channel.connection is not None and not self._ended:
+            self._loop.call_soon_threadsafe(channel.connection.write)
 
     def close(self, seconds: float = 0.0) -> None:
         """Ends all channels, once the ends that are there have what was sent, or the seconds have passed."""
@@ -100,105 +113,37 @@ class Endpoint:
             time.sleep(0.02)
         if self._ended:
             return
-        self._ended = True
+        with self.lock:
+            self._ended = True
         self._in_loop(self._hang_up())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         os.close(self.news)
 
-    # What follows is called in the thread.
-
-    def opened(self, connection: Connection) -> None:
-        """Takes in a connection that is encrypted, whose other end has shown the token."""
-        self._connections.add(connection)
-        if connection.channel is not None:
-            self._greet(connection, connection.channel)
-
-    def take_in(self, connection: Connection, number: int, done: int, data: bytes) -> None:
-        """Takes in a frame."""
-        with self.lock:
-            if not connection.greeted:
-                self._meet(connection, data)
-            elif connection.channel is not None and connection is connection.channel.connection:
-                connection.channel.drop(done)
-                if data:
-                    connection.channel.take_in(number, data)
-                    self._tell()
-                self._pause(connection, connection.channel)
-
-    def write(self, connection: Connection) -> None:
-        """Writes what waits, as far as there is room."""
-        with self.lock:
-            channel = connection.channel
-            if channel is None or connection is not channel.connection:
-                return
-            while not connection.full and connection.next in channel.kept:
-                connection.put(connection.next, channel.done_with, channel.kept[connection.next])
-                connection.next += 1
-            late = time.monotonic() - connection.spoke > WORD_SECONDS
-            if not connection.full and (late or channel.done_with > connection.said_done):
-                connection.put(0, channel.done_with, b"")
-            self._pause(connection, channel)
-
-    def lost(self, connection: Connection, why: str) -> None:
-        """Gives a connection up."""
-        if connection.over.done():
-            return
-        connection.over.set_result(None)
-        self._connections.discard(connection)
-        connection.transport.abort()
-        with self.lock:
-            channel = connection.channel
-            if channel is not None and channel.connection is connection:
-                channel.connection, channel.away_since = None, connection.heard
-            if channel is not None and channel.connection is None:
-                channel.problem = channel.problem if connection.dialled and not connection.greeted else why
-                self._tell()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        # Room that asyncio keeps for as long as a connection lasts: 256 KiB if not told.
-        sslproto.SSLProtocol.max_size = 1 << 16
-        # A connection that breaks is no error of this program.
-        self._loop.set_exception_handler(lambda loop, context: None)
-        self._loop.run_forever()
-
     def _in_loop(self, doing: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
-    async def _begin(self, doing: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(asyncio.create_task(doing))
+    def _begin(self, doing: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        async def begin() -> None:
+            tasks.add(asyncio.create_task(doing))
 
-    async def _open(self, listening: socket.socket) -> None:
-        self._listening[listening] = asyncio.create_task(self._accept(listening))
-
-    async def _close_ports(self) -> None:
-        for listening, task in self._listening.items():
-            task.cancel()
-            await asyncio.wait([task])
-            listening.close()
-        self._listening.clear()
+        self._in_loop(begin())
 
     async def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                connected, (where, *_) = await self._loop.sock_accept(listening)
-            except OSError:
-                # Who dialled has gone again, or there is no room for it here.
-                await asyncio.sleep(TICK_SECONDS)
-                continue
-            await self._make_room(where)
-            task = asyncio.create_task(self._let_in(connected, where))
-            self._greeting[task] = (where, time.monotonic())
-            task.add_done_callback(partial(self._let_go, connected))
-            # Else those that are let in would wait for all that dial.
-            await asyncio.sleep(0)
-
-    def _let_go(self, connected: socket.socket, task: asyncio.Task[None]) -> None:
-        self._greeting.pop(task, None)
-        if task.cancelled():
-            connected.close()
+        with listening:
+            while True:
+                try:
+                    connected, (where, *_) = await self._loop.sock_accept(listening)
+                except OSError:
+                    # Who dialled has gone again, or there is no room for it here.
+                    await asyncio.sleep(TICK_SECONDS)
+                    continue
+                await self._make_room(where)
+                task = asyncio.create_task(self._let_in(connected, where))
+                self._greeting[task] = (where, time.monotonic())
+                # Else those that are let in would wait for all that dial.
+                await asyncio.sleep(0)
 
     async def _make_room(self, where: str) -> None:
         """Hangs up on a connection that is in the way of one from an address, or waits until one is done.
@@ -212,14 +157,13 @@ class Endpoint:
             theirs = [task for task, (address, _) in self._greeting.items() if address == busiest]
             crowds = places > min(held[where] + 1, MOST_GREETING // 2)
             left = self._greeting[theirs[0]][1] + GRACE_SECONDS - time.monotonic()
-            if not crowds and left > 0:
+            if crowds or left <= 0:
+                task = secrets.choice(theirs) if crowds else theirs[0]
+                del self._greeting[task]
+                task.cancel()
+                await asyncio.sleep(PACE_SECONDS)
+            else:
                 await asyncio.wait(self._greeting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(0)
-                continue
-            task = secrets.choice(theirs) if crowds else theirs[0]
-            self._greeting.pop(task)
-            task.cancel()
-            await asyncio.sleep(PACE_SECONDS)
 
     async def _let_in(self, connected: socket.socket, where: str) -> None:
         try:
@@ -231,9 +175,18 @@ class Endpoint:
                 ssl_shutdown_timeout=HANG_UP_SECONDS,
             )
         except OSError as error:
-            self._said(f"A connection from {where} was refused: {why_refused(error)}.")
+            self._report(f"A connection from {where} was refused: {why_refused(error)}.")
+        except asyncio.CancelledError:
+            connected.close()
+            raise
+        finally:
+            self._greeting.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
 
-    async def _keep_dialling(self, channel: Channel, address: str | Callable[[], socket.socket]) -> None:
+    async def _keep_dialling(
+        self, channel: Channel, address: str | Callable[[], socket.socket], after: Connection | None = None
+    ) -> None:
+        if after is not None:
+            await asyncio.shield(after.over)
         while not channel.refused:
             try:
                 target: dict[str, Any]
@@ -254,83 +207,40 @@ class Endpoint:
             except (OSError, ValueError) as error:
                 if channel.connection is None:
                     channel.problem, channel.nobody = why_refused(error), isinstance(error, ConnectionRefusedError)
-                    self._tell()
+                    self.tell()
             await asyncio.sleep(REDIAL_SECONDS)
-
-    def _greet(self, connection: Connection, channel: Channel, refuses: str = "") -> None:
-        at = self._at if connection.dialled else ""
-        greeting = Greeting(self.name, self.life, channel.life, channel.done_with, self.adopts, at, refuses)
-        connection.put(0, channel.done_with, msgspec.json.encode(greeting))
-
-    def _meet(self, connection: Connection, data: bytes) -> None:
-        try:
-            theirs = msgspec.json.decode(data, type=Greeting)
-        except msgspec.MsgspecError as error:
-            self.lost(connection, f"it has another version: {error}")
-            return
-        channel = connection.channel = connection.channel or self.channel(theirs.name)
-        occupied = channel.connection is not None and theirs.life != channel.life
-        refuses = REPLACED if theirs.life in channel.past else OCCUPIED if occupied else ""
-        if not connection.dialled:
-            self._greet(connection, channel, refuses)
-        channel.refused = channel.refused or theirs.refuses == REPLACED
-        if theirs.refuses or refuses:
-            channel.problem = theirs.refuses or channel.problem
-            # What was written, as why, is sent before.
-            connection.transport.close()
-            return
-        if channel.connection is not None:
-            self.lost(channel.connection, "another connection has taken its place")
-        connection.greeted = True
-        channel.greeted(theirs, connection)
-        if theirs.dial:
-            self._tasks.add(asyncio.create_task(self._dial_back(connection, channel, theirs.dial)))
-        self._tell()
-        self.write(connection)
-
-    async def _dial_back(self, connection: Connection, channel: Channel, address: str) -> None:
-        await asyncio.shield(connection.over)
-        await self._keep_dialling(channel, address)
-
-    def _pause(self, connection: Connection, channel: Channel) -> None:
-        full = channel.inbox_bytes >= WINDOW_BYTES
-        if full and not connection.paused:
-            connection.transport.pause_reading()
-        elif connection.paused and not full:
-            connection.heard = time.monotonic()
-            connection.transport.resume_reading()
-        connection.paused = full
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for connection in list(self._connections):
-                self.write(connection)
+            for connection in list(self.connections):
+                connection.write()
                 if not connection.paused and time.monotonic() - connection.heard > SILENT_SECONDS:
-                    self.lost(connection, f"it was silent for {SILENT_SECONDS:g} s")
+                    connection.lost(f"it was silent for {SILENT_SECONDS:g} s")
 
     async def _hang_up(self) -> None:
-        await self._close_ports()
-        tasks = [*self._tasks, *self._greeting]
+        await _end(self._ports)
+        tasks, connections = {*self._tasks, *self._greeting}, list(self.connections)
         for task in tasks:
             task.cancel()
-        connections = list(self._connections)
         for connection in connections:
-            self.write(connection)
+            connection.write()
             connection.transport.close()
         if waits := [*tasks, *(connection.over for connection in connections)]:
             await asyncio.wait(waits, timeout=HANG_UP_SECONDS)
-        for connection in list(self._connections):
-            self.lost(connection, "it was closed")
+        for connection in list(self.connections):
+            connection.lost("it was closed")
         # asyncio closes what was aborted in its next turns.
         for _ in range(5):
             await asyncio.sleep(0)
 
-    def _tell(self) -> None:
-        with self.lock:
-            if not (self._has_news or self._ended):
-                self._has_news = True
-                os.eventfd_write(self.news, 1)
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    tasks.clear()
 
 
 async def _opened(connect: Callable[[], socket.socket]) -> socket.socket:
@@ -346,14 +256,3 @@ async def _opened(connect: Callable[[], socket.socket]) -> socket.socket:
 
     threading.Thread(target=act, daemon=True).start()
     return await asyncio.wrap_future(opened)
-
-
-def listen(address: str) -> socket.socket:
-    """A socket that listens at HOST:PORT; on every interface where the host is a name that others know this one by."""
-    host, _, port = address.rpartition(":")
-    try:
-        return socket.create_server((host, int(port)), backlog=1024)
-    except OSError:
-        if stays_here(address):
-            raise
-    return socket.create_server(("", int(port)), backlog=1024)

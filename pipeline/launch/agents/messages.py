@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,8 +14,6 @@ import msgspec
 from pipeline.plan.machine import Machine
 from pipeline.record.events import Beat
 
-# What agents call the other end of their channel.
-DRIVER = "driver"
 PACKAGES = ("tensorflow", "keras", "numpy")
 # Which not every host has, and one backend alone needs.
 OTHERS = ("jax", "jaxlib")
@@ -24,11 +23,7 @@ FILES = "the pipeline's files"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """One of those below."""
-
-    def to_bytes(self) -> bytes:
-        """The message as MessagePack, with the name of its class."""
-        return msgspec.msgpack.encode(self)
+    """One of those below, which travels as MessagePack with the name of its class."""
 
 
 class OfJob(Message, frozen=True):
@@ -38,12 +33,10 @@ class OfJob(Message, frozen=True):
 
 
 class Start(OfJob, frozen=True):
-    """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already.
-
-    The plan is its JSON, compressed: a driver keeps one of all processes for each host until the host has it.
-    """
+    """Start some ranks of a plan, as job `job`. `logged`: bytes that the driver's log of a name has already."""
 
     group: str
+    # Its JSON, compressed: a driver keeps one of all processes for each host until the host has it.
     plan: bytes
     ranks: list[int]
     logged: dict[str, int] = {}
@@ -102,8 +95,7 @@ class Held(msgspec.Struct, frozen=True):
 class Hello(Message, frozen=True):
     """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs.
 
-    `driver` is the life of the driver that it is for: one that comes later gets another. `network` is what no other
-    machine has, and no other network of the same one.
+    `driver` is the life of the driver that it is for: one that comes later gets another. `network`: see `this_machine`.
     """
 
     order: int
@@ -126,10 +118,7 @@ class Emitted(OfJob, frozen=True):
 
 
 class Piece(OfJob, frozen=True):
-    """Bytes of a file of the run's folder from byte `at` on.
-
-    A log grows by them (`last` is None); another file gets its name with its last piece.
-    """
+    """Bytes of a file of the run's folder from byte `at` on; `last` is None for a log, which grows by them."""
 
     name: str
     at: int
@@ -163,20 +152,18 @@ class Beats(OfJob, frozen=True):
 
 
 ANY: Any = Union[(*Message.__subclasses__(), *OfJob.__subclasses__())]
-# The message that `Message.to_bytes` wrote. Raises `msgspec.MsgspecError`.
+to_bytes = msgspec.msgpack.encode
+# The message that `to_bytes` wrote. Raises `msgspec.MsgspecError`.
 from_bytes: Callable[[bytes], Message] = msgspec.msgpack.Decoder(ANY).decode
 
 
 @cache
 def alike() -> Mapping[str, str]:
     """Returns the versions of what computes, by name, and hashes of this package's files and of its lock file."""
-    versions = {"python": ".".join(python_version().split(".")[:2])}
+    versions = {"python": ".".join(python_version().split(".")[:2]), **dict.fromkeys(PACKAGES, "none")}
     for name in (*PACKAGES, *OTHERS):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            if name in PACKAGES:
-                versions[name] = "none"
     versions[FILES] = _digest(modules())
     if LOCK.is_file():
         versions["requirements.lock"] = _digest([LOCK])
@@ -205,8 +192,6 @@ def modules() -> list[Path]:
 
 
 def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        name = path.relative_to(PACKAGE.parent).as_posix()
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    names = [path.relative_to(PACKAGE.parent).as_posix().encode() for path in paths]
+    parts = [part for name, path in zip(names, paths, strict=True) for part in (name, path.read_bytes())]
+    return hashlib.sha256(b"".join(part + b"\0" for part in parts)).hexdigest()[:12]

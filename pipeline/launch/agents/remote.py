@@ -1,22 +1,208 @@
-"""A job whose processes are on several hosts, started and watched there by agents."""
+"""The driver's end of the channels to its agents, and jobs whose processes they start and watch on several hosts."""
 
+import threading
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+
+import msgspec
 
 from pipeline.launch import LaunchError
 from pipeline.launch.agents import messages
-from pipeline.launch.agents.driver import OVER, POLL_SECONDS, Agents
+from pipeline.launch.agents.channel import Channel, Received
+from pipeline.launch.agents.endpoint import DRIVER, Endpoint
+from pipeline.launch.agents.unheard import unheard
 from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.plan.machine import Host
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Exited, Started, Unreachable, Warned
 from pipeline.record.log import from_line, stamped
 
+# For agents to say which ports they hold, and what is late on the way.
+POLL_SECONDS, CLOSE_SECONDS, LATE_SECONDS = 0.2, 3.0, 10.0
 # Before a warning says which agents do not answer; for an agent to stop, and for one without a connection to come back.
 SAY_SECONDS, STOP_SECONDS, AWAY_SECONDS = 3.0, 10.0, 3.0
+# Stands for the jobs that are over: their last lines are the next job's to hear.
+OVER = 0
+MOST_REFUSED = 20
+SAME = "the same environment and code on all hosts"
+
+
+@dataclass(frozen=True)
+class Known:
+    """An agent that has said hello: its channel, its life, its place among all, and the jobs that it had then."""
+
+    channel: Channel
+    life: str
+    hello: messages.Hello
+
+    @property
+    def host(self) -> Host:
+        """Its host, under the name that it has here."""
+        return replace(self.hello.machine, hostname=self.channel.name)
+
+    @property
+    def is_there(self) -> bool:
+        """False once another agent is in its place."""
+        return self.channel.life == self.life
+
+
+class Agents:
+    """All agents of a command, by name. What they send about jobs waits until the job asks for it."""
+
+    def __init__(self, token: bytes) -> None:
+        # For the user, each to be shown once.
+        self.warnings: list[str] = []
+        self._refused = 0
+        self.endpoint = Endpoint(DRIVER, token, self._refuse)
+        self.known: dict[str, Known] = {}
+        self._leaving = set[str]()
+        # By job, what has come, and what the job has taken, with which it is done once it asks again.
+        self._inbox: dict[int, list[tuple[str, messages.Message, Received]]] = defaultdict(list)
+        self._taken: dict[int, list[tuple[str, Received]]] = {}
+        self._responses: dict[tuple[str, int], messages.Response] = {}
+        self._listening = threading.Lock()
+        # Hosts that have not what this one has are refused, unless they get nothing but requests.
+        self.tolerates = False
+        # Does this driver go, and leaves the agents and their processes to the next?
+        self.left = False
+        self._jobs = self._requests = 0
+        # Jobs that are not over, whose messages wait for them; those that end or are over, whose processes' last lines
+        # are the next job's to hear.
+        self._open, self.ending = set[int](), set[int]()
+
+    def number(self, earlier: int | None = None) -> int:
+        """Returns a number for a job that no other has, or goes on with one that an `earlier` driver has numbered."""
+        self.endpoint.adopts = self.endpoint.adopts or earlier is not None
+        number = self._jobs + 1 if earlier is None else earlier
+        self._jobs = max(self._jobs, number)
+        self._open.add(number)
+        return number
+
+    def over(self, number: int) -> None:
+        """Passes over what else comes about a job from now on."""
+        self._open.discard(number)
+        self.about(number)
+        self.about(number)
+
+    def ordered(self) -> list[Known]:
+        """Those that have said hello, and whose hosts are not gone, in their order."""
+        return sorted((agent for agent in self.known.values() if agent.is_there), key=lambda agent: agent.hello.order)
+
+    def is_there(self, name: str, away: float = 0.0) -> bool:
+        """True if an agent has said hello, and has been without a connection for no longer than so many seconds."""
+        agent = self.known.get(name)
+        return agent is not None and agent.is_there and agent.channel.away <= away
+
+    def takes(self, name: str) -> bool:
+        """True if an agent may be given processes: it is there, and its host stays."""
+        return self.is_there(name) and self.known[name].life not in self._leaving
+
+    def send(self, name: str, message: messages.Message) -> None:
+        """Sends a message to an agent, now or once there is a connection again."""
+        if not self.left:
+            self.endpoint.channel(name).send(messages.to_bytes(message))
+
+    def listen_to(self, sources: Sequence[Connection | int], timeout: float) -> None:
+        """Waits up to `timeout` seconds until something comes, or a source is ready, and sorts what has come."""
+        wait([self.endpoint.news, *sources], timeout)
+        self.endpoint.hear()
+        for channel in list(self.endpoint.channels.values()):
+            for received in channel.take():
+                self._sort(channel, received)
+
+    def about(self, number: int) -> list[tuple[str, messages.Message]]:
+        """Returns what agents have sent about a job since its last call, whose messages count as recorded now."""
+        for name, received in self._taken.pop(number, ()):
+            self.endpoint.channel(name).done(received)
+        come = self._inbox.pop(number, [])
+        self._taken[number] = [(name, received) for name, _, received in come]
+        return [(name, message) for name, message, _ in come]
+
+    def ports(self, requests: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
+        numbers = {name: self._request(name, partial(messages.Find, ports=ports)) for name, ports in requests.items()}
+        held: dict[str, list[int]] = {}
+        for name, number in numbers.items():
+            if (response := self._response(name, number, LATE_SECONDS)) is None:
+                expected = f"{name} to say which of its ports are free"
+                raise LaunchError(expected, f"nothing for {LATE_SECONDS:g} s", "again once it can be reached")
+            if response.error is not None:
+                raise LaunchError(f"{name}: {response.error}")
+            held[name] = response.ports
+        return held
+
+    def ask(self, name: str, request: str, timeout: float) -> str:
+        """Returns the answer of an agent's host to a line, see `pipeline.launch.asking`. Any thread may ask."""
+        number = self._request(name, partial(messages.Ask, request=request, timeout=timeout))
+        # What is late there is reported by the agent before.
+        if (response := self._response(name, number, timeout + LATE_SECONDS)) is None:
+            raise LaunchError(f"no answer within {timeout:g} s")
+        return response.line
+
+    def close(self, code: int) -> None:
+        """Tells all agents what the command ends with."""
+        if not self.left:
+            self.over(OVER)
+        for name in self.known:
+            self.send(name, messages.Close(code))
+        self.endpoint.close(0.0 if self.left else CLOSE_SECONDS)
+
+    def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
+        with self._listening:
+            self._requests += 1
+            number = self._requests
+        self.send(name, message(number))
+        return number
+
+    def _response(self, name: str, number: int, seconds: float) -> messages.Response | None:
+        until = time.monotonic() + seconds
+        while (name, number) not in self._responses and time.monotonic() < until:
+            with self._listening:
+                if (name, number) not in self._responses:
+                    self.listen_to((), POLL_SECONDS)
+        return self._responses.pop((name, number), None)
+
+    def _sort(self, channel: Channel, received: Received) -> None:
+        try:
+            message = messages.from_bytes(received.data)
+        except msgspec.MsgspecError as error:
+            expected = f"{channel.name} to have the same version of the pipeline"
+            raise LaunchError(expected, f"a message of another one ({error})", SAME) from error
+        match message:
+            case messages.Hello(driver=driver) if driver not in ("", self.endpoint.life):
+                # Meant for an earlier driver, which was not done with it.
+                pass
+            case messages.Hello():
+                self.known[channel.name] = Known(channel, received.life, message)
+                if (unlike := messages.unlike(messages.alike(), message.alike)) and not self.tolerates:
+                    raise LaunchError(f"Expected {channel.name} to have what this machine has: {unlike}. Try {SAME}.")
+            case messages.Leaving():
+                self._leaving.add(received.life)
+            case messages.Response(number=number):
+                self._responses[channel.name, number] = message
+            case messages.Emitted(job=number, lines=lines) if number in self.ending or number not in self._open:
+                if lines := unheard(lines.splitlines()):
+                    self._inbox[OVER].append((channel.name, messages.Emitted(OVER, lines), received))
+                    return
+            case messages.OfJob(job=number) if number in self._open:
+                self._inbox[number].append((channel.name, message, received))
+                return
+        channel.done(received)
+
+    def _refuse(self, text: str) -> None:
+        """Called by the thread of the endpoint."""
+        self._refused += 1
+        if self._refused <= MOST_REFUSED and text not in self.warnings:
+            more = " More of them are not reported." if self._refused == MOST_REFUSED else ""
+            self.warnings.append(f"{text}{more}")
 
 
 @dataclass(frozen=True)
@@ -51,33 +237,28 @@ class RemoteJob:
         job_before: Taken | None = None,
     ) -> None:
         self._agents, self._plan, self._group, self._folder = agents, plan, group, folder
-        self._where, self._missing, self._timeout, self._local = where, missing, timeout, local
-        self._returns = returns
-        # By which its agents know it.
-        self.number = agents.number() if job_before is None else job_before.number
+        self._where, self._missing, self._local = where, missing, local
+        self._timeout, self._returns = timeout, returns
+        before = job_before or Taken(agents.number(), {})
+        self.number = before.number
         self._here: LocalJob | None = None
         # Ranks that wait for their agent's connection, since when, and whether a warning said so.
-        self._pending = set(where)
+        self._pending = set(where) if job_before is None else set[int]()
         self._since, self._warned = time.monotonic(), False
-        self._running = set[int]()
-        self._waiting: list[Event] = []
-        # Agents that have a part of the job, and those whose part has ended.
-        self._begun, self._stopped = set[str](), set[str]()
-        self._gone = set[str]()
+        # Agents that have a part of the job, those whose part has ended, and those that count as gone.
+        self._begun, self._stopped, self._gone = set(before.held), set[str](), set[str]()
         # Commands that were sent, and of those how many an agent was given by an earlier driver.
-        self._sent, self._given_before = 0, dict[str, int]()
-        if job_before is not None:
-            self._pending.clear()
-            self._begun = set(job_before.held)
-            self._given_before = {name: held.commands for name, held in job_before.held.items()}
-            exited = {rank: code for held in job_before.held.values() for rank, code in held.exited.items()}
-            self._running = set(where) - exited.keys()
-            for rank, code in exited.items():
-                self._add(rank, Exited(code))
+        self._sent, self._given_before = 0, {name: held.commands for name, held in before.held.items()}
+        exited = {rank: code for held in before.held.values() for rank, code in held.exited.items()}
+        self._running = set(where) - exited.keys() - self._pending
+        self._waiting: list[Event] = []
+        for rank, code in exited.items():
+            self._add(rank, Exited(code))
 
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
-        self._start_pending()
+        if self._pending or (self._here is None and self._local is not None):
+            self._start_pending()
         sources = [] if self._here is None else self._here.sources()
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
         while self._agents.warnings:
@@ -112,24 +293,24 @@ class RemoteJob:
         """Makes every process write its stack to its log."""
         if self._here is not None:
             self._here.dump_stacks()
-        self._send(messages.DumpStacks(self.number))
+        for name in self._begun:
+            self._agents.send(name, messages.DumpStacks(self.number))
 
     def stop(self, grace: float) -> None:
-        """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left.
-
-        But those of a host that cannot be reached: they end once it can be, or else by themselves.
-        """
+        """Ends every process, killing it after `grace` seconds; where a host is not reached, they end by themselves."""
         if self._agents.left:
             return
         self._pending.clear()
         self._agents.ending.add(self.number)
-        self._send(messages.Stop(self.number, grace))
+        for name in self._begun:
+            self._agents.send(name, messages.Stop(self.number, grace))
         if self._here is not None:
             self._here.stop(grace)
         until = time.monotonic() + grace + STOP_SECONDS
         while True:
             for name, message in self._agents.about(self.number):
-                self._write(name, message)
+                with suppress(LaunchError):
+                    self._take(name, message)
                 # As long as a trained model comes, it is waited for.
                 until = max(until, time.monotonic() + STOP_SECONDS)
             there = any(self._agents.is_there(name, AWAY_SECONDS) for name in self._begun - self._stopped)
@@ -138,20 +319,12 @@ class RemoteJob:
             self._agents.listen_to((), POLL_SECONDS)
         self._agents.over(self.number)
 
-    def _send(self, message: messages.Message) -> None:
-        for name in self._begun:
-            self._agents.send(name, message)
-
     def _start_pending(self) -> None:
         """Starts what waits for its agent, all at once, as they wait for each other anyway."""
-        if not self._pending and (self._here is not None or self._local is None):
-            return
         names = sorted({self._where[rank] for rank in self._pending})
-        absent = [name for name in names if not self._agents.takes(name)]
-        waited = time.monotonic() - self._since
-        if absent:
-            text = self._missing(absent)
-            if any(name not in self._agents.known for name in absent) and waited > self._timeout:
+        if absent := [name for name in names if not self._agents.takes(name)]:
+            waited, text = time.monotonic() - self._since, self._missing(absent)
+            if not self._agents.known.keys() >= {*absent} and waited > self._timeout:
                 raise LaunchError(text)
             if waited > SAY_SECONDS and not self._warned:
                 self._warned = True
@@ -163,17 +336,20 @@ class RemoteJob:
         plan = zlib.compress(self._plan.to_json().encode(), 1)
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
-            self._begun.add(name)
             # Of an earlier attempt.
             logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
             logged = {log.name: log.stat().st_size for log in logs if log.exists()}
             self._agents.send(name, messages.Start(self.number, self._group, plan, ranks, logged))
-            self._running |= set(ranks)
+        self._begun |= {*names}
+        self._running |= self._pending
         self._pending.clear()
 
     def _take(self, name: str, message: messages.Message) -> None:
-        self._write(name, message)
         match message:
+            case messages.Piece():
+                self._put(message)
+            case messages.Stopped():
+                self._stopped.add(name)
             case messages.Emitted(lines=lines):
                 for event in [event for line in lines.splitlines() if (event := from_line(line)) is not None]:
                     self._waiting.append(stamped(event, time.time(), self._group))
@@ -186,16 +362,8 @@ class RemoteJob:
             case messages.Lost(error=error):
                 raise LaunchError(f"{name}: {error}")
 
-    def _write(self, name: str, message: messages.Message) -> None:
-        """Writes what was written elsewhere where it belongs, a second time without effect, and notes who is done."""
-        match message:
-            case messages.Piece():
-                self._put(message)
-            case messages.Stopped():
-                self._stopped.add(name)
-
     def _put(self, piece: messages.Piece) -> None:
-        """Writes a piece of a file. One that comes again changes nothing."""
+        """Writes a piece of a file where it belongs. One that comes again changes nothing."""
         name = Path(piece.name).name
         path = self._folder / (name if piece.last is None else f".partial.{name}")
         if not path.exists():
@@ -210,8 +378,9 @@ class RemoteJob:
             path.rename(self._folder / name)
 
     def _find_unreachable(self) -> None:
-        limit, awaited = self._plan.launch.heartbeat_timeout, {self._where[rank] for rank in self._pending}
-        for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
+        limit, ranks = self._plan.launch.heartbeat_timeout, sorted(self._pending | self._running)
+        awaited = {self._where[rank] for rank in self._pending}
+        for name in {self._where[rank] for rank in ranks} - self._gone:
             agent, begun = self._agents.known.get(name), name in self._begun
             # It should have a part of a job that was taken over, and has not.
             absent = not begun and name not in awaited
@@ -222,7 +391,7 @@ class RemoteJob:
             away = limit if agent is None else agent.channel.away
             if agent is None or another or away > limit + (0.0 if begun else self._returns):
                 self._gone.add(name)
-                for rank in sorted(rank for rank in self._pending | self._running if self._where[rank] == name):
+                for rank in [rank for rank in ranks if self._where[rank] == name]:
                     self._add(rank, Unreachable(name, None if another else away))
 
     def _add(self, rank: int, event: Event) -> None:

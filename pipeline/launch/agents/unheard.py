@@ -22,13 +22,10 @@ PIECE_BYTES = 1 << 20
 
 
 class Lines:
-    """The lines of a job's processes that the driver lacks: a file in `folder`, or for the chief's beside checkpoints.
-
-    Files that others have left there are sent first, see `unheard`.
-    """
+    """Lines of a job's processes that the driver lacks: a file in `folder`, or beside checkpoints for the chief's."""
 
     def __init__(self, plan: Plan, group: str, ranks: Iterable[int], folder: Path) -> None:
-        # Names are in the order of time.
+        # Those that others have left are sent first, see `unheard`. Names are in the order of time.
         self._left, name = list[Path](), f"unheard-{time.time_ns()}.jsonl"
         self._own, self._file = folder / name, -1
         if plan.checkpoint.folder is not None and group == "point" and 0 in ranks:
@@ -87,8 +84,8 @@ class Lines:
         """Closes the file, and removes it if it is empty, with a folder that has nothing else."""
         is_empty = not self._size
         os.close(self._file)
-        with suppress(OSError):
-            if is_empty:
+        if is_empty:
+            with suppress(OSError):
                 self._own.unlink()
                 self._own.parent.rmdir()
 
@@ -100,16 +97,12 @@ class Lines:
 def unheard(lines: Iterable[bytes]) -> bytes:
     """Returns the line of one event with the steps and epochs among lines of processes that are over; empty if none."""
     events = [event for line in lines if isinstance(event := from_line(line), Steps | Epoch) and event.of_point]
-    if not events:
-        return b""
-    return to_line(stamped(Unheard(tuple(map(to_plain, events))), time.time(), "point"))
+    return to_line(stamped(Unheard(tuple(map(to_plain, events))), time.time(), "point")) if events else b""
 
 
 def _lasting(checkpoints: str) -> Path:
-    """The folder for the chief's lines that belongs to a folder of checkpoints."""
-    if "://" not in checkpoints:
-        return Path(checkpoints)
-    return Path.home() / ELSEWHERE / hashlib.sha256(checkpoints.encode()).hexdigest()[:16]
+    elsewhere = Path.home() / ELSEWHERE / hashlib.sha256(checkpoints.encode()).hexdigest()[:16]
+    return elsewhere if "://" in checkpoints else Path(checkpoints)
 
 
 def _opened(path: Path) -> int:

@@ -46,19 +46,12 @@ class KubernetesCluster(DiallingCluster):
         self._name = self._options.name or f"pipeline-{secrets.token_hex(4)}"
         # Those that were made, or are about to be.
         self._pods: jobset.Pods | None = None
-        self._launch: LaunchPart | None = None
         self._client: Client | None = None
         self._follower: Follower | None = None
         # Hosts whose agents are dialled.
-        self._dialled_hosts = set[str]()
-        self._exists = False
+        self._dialled_hosts, self._exists = set[str](), False
         # Since when pods are waited for, and the last sentence about that.
         self._since, self._sentence = 0.0, ""
-
-    @property
-    def count(self) -> int:
-        """The number of pods."""
-        return 0 if self._pods is None else len(self._pods.hosts)
 
     def listens_at(self) -> str:
         """The address that pods dial; none if this command dials them."""
@@ -71,7 +64,7 @@ class KubernetesCluster(DiallingCluster):
         return Machine(
             hostname=f"kubernetes {options.context or ''}".strip(),
             cores=tuple(range(options.cpu)),
-            memory_gib=round(options.memory_gib, 1),
+            memory_gib=round(jobset.bytes_of(options.memory) / 2**30, 1),
             cpu=f"a node with {selected}" if selected else "any node",
             gpus=(options.gpu_resource,) * options.gpus,
             grows=True,
@@ -108,7 +101,13 @@ class KubernetesCluster(DiallingCluster):
             if not enough:
                 self._make(needed, plan.launch)
         self.return_seconds = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
-        return super().start(self._in_pods(plan, folder), group, folder)
+        before = plan.checkpoint
+        checkpoint = replace(
+            before, folder=self._folder(before.folder, folder), before=self._folder(before.before, folder)
+        )
+        # On any of a pod's cores, which are a share of time.
+        processes = tuple(replace(process, cores=()) for process in plan.processes)
+        return super().start(replace(plan, processes=processes, checkpoint=checkpoint), group, folder)
 
     def returns(self, ends: bool) -> str | None:
         """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
@@ -130,19 +129,11 @@ class KubernetesCluster(DiallingCluster):
         pods = read_json(jobset.Pods, folder / FILE)
         if pods is None or self._connect().failure(pods.kind, pods.name) == GONE:
             return False
-        self._name, self._pods = pods.name, pods
+        self._name, self._pods, self.count = pods.name, pods, len(pods.hosts)
         return super().attach(folder)
 
     def found(self, folder: Path) -> None:
         """Follows the pods that an earlier command has made."""
-        self._follow()
-
-    def begin(self, address: str) -> None:
-        """Creates the objects of the run, and follows its pods."""
-        assert self._pods is not None
-        assert self._launch is not None
-        dialled = None if self._options.conductor is None else address
-        self._connect().create(self._manifests(self._pods, self._launch, dialled), self.token)
         self._follow()
 
     def _manifests(self, pods: jobset.Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
@@ -181,7 +172,7 @@ class KubernetesCluster(DiallingCluster):
         return self._client
 
     def _pods_for(self, plan: Plan) -> jobset.Pods:
-        return jobset.Pods(jobset.owner_kind(self._options), self._name, jobset.shape_of(plan))
+        return jobset.Pods(self._options.owner_kind, self._name, jobset.shape_of(plan))
 
     def _make(self, pods: jobset.Pods, launch: LaunchPart) -> None:
         """Makes pods; ends those that there are, which are too few."""
@@ -190,11 +181,13 @@ class KubernetesCluster(DiallingCluster):
                 self.agents.send(host, Close(0))
             self.end()
             self._wait_until_gone(self._pods)
-        self._pods, self._launch = pods, launch
+        self._pods, self.count = pods, len(pods.hosts)
         if self.address is None:
             self.address = self._listen(self.listens_at())
         self._begun = True
-        self.begin(self.address)
+        dialled = None if self._options.conductor is None else self.address
+        self._connect().create(self._manifests(pods, launch, dialled), self.token)
+        self._follow()
 
     def _wait_until_gone(self, pods: jobset.Pods) -> None:
         client, until = self._connect(), time.monotonic() + GONE_SECONDS
@@ -217,17 +210,7 @@ class KubernetesCluster(DiallingCluster):
 
     def _where(self, plan: Plan) -> dict[int, str]:
         hosts = {rank: host for host, ranks in self._laid_over(plan)[1].items() for rank in ranks}
-        named = {process.rank: process.address.partition(".")[0] for process in plan.processes if process.address}
-        return hosts | named
-
-    def _in_pods(self, plan: Plan, folder: Path) -> Plan:
-        """The plan with folders that pods have, and on any of a pod's cores, which are a share of time."""
-        before = plan.checkpoint
-        checkpoint = replace(
-            before, folder=self._folder(before.folder, folder), before=self._folder(before.before, folder)
-        )
-        processes = tuple(replace(process, cores=()) for process in plan.processes)
-        return replace(plan, processes=processes, checkpoint=checkpoint)
+        return hosts | {each.rank: each.address.partition(".")[0] for each in plan.processes if each.address}
 
     def _folder(self, named: str | None, run: Path) -> str | None:
         """The pods' name of a folder of checkpoints that is named as on this machine."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pipeline.config.schema import Object
@@ -31,7 +30,7 @@ GROUPS = {
 # Seconds for a connection, and for an answer.
 TIMEOUT = {"_request_timeout": (5, 30)}
 LOG_LINES = 5
-GONE = "it was deleted"
+GONE, ENDED = "it was deleted", ("Succeeded", "Failed")
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # Between two looks: while pods are waited for, and once all are there.
 SOON_SECONDS, LATER_SECONDS = 1.0, 3.0
@@ -103,12 +102,9 @@ class Client:
     def pods(self, name: str) -> list[Any]:
         """The pods of a run, as the client has them; of several of one host, the one that was made last comes last."""
         with self._refusals("list pods"):
-            pods = self._core.list_namespaced_pod(
-                self.namespace, label_selector=f"{LABEL}={name}", resource_version="0", **TIMEOUT
-            ).items
-        return sorted(
-            pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.status.phase not in ("Succeeded", "Failed"))
-        )
+            chosen = {"label_selector": f"{LABEL}={name}", "resource_version": "0", **TIMEOUT}
+            pods = self._core.list_namespaced_pod(self.namespace, **chosen).items
+        return sorted(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.status.phase not in ENDED))
 
     def failure(self, kind: str, name: str) -> str | None:
         """The reason for which a JobSet or Job has failed, or `GONE`; None while it goes on."""
@@ -127,9 +123,8 @@ class Client:
     def last_lines(self, pod: str) -> list[str]:
         """The last lines that a pod's container has written; none if they cannot be had."""
         with suppress(Exception):
-            log = self._core.read_namespaced_pod_log(
-                pod, self.namespace, tail_lines=LOG_LINES, _preload_content=False, **TIMEOUT
-            )
+            limits = {"tail_lines": LOG_LINES, "_preload_content": False, **TIMEOUT}
+            log = self._core.read_namespaced_pod_log(pod, self.namespace, **limits)
             return [line for line in log.data.decode(errors="replace").splitlines() if line.strip()]
         return []
 
@@ -174,22 +169,19 @@ class Client:
             yield
         except Exception as error:
             status, reason, where = getattr(error, "status", None), _line(error), f"namespace {self.namespace}"
-            remedy = "mode=plan, which prints what was to be made"
-            if status == 401:
-                remedy = "kubectl get pods, which logs you in where that is how your cluster is entered"
-            elif status == 403 and "networkpolicies" in reason:
-                remedy = "cluster.options.network_policy=false, in a network that others do not reach"
-            elif status == 403:
-                remedy = f"a role that may {action} in {where}, or another cluster.options.namespace"
-            elif status == 404 and "namespaces" in reason:
-                remedy = "a cluster.options.namespace that is there"
-            elif status == 404 and action == "make a JobSet":
-                reason = "an answer that it knows none"
-                remedy = "cluster.options.kind=job, or have the JobSet controller installed (jobset.sigs.k8s.io)"
-            elif status == 409:
-                remedy = "another cluster.options.name, or null"
-            elif not status:
-                remedy = "kubectl get pods, and cluster.options.context for another cluster"
+            unknown = status == 404 and "namespaces" not in reason and action == "make a JobSet"
+            reason = "an answer that it knows none" if unknown else reason
+            remedy = next(remedy for applies, remedy in (
+                (status == 401, "kubectl get pods, which logs you in where that is how your cluster is entered"),
+                (status == 403 and "networkpolicies" in reason,
+                 "cluster.options.network_policy=false, in a network that others do not reach"),
+                (status == 403, f"a role that may {action} in {where}, or another cluster.options.namespace"),
+                (status == 404 and "namespaces" in reason, "a cluster.options.namespace that is there"),
+                (unknown, "cluster.options.kind=job, or have the JobSet controller installed (jobset.sigs.k8s.io)"),
+                (status == 409, "another cluster.options.name, or null"),
+                (not status, "kubectl get pods, and cluster.options.context for another cluster"),
+                (True, "mode=plan, which prints what was to be made"),
+            ) if applies)  # fmt: skip
             raise LaunchError(f"the Kubernetes cluster to {action} in {where}", reason, remedy) from error
 
 
@@ -226,10 +218,7 @@ def _short(text: str | None, most: int = 300) -> str:
 
 @dataclass(frozen=True)
 class PodState:
-    """A pod: its host's name, its own and its id, whether it runs or has ended, and in words why.
-
-    `remedy`: what to type if it will never run as it is.
-    """
+    """A pod: its host's name, its own and its id, its state, in words why, and the remedy if it will never run so."""
 
     host: str
     name: str
@@ -243,7 +232,7 @@ class PodState:
 def state_of(pod: Any) -> PodState:
     """The state of a pod of the official client."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
-    ended = status.phase in ("Succeeded", "Failed")
+    ended = status.phase in ENDED
     words, remedy = ("", None) if status.phase == "Succeeded" else _ending(status) if ended else _waiting(status)
     running = status.phase == "Running" and metadata.deletion_timestamp is None
     return PodState(spec.hostname or metadata.name, metadata.name, metadata.uid, running, ended, words, remedy)
@@ -287,10 +276,9 @@ class Follower:
 
     def __init__(self, client: Client, pods: Pods, warn: Callable[[str], None] = lambda text: None) -> None:
         self._client, self._pods, self._warn = client, pods, warn
-        self._over = threading.Event()
+        self._over, self._reported = threading.Event(), set[str]()
         # The states of the last pods by their hosts, and the failure of what owns them, as they were seen together.
         self._seen: tuple[dict[str, PodState], str | None] = {}, None
-        self._reported = set[str]()
         self._soon_until = time.monotonic() + WAITED_SECONDS
         self._thread = threading.Thread(target=self._look, name="pods", daemon=True)
         self._thread.start()
@@ -306,35 +294,31 @@ class Follower:
         for state in (states[host] for host in absent if host in states):
             if state.remedy is not None and not state.ended:
                 raise LaunchError(f"{state.host} to run", state.words, state.remedy)
-            if state.ended and state.host in never and state.words.startswith("ended"):
-                raise self._end_of(state)
+        for state in states.values():
+            awaited = failure is not None or (state.host in absent and state.host in never)
+            if awaited and state.ended and state.words.startswith("ended"):
+                lines = " | ".join(self._client.last_lines(state.name)) or "it has written nothing"
+                received = f"a pod that {state.words}: {lines.rstrip('.')}"
+                instead = f"kubectl logs {state.name}, or another cluster.options.image"
+                raise LaunchError(f"{state.host} to run an agent", received, instead)
         if failure is not None:
-            for state in states.values():
-                if state.ended and state.words.startswith("ended"):
-                    raise self._end_of(state)
             expected = f"the {self._pods.kind} {self._pods.name} to go on"
             instead = "the same command again, which goes on from the last checkpoint"
             raise LaunchError(expected, f"that it will not ({failure.rstrip('.')})", instead)
 
-    def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str] = MappingProxyType({})) -> str:
+    def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str]) -> str:
         """The reasons, in words, for which hosts are not there yet, or by host, for which they are `unreached`."""
         hosts: dict[str, list[str]] = {}
         for host in absent:
             state = self.pod(host)
             words = "it has no pod yet" if state is None else state.words or unreached.get(host)
             hosts.setdefault(words or "its agent has not answered yet", []).append(host)
-        reasons = {words: first_of(named, MOST_NAMED, ", ", " and") for words, named in hosts.items()}
-        return "; ".join(f"{names}: {words}" for words, names in reasons.items())
+        return "; ".join(f"{first_of(named, MOST_NAMED, ', ', ' and')}: {words}" for words, named in hosts.items())
 
     def close(self) -> None:
         """Looks no more."""
         self._over.set()
         self._thread.join()
-
-    def _end_of(self, state: PodState) -> LaunchError:
-        lines = " | ".join(self._client.last_lines(state.name)) or "it has written nothing"
-        instead = f"kubectl logs {state.name}, or another cluster.options.image"
-        return LaunchError(f"{state.host} to run an agent", f"a pod that {state.words}: {lines.rstrip('.')}", instead)
 
     def _look(self) -> None:
         while not self._over.is_set():

@@ -98,9 +98,9 @@ class KubernetesOptions:
     ttl: Annotated[int, option("seconds from 0", "3600", ge=0, le=10**8)] = 3600
 
     @property
-    def memory_gib(self) -> float:
-        """The memory of a pod."""
-        return bytes_of(self.memory) / 2**30
+    def owner_kind(self) -> str:
+        """The kind of the object that owns a run's pods."""
+        return "Job" if self.kind == JOB else "JobSet"
 
 
 def bytes_of(quantity: str) -> float:
@@ -148,10 +148,10 @@ class PodShape:
 
 def shape_of(plan: Plan) -> PodShape:
     """The pods that a plan needs."""
-    hosts = 1 + max((process.host for process in plan.processes if process.devices), default=0)
+    more = max((process.host for process in plan.processes if process.devices), default=0)
     servers = len(plan.ranks("parameter server"))
     # A coordinator has a pod of its own; where there is none, the chief is the first host.
-    return PodShape(1, hosts if servers else hosts - 1, servers)
+    return PodShape(1, more + bool(servers), servers)
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,6 @@ class Pods:
         return [f"{host}.{self.name}:{port + place}" for _, host, place in sorted(places)]
 
 
-def owner_kind(options: KubernetesOptions) -> str:
-    """The kind of the object that owns a run's pods."""
-    return "Job" if options.kind == JOB else "JobSet"
-
-
 def secret_of(name: str) -> str:
     """The name of the Secret that holds a run's token."""
     return f"{name}-token"
@@ -208,10 +203,7 @@ def secret_of(name: str) -> str:
 def manifests(
     pods: Pods, options: KubernetesOptions, launch: LaunchPart, dialled: str | None = None, method: str = "forkserver"
 ) -> list[Object]:
-    """The objects to create for a run, the one that owns the rest last; without its Secret.
-
-    Pods dial the driver at `dialled`, HOST:PORT, or are dialled by it if that is None.
-    """
+    """The objects to create for a run, the one that owns the rest last; without its Secret. Pods dial `dialled`."""
     folder = FileSystemLoader(Path(__file__).parent)
     # What it makes is YAML, and all that comes in is written as JSON.
     environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL
@@ -19,9 +20,8 @@ from subprocess import DEVNULL
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cancelled, LaunchError, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
-from pipeline.launch.agents.driver import POLL_SECONDS, Known
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import RemoteJob
+from pipeline.launch.agents.remote import POLL_SECONDS, Known, RemoteJob
 from pipeline.launch.mpi import SLURM, place_of
 from pipeline.launch.slurm import queue
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
@@ -54,6 +54,8 @@ class SlurmCluster(DiallingCluster):
         self._inside = queue.allocation_of(environ)
         if self._inside is not None:
             self._options = within(self._options, self._inside)
+        self.count = self._options.nodes
+        self.waiting = f"Waiting for agents on {self.count} node{'s' * (self.count > 1)} of Slurm."
         self._slurm = queue.Slurm(environ)
         self._job: queue.Followed | None = None
         self._step: subprocess.Popen[bytes] | None = None
@@ -61,11 +63,6 @@ class SlurmCluster(DiallingCluster):
         self._folder: Path | None = None
         # Lives of agents whose job Slurm ends, and those that were last laid over.
         self._doomed, self._laid_over = set[str](), set[str]()
-
-    @property
-    def count(self) -> int:
-        """As many as there are nodes."""
-        return self._options.nodes
 
     def arrived(self) -> bool:
         """True if there are nodes already; they are asked for once a run needs them."""
@@ -79,10 +76,8 @@ class SlurmCluster(DiallingCluster):
         if nodes and all(map(stays_here, nodes)):
             return "127.0.0.1:0"
         for node in nodes:
-            try:
+            with suppress(LaunchError):
                 return f"{reached_from(node)}:0"
-            except LaunchError:
-                continue
         return f"{reached_from(socket.gethostname())}:0"
 
     def begin(self, address: str) -> None:
@@ -98,9 +93,17 @@ class SlurmCluster(DiallingCluster):
         if self._inside is None:
             (self._folder / SCRIPT).write_text(self._script(address, self._folder))
             self._submit()
-        else:
-            self._log = self._folder / f"slurm-{self._inside.job}.log"
-            self._start_step()
+            return
+        self._log = self._folder / f"slurm-{self._inside.job}.log"
+        command = self._srun(address, self._folder)
+        if shutil.which(command[0], path=self.environ.get("PATH")) is None:
+            expected = f"the command {command[0]} in the allocation of Slurm's job {self._inside.job}"
+            raise LaunchError(expected, "none", "it outside of a container")
+        with self._log.open("ab") as log:
+            # A Ctrl-C at the terminal is this command's to handle.
+            self._step = subprocess.Popen(
+                command, env=clean(self.environ), stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def found(self, folder: Path) -> None:
         """Follows the job that an earlier command has submitted."""
@@ -146,10 +149,6 @@ class SlurmCluster(DiallingCluster):
         """Nothing but to look: Slurm starts agents anew, by the script's loop or by another start of the job."""
         self.check(len(names))
 
-    def waiting(self) -> str:
-        """Says how many nodes are missing."""
-        return f"Waiting for agents on {self.count} node{'s' * (self.count > 1)} of Slurm."
-
     def inventory(self) -> Machine:
         """The nodes as they are. Waits for all of them, also for those that come back."""
         self.gather()
@@ -164,8 +163,14 @@ class SlurmCluster(DiallingCluster):
 
     def returns(self, ends: bool) -> str | None:
         """Makes Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
-        if self._job is None:
-            self._end_inside()
+        if (inside := self._inside) is not None and self._job is None:
+            # The job of a script whose allocation Slurm takes away goes back into the queue.
+            state = self._slurm.look(inside.job) or queue.JobState(queue.RUNNING)
+            if state.name == queue.COMPLETING and state.restarts == inside.restarts and state.left not in queue.UP:
+                raise _cancelled(inside.job)
+            again = inside.batch and state.name == queue.RUNNING and self._options.requeue
+            if again and self._slurm.requeue(inside.job):
+                self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")
         if self._job is None or ends:
             return None
         job, state = self._job.job, self._job.look(now=True)
@@ -235,11 +240,9 @@ class SlurmCluster(DiallingCluster):
         return queue.Earlier(job, self._folder.name, step=self._job is None)
 
     def _wait(self) -> None:
-        shown = False
+        if self._job is None and len(self._present()) < self.count:
+            self.say(self.waiting)
         while (absent := self.count - len(self._present())) > 0:
-            if not shown and self._job is None:
-                shown = True
-                self.say(self.waiting())
             self.agents.listen_to((), POLL_SECONDS)
             self.check(absent)
 
@@ -263,39 +266,15 @@ class SlurmCluster(DiallingCluster):
         return batch_script(self._options, self._agent(address, folder), folder, NAME)
 
     def _srun(self, address: str, folder: Path) -> list[str]:
+        program, *rest = srun(self._options, self._agent(address, folder), folder)
         # This command may be a step itself, which has all that the job has.
-        command = srun(self._options, self._agent(address, folder), folder)
-        return [command[0], "--overlap", *command[1:]]
+        return [program, "--overlap", *rest]
 
     def _agent(self, address: str, folder: Path) -> list[str]:
         python = self._options.python or ("python3" if self._options.container else sys.executable)
         arguments = ["--token-file", str(folder / TOKEN), "--start-method", self.config.start_method.value]
-        agent = f"{shlex.join([python, '-m', 'pipeline.launch', address, *arguments])}"
+        agent = shlex.join([python, "-m", "pipeline.launch", address, *arguments])
         return ["sh", "-c", f'exec {agent} --name "$SLURMD_NODENAME" --order "$SLURM_PROCID"']
-
-    def _start_step(self) -> None:
-        assert self._log is not None
-        assert self.address is not None
-        command = self._srun(self.address, self._log.parent)
-        if shutil.which(command[0], path=self.environ.get("PATH")) is None:
-            job = self._inside.job if self._inside else ""
-            expected = f"the command {command[0]} in the allocation of Slurm's job {job}"
-            raise LaunchError(expected, "none", "it outside of a container")
-        with self._log.open("ab") as log:
-            # A Ctrl-C at the terminal is this command's to handle.
-            self._step = subprocess.Popen(
-                command, env=clean(self.environ), stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def _end_inside(self) -> None:
-        """Puts the job of a script whose allocation Slurm takes away back into the queue."""
-        inside = self._inside
-        assert inside is not None
-        state = self._slurm.look(inside.job) or queue.JobState(queue.RUNNING)
-        if state.name == queue.COMPLETING and state.restarts == inside.restarts and state.left not in queue.UP:
-            raise _cancelled(inside.job)
-        if inside.batch and state.name == queue.RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
-            self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")
 
     def _tail(self) -> str:
         if self._log is None or not self._log.exists():

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -89,26 +89,20 @@ class Slurm:
                 f"Expected Slurm to take the job of {script}, received: {why}. "
                 f"Try other cluster.options, of which mode=plan shows the script."
             )
-        numbers = NUMBER.findall(output.stdout)
-        if not numbers:
-            raise LaunchError(
-                "sbatch --parsable to print a job's number",
-                output.stdout.strip() or "nothing",
-                "squeue --me, and scancel if the job is there: this machine's sbatch says something else",
-            )
+        if not (numbers := NUMBER.findall(output.stdout)):
+            instead = "squeue --me, and scancel if the job is there: this machine's sbatch says something else"
+            raise LaunchError("sbatch --parsable to print a job's number", output.stdout.strip() or "nothing", instead)
         return str(numbers[-1])
 
     def look(self, job: str) -> JobState | None:
         """Returns a job's state; None if Slurm does not answer."""
-        output = self._ask(
-            ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N{MARK}%L"]
-        )
+        squeue = ["squeue", "--noheader", "--states=all", f"--jobs={job}"]
+        output = self._ask([*squeue, f"--format={MARK.join(('%T', '%r', '%S', '%N', '%L'))}"])
         if output.returncode and "Invalid job id" not in output.stderr:
             return None
         if not (line := next(iter(output.stdout.splitlines()), "")):
             return JobState("GONE")
-        more = self._ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=restartcnt"])
-        return state_of(f"{line}{MARK}{more.stdout.strip()}")
+        return state_of(f"{line}{MARK}{self._ask([*squeue, '--Format=restartcnt']).stdout.strip()}")
 
     def requeue(self, job: str) -> bool:
         """Puts a job that runs back into the queue; false where that cannot be done."""
@@ -148,18 +142,15 @@ class Followed:
 
     def __init__(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> None:
         self.job, self._slurm, self._say = job, slurm, say
-        self.state = JobState("PENDING")
+        self.state, self._said = JobState("PENDING"), ""
         # When it came into this state, and when it is looked at next, on the monotonic clock.
-        self.since = time.monotonic()
-        self._next = 0.0
-        self._said = ""
+        self.since, self._next = time.monotonic(), 0.0
 
     def look(self, now: bool = False) -> JobState:
         """Its state as it was a moment ago, or `now`."""
         if not now and time.monotonic() < self._next:
             return self.state
-        state = self._slurm.look(self.job)
-        soon = time.monotonic() - self.since < SOON
+        state, soon = self._slurm.look(self.job), time.monotonic() - self.since < SOON
         self._next = time.monotonic() + (SOON_SECONDS if soon else LATER_SECONDS)
         if state is None:
             return self.state
@@ -189,19 +180,16 @@ class Earlier:
 
     def end(self, slurm: Slurm, say: Callable[[str], None]) -> None:
         """Ends it, if it still runs, and waits until it has: two that train one run would write each other's files."""
-        until, shown = time.monotonic() + END_SECONDS, False
-        while (what := self._there(slurm)) is not None and time.monotonic() < until:
-            if not shown:
-                shown = True
-                say(f"Slurm's job {what} is of an earlier command of this run, and is ended.")
-                slurm.cancel(what)
+        until, ended = time.monotonic() + END_SECONDS, None
+        while time.monotonic() < until:
+            left = slurm.step(self.job, self.name) if self.step else self.job
+            if left is None or (not self.step and ((state := slurm.look(left)) is None or state.over)):
+                return
+            if ended is None:
+                ended = left
+                say(f"Slurm's job {left} is of an earlier command of this run, and is ended.")
+                slurm.cancel(left)
             time.sleep(POLL_SECONDS)
-
-    def _there(self, slurm: Slurm) -> str | None:
-        if self.step:
-            return slurm.step(self.job, self.name)
-        state = slurm.look(self.job)
-        return None if state is None or state.over else self.job
 
 
 def told(job: str, state: JobState) -> str:
@@ -246,13 +234,12 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
     nodes = environ.get("SLURM_JOB_NODELIST")
     if not job or not nodes:
         return None
-    counts = counts_of(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    cores = min(counts_of(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), default=1)
     gpus = environ.get("SLURM_GPUS_ON_NODE", "0").rpartition(":")[2]
-    gpus_each = int(gpus) if gpus.isdecimal() else 0
     # A script's shell is a task of a node, and is no step's.
     batch = "SLURMD_NODENAME" in environ and "SLURM_STEP_ID" not in environ
     restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
-    return Allocation(job, tuple(hosts_of(nodes)), min(counts, default=1), gpus_each, batch, restarts)
+    return Allocation(job, tuple(hosts_of(nodes)), cores, int(gpus) if gpus.isdecimal() else 0, batch, restarts)
 
 
 def hosts_of(text: str) -> list[str]:
@@ -264,16 +251,17 @@ def hosts_of(text: str) -> list[str]:
     []
     """
     hosts: list[str] = []
-    for part in filter(None, re.split(r",(?![^\[]*\])", text.strip())):
-        # At odd places what stood in brackets.
-        pieces = re.split(r"\[([^\[\]]*)\]", part)
-        if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
-            raise _unread(text)
-        choices = [[piece] if place % 2 == 0 else _numbers(piece, text) for place, piece in enumerate(pieces)]
-        for names in product(*choices):
-            hosts.append("".join(names))
-            if len(hosts) > MOST_HOSTS:
-                raise _unread(text)
+    try:
+        for part in filter(None, re.split(r",(?![^\[]*\])", text.strip())):
+            # At odd places what stood in brackets.
+            pieces = re.split(r"\[([^\[\]]*)\]", part)
+            choices = [[piece] if place % 2 == 0 else _numbers(piece) for place, piece in enumerate(pieces)]
+            hosts += map("".join, islice(product(*choices), MOST_HOSTS + 1))
+            if len(hosts) > MOST_HOSTS or {*"[]"} & {*"".join(pieces[::2])}:
+                raise ValueError(part)
+    except ValueError:
+        example = "a host list of Slurm's as n[1-4,7],m[01-03]"
+        raise LaunchError(example, text[:200], "to start the job's command again") from None
     return hosts
 
 
@@ -291,17 +279,12 @@ def counts_of(text: str) -> list[int]:
     return counts
 
 
-def _numbers(inside: str, text: str) -> Sequence[str]:
+def _numbers(text: str) -> list[str]:
     numbers: list[str] = []
-    for part in inside.split(","):
-        if (read := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())) is None:
-            raise _unread(text)
-        first, last = int(read[1]), int(read[2] or read[1])
-        if last < first or last - first >= MOST_HOSTS:
-            raise _unread(text)
-        numbers += [f"{number:0{len(read[1])}}" for number in range(first, last + 1)]
+    for part in text.split(","):
+        first, dash, last = map(str.strip, part.partition("-"))
+        count = int(last if dash else first) - int(first) + 1
+        if not ((first + last).isdecimal() and 0 < count <= MOST_HOSTS):
+            raise ValueError(part)
+        numbers += [f"{int(first) + number:0{len(first)}}" for number in range(count)]
     return numbers
-
-
-def _unread(text: str) -> LaunchError:
-    return LaunchError("a host list of Slurm's as n[1-4,7],m[01-03]", text[:200], "to start the job's command again")

@@ -1,7 +1,6 @@
 """Writes the batch script of a job from its options, and the `srun` line that starts its agents, one on each node.
 
-A script is plain text, made without Slurm, so that `mode=plan` can print it anywhere. conf/cluster/slurm.yaml says what
-each option means.
+It is made without Slurm, so that `mode=plan` can print it anywhere. conf/cluster/slurm.yaml says what options mean.
 """
 
 import shlex
@@ -137,10 +136,10 @@ def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]
         nvidia = ["--nv"] if options.gpus_per_task else []
         inside = ["apptainer", "exec", *nvidia, f"--bind={folder}", options.container]
     elif options.container:
-        # Of pyxis, NVIDIA's plugin.
         mounts = ",".join(f"{path}:{path}" for path in dict.fromkeys((str(Path.cwd()), str(folder))))
-        inside = [f"--container-image={options.container}", f"--container-mounts={mounts}"]
-        inside.append(f"--container-workdir={Path.cwd()}")
+        # Of pyxis, NVIDIA's plugin.
+        pyxis = {"image": options.container, "mounts": mounts, "workdir": Path.cwd()}
+        inside = [f"--container-{name}={value}" for name, value in pyxis.items()]
     # Slurm from 22.05 to 23.11 does not hand --cpus-per-task on from the job to its steps.
     # The step has the name of the folder, by which it is found where its command is gone.
     named = [f"--job-name={folder.name}", "--kill-on-bad-exit=1"]
