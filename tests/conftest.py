@@ -22,7 +22,7 @@ import bare
 import psutil
 import pytest
 from run_events import logged, runs
-from warm.starting import Command, Warm
+from warm_start import Command, Warm
 
 from pipeline.record.results import MOST_EFFICIENCY
 
@@ -142,7 +142,7 @@ def start(
 ) -> subprocess.Popen[str]:  # fmt: skip
     """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported.
 
-    It and its fork server have imported before what they import (`warm/`), unless `cold`, or of another `python`.
+    It and its fork server have imported before what they import (`warm_start`), unless `cold`, or of another `python`.
     """
     command, given = [str(python or sys.executable), "-m", module, *arguments], environment(**environ)
     if cold or python or sys.platform != "linux":

@@ -4,7 +4,6 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -12,29 +11,26 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from under_way import until
 
 TRAINED = (
-    *QUICK, "strategy=multi_worker", "workers=2", "model=mlp", "data=digits", "train.steps=30",
+    "strategy=multi_worker",
+    "workers=2",
+    "model=mlp",
+    "data=digits",
+    "train.steps=30",
     "train.deterministic=true",
-)  # fmt: skip
-
-
-def told(ran: Ran, kind: str, field: str) -> list[Any]:
-    """What events of a kind said, in order of their process."""
-    events = sorted(ran.events(kind), key=lambda event: event["rank"])
-    return [event[field] for event in events]
+)
 
 
 def watched(folder: Path, cold: bool) -> tuple[Ran, set[int]]:
     """How a command ended, and whose children its fork server was."""
     folder.mkdir()
     began, found = time.monotonic(), set[int]()
-    process = start(folder, *TRAINED, cold=cold)
+    process = start(folder, *QUICK, *TRAINED, cold=cold)
     while process.poll() is None and not found:
         for log in folder.glob("outputs/runs/*/events.jsonl"):
             events = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+            pids = [event["pid"] for event in events if event["event"] == "started"]
             with suppress(psutil.NoSuchProcess):
-                found |= {
-                    psutil.Process(event["pid"]).parent().ppid() for event in events if event["event"] == "started"
-                }
+                found |= {psutil.Process(pid).parent().ppid() for pid in pids}
         time.sleep(0.05)
     return finish(process, folder, began, 120), found - {process.pid}
 
@@ -45,7 +41,8 @@ def test_processes_of_a_fork_server_that_was_warm_train_what_those_of_a_cold_one
     assert (cold.code, warm.code) == (0, 0), cold.err + warm.err
     assert others | more == set()
     for kind, field in (("steps", "losses"), ("finished", "weights"), ("epoch", "val_loss")):
-        assert told(cold, kind, field) == told(warm, kind, field) != []
+        ours, theirs = (sorted((event["rank"], event[field]) for event in ran.events(kind)) for ran in (cold, warm))
+        assert ours == theirs != []
     assert not left_behind(warm.folder)
 
 

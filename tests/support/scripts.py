@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ROOT, SUPPORT, warm
-from warm.starting import Command
+from warm_start import Command
 
 
 def begun(
@@ -18,7 +18,7 @@ def begun(
 ) -> subprocess.Popen[str]:  # fmt: skip
     """Starts a script with arguments; `before` is what starts its Python, if anything else does.
 
-    With TensorFlow `imported` before (`warm/`), which takes longer than most scripts, where one imports it at its top.
+    With TensorFlow `imported` before (`warm_start`), which takes longer than most scripts, where it does at its top.
     """
     if imported is None:
         imported = "\nimport tensorflow" in (SUPPORT / f"{script}.py").read_text() and not before

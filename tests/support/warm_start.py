@@ -1,9 +1,10 @@
 """Starts commands that have imported all, beside a fork server that has TensorFlow, and scripts that have TensorFlow.
 
 One process imports what a command does, then what a fork server does. For each command it forks one that becomes the
-command, without what the fork server has (`running.py`), and that forks another, which waits. Once the command would
-start `multiprocessing`'s fork server, the one that waits gets the program, the descriptors and the environment, and
-runs it. The fork server's parent, signals and end are as ever; the imports' time is not.
+command, without what the fork server has, and that forks another, which waits. Once the command would start
+`multiprocessing`'s fork server, the one that waits gets the program, the descriptors and the environment, and runs it.
+The folder, the environment, the arguments, the module path, the streams, the fork server's parent, signals and end are
+as ever: the same code, processes and words. The imports' time is not.
 """
 
 import atexit
@@ -15,6 +16,7 @@ import io
 import json
 import logging
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -22,14 +24,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from pipeline.launch.signals import DRIVER_PID, PR_SET_PDEATHSIG, PREEMPTING, die_with_driver
-from warm.running import run
 
 # linux/sched.h: the child is one of the caller's parent.
 CLONE_PARENT = 0x8000
@@ -38,7 +39,7 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 BEYOND = 512
 # Bytes of a command line and its environment.
 LARGEST = 1 << 17
-SUPPORT = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parent
 
 
 class Warm:
@@ -55,7 +56,7 @@ class Warm:
         }  # fmt: skip
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from warm import starting; starting.serve({theirs.fileno()})"],
+                [sys.executable, "-c", f"import warm_start; warm_start.serve({theirs.fileno()})"],
                 env=os.environ | environ,
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.DEVNULL,
@@ -64,8 +65,8 @@ class Warm:
     def start(self, arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int]) -> int:
         """Starts a command on three streams, as a child of this process; its id."""
         with self._lock:
-            wanted = {"arguments": arguments, "folder": folder, "environ": {**environ}}
-            socket.send_fds(self._socket, [json.dumps(wanted).encode()], streams)
+            command = {"arguments": arguments, "folder": folder, "environ": {**environ}}
+            socket.send_fds(self._socket, [json.dumps(command).encode()], streams)
             return int(self._socket.recv(LARGEST))
 
     def close(self) -> None:
@@ -96,8 +97,6 @@ def serve(descriptor: int) -> None:
     compose_once()
     # Without the folder and what PYTHONPATH names, which each command has of its own.
     path, theirs = sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :], Imported()
-    with theirs.alone():
-        from pipeline.launch import preload  # noqa: F401
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _end_threads()
@@ -106,13 +105,13 @@ def serve(descriptor: int) -> None:
     libc.prctl(PR_SET_PDEATHSIG, 0)
     tests = socket.socket(fileno=descriptor)
     while True:
-        asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 3)
-        if not asked:
+        command, streams, _, _ = socket.recv_fds(tests, LARGEST, 3)
+        if not command:
             return
         pid = libc.syscall(SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
         if not pid:
             tests.close()
-            _become(streams=streams, path=path, theirs=theirs, **json.loads(asked))
+            _become(streams=streams, path=path, theirs=theirs, **json.loads(command))
         for stream in streams:
             os.close(stream)
         tests.send(str(pid).encode())
@@ -144,18 +143,13 @@ def compose_once() -> None:
 
 
 class Imported:
-    """What a command has imported, told from what its fork server has besides."""
+    """What a fork server has imported, told from what a command has; imports it."""
 
     def __init__(self) -> None:
         self._modules, self._handlers, self._filters = set(sys.modules), logging.root.handlers[:], warnings.filters[:]
-        self._at_exit: list[Callable[..., object]] = []
+        self._at_exit, register = list[Callable[..., object]](), atexit.register
         # What is forgotten is not to be taken apart.
-        self._forgotten: list[ModuleType] = []
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, what is imported is the fork server's alone."""
-        register = atexit.register
+        self._forgotten = list[ModuleType]()
 
         def noted(function: Callable[..., object], *given: Any, **named: Any) -> Callable[..., object]:
             self._at_exit.append(function)
@@ -163,14 +157,16 @@ class Imported:
 
         atexit.register = noted
         try:
-            yield
+            from pipeline.launch import preload  # noqa: F401
         finally:
             atexit.register = register
 
     def forget_end(self) -> None:
-        """Makes this process one that ends otherwise than the fork server."""
+        """Makes this process one that ends otherwise than the fork server, and ignores no signal that that does."""
         for function in self._at_exit:
             atexit.unregister(function)
+        for number in PREEMPTING:
+            signal.signal(number, signal.SIG_DFL)
 
     def forget_others(self) -> None:
         """Makes this process one that has imported neither TensorFlow nor what is ours and not a command's."""
@@ -202,28 +198,17 @@ def _become(
     os.chdir(folder)
     os.closerange(3, BEYOND)
     _, program, *rest = arguments
-    if program != "-m":
-        _take_signals()
-        theirs.forget_end()
-        run(program, rest, environ, path)
-    offered, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if not pid:
-        offered.close()
-        _wait(waiting)
-    waiting.close()
-    _take_signals()
-    _offer(offered, pid)
+    if program == "-m":
+        offered, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not (pid := os.fork()):
+            offered.close()
+            _wait(waiting)
+        waiting.close()
+        _offer(offered, pid)
+        theirs.forget_others()
+        program, *rest = rest
     theirs.forget_end()
-    theirs.forget_others()
-    module, *rest = rest
-    run(module, rest, environ, path)
-
-
-def _take_signals() -> None:
-    """Ignores none of those that a fork server ignores."""
-    for number in PREEMPTING:
-        signal.signal(number, signal.SIG_DFL)
+    _run(program, rest, environ, path)
 
 
 def _offer(waiting: socket.socket, pid: int) -> None:
@@ -234,9 +219,9 @@ def _offer(waiting: socket.socket, pid: int) -> None:
         if "multiprocessing.forkserver" not in arguments[-1]:
             return int(start(path, arguments, descriptors))
         util.spawnv_passfds = start
-        asked = {"program": arguments[-1], "descriptors": descriptors, "environ": {**os.environ}}
+        server = {"program": arguments[-1], "descriptors": descriptors, "environ": {**os.environ}}
         with waiting:
-            socket.send_fds(waiting, [json.dumps(asked).encode()], descriptors)
+            socket.send_fds(waiting, [json.dumps(server).encode()], descriptors)
         return pid
 
     util.spawnv_passfds = spawn
@@ -248,22 +233,57 @@ def _wait(command: socket.socket) -> NoReturn:
 
     os.environ[DRIVER_PID] = str(os.getppid())
     die_with_driver()
-    told, descriptors, _, _ = socket.recv_fds(command, LARGEST, 8)
-    if not told:
+    text, descriptors, _, _ = socket.recv_fds(command, LARGEST, 8)
+    if not text:
         os._exit(0)
-    asked = json.loads(told)
+    server = json.loads(text)
     command.detach()
-    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, BEYOND) for descriptor in descriptors]
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, BEYOND) for descriptor in descriptors]
     os.closerange(3, BEYOND)
-    for descriptor, number in zip(kept, asked["descriptors"], strict=True):
+    for descriptor, number in zip(copies, server["descriptors"], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(asked["environ"])
+    os.environ.update(server["environ"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # It was seeded as it was imported, for all commands alike.
     np.random.seed()
     sys.argv = ["-c"]
     main = sys.modules["__main__"] = ModuleType("__main__")
-    exec(asked["program"], vars(main))
+    exec(server["program"], vars(main))
     sys.exit()
+
+
+def _run(program: str, arguments: Sequence[str], environ: Mapping[str, str], path: Sequence[str]) -> NoReturn:
+    """Runs a module or file in the folder that this process is in, and ends as Python does, with its exit code."""
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = [os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.argv[:] = [program, *arguments]
+    # Those that Python made when it started know of other files.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 0
+    try:
+        if program.endswith(".py"):
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    # All but taking apart all that was imported, which takes long.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 120
+    os._exit(code)
