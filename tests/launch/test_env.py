@@ -1,27 +1,38 @@
-"""`cluster=env`: the same command in several places, each told by the environment which of them it is."""
+"""`cluster=env` and `cluster=mpi`: the same command in several places, each told by the environment which it is."""
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, Ran, left_behind
+from conftest import QUICK, Ran, launched, left_behind
 from plans import config
 from ports import reserved_ports
 from under_way import UnderWay, losses, until
 
+from pipeline.config.schema import ClusterConfig
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.launch.agents.agent import on_cores
 from pipeline.launch.env import tasks_of
+from pipeline.launch.mpi import Meeting, MpiCluster
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
+from pipeline.record.log import read_json
 
 SMALL = (*QUICK, "model=mlp", "data=digits", "train.deterministic=true")
 # Long enough to be harmed in the middle.
 LONG = ("strategy=multi_worker", "train.steps=1500", "checkpoint.every_steps=50", "train.steps_per_call=10", *SMALL)
 CHIEF = ("chief", 0)
+FEW = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin"
+)
 
 
 class Tasks:
@@ -185,3 +196,51 @@ def test_cores_that_a_host_has_not_are_those_that_it_has():
     count = len(plan.processes[1].cores)
     assert on_cores(plan, [1], tuple(range(8, 16))).processes[1].cores == tuple(range(8, 8 + count))
     assert on_cores(plan, [0, 1], (9,)).processes[1].cores == ()
+
+
+def typed(folder: Path, processes: int, *arguments: str) -> Ran:
+    return launched(folder, *MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments)
+
+
+@pytest.mark.slow
+@needs_mpirun
+def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
+    both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *FEW)
+    alone = UnderWay(tmp_path / "here", *both).ended(240).ok()
+    # In the first point two of the places have nothing to do.
+    ran = typed(tmp_path / "there", 4, *both).ok()
+    assert [losses(result) for result in ran.results] == [losses(result) for result in alone.results]
+    assert [result["hosts"] for result in ran.results] == [2, 4]
+    assert (ran.run_folders[1] / "point-3.log").exists()
+    assert not list((tmp_path / "there/outputs/mpi").iterdir())
+    assert not left_behind(tmp_path / "there")
+
+
+@needs_mpirun
+def test_what_is_refused_ends_all_of_them_in_words(tmp_path):
+    ran = typed(tmp_path, 2, "strategy=mirrored", "workers=9999", *FEW)
+    assert ran.code != 0
+    assert "Traceback" not in ran.err
+    assert "Expected" in ran.err
+    assert not left_behind(tmp_path)
+
+
+def test_without_a_launcher_it_is_refused_in_words_and_planned_all_the_same(asked):
+    refused = asked("cluster=mpi", "strategy=multi_worker", "workers=2", *FEW).failed(2)
+    assert "Expected a process that an MPI launcher has started" in refused.err
+    assert "Try `mpirun --bind-to none -n 2 python -m pipeline cluster=mpi ...`, or cluster=local." in refused.err
+    planned = asked("mode=plan", "cluster=mpi", "strategy=multi_worker", "workers=2", *FEW).ok()
+    assert "mpirun --bind-to none -n " in planned.out
+
+
+def test_where_they_meet_is_for_nobody_else(tmp_path):
+    options = {"folder": f"{tmp_path}/mpi"}
+    place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
+    made = MpiCluster(ClusterConfig("mpi", options=options), place)
+    made.begin("127.0.0.1:80")
+    (path,) = (tmp_path / "mpi").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_json(Meeting, path) == Meeting("127.0.0.1:80", made.token.decode())
+    made.end()
+    assert not os.listdir(path.parent)
+    made.close(0)

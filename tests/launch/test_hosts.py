@@ -1,11 +1,16 @@
-"""`cluster=hosts`: agents that ssh starts on network namespaces, which stand for hosts."""
+"""`cluster=hosts`: agents that ssh starts on network namespaces, which stand for hosts; on JAX also nodes of Slurm."""
 
 import json
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+import pretend_slurm
 import psutil
 import pytest
 import run_events
@@ -18,6 +23,26 @@ SMALL = (*QUICK[1:], "strategy=multi_worker", "model=mlp", "data=digits", "train
 # So many calls' events go with a checkpoint.
 RECENT = 64
 LONG = (*SMALL, "train.steps_per_call=5", "workers=2", "train.steps=2500", "checkpoint.every_steps=50")
+ON_JAX = (
+    "backend=jax", "model=mlp", "data=digits", "train.global_batch=64", "train.steps=50", "measure.steps=0",
+    "measure.baseline=none", "tracking=none", "launch.startup_timeout=120",
+)  # fmt: skip
+TWO_ON_JAX = (*ON_JAX, "strategy=multi_worker", "workers=2", "hardware.devices_per_host=1")
+# Each host has a core of its own, which other work of this machine waits for, where that may be asked for.
+PYTHON = """#!/bin/sh
+chrt --rr 1 true 2>/dev/null && first="chrt --rr 1"
+case "$(ip -brief address)" in
+    *{second}/*) exec $first taskset -c {other} {python} "$@" ;;
+    *) exec $first taskset -c {one} {python} "$@" ;;
+esac
+"""
+# 4.5 MB of gradients, which two examples take a few milliseconds to compute.
+WIDE = (
+    "strategy=multi_worker", "model=mlp", "model.build.hidden=[1024,1024]", "data=digits", "train.replica_batch=2",
+    "train.optimizer=sgd", "train.steps=6", "train.steps_per_call=1", "train.save=false", "train.check=off",
+    "hardware.devices_per_host=1", "hardware.threads_per_device=1", "tracking=none", "measure.repeats=3",
+)  # fmt: skip
+WITHIN = 0.2
 
 
 @pytest.fixture
@@ -149,3 +174,60 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     assert not [note for note in result["notes"] if "in place of shared memory" in note]
     assert run_events.losses(run.runs[0]) == run_events.losses(alone)
     assert losses(result) == losses(one)
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+@pytest.mark.slow
+def test_two_hosts_and_two_nodes_of_slurm_train_on_jax_as_one_device_does(pipeline, tmp_path):
+    def trained(name, *arguments, **environ):
+        """The loss of each step, and the hosts that its processes were on."""
+        pipeline(*arguments, f"output_dir={name}", **environ).ok()
+        (run,) = (tmp_path / name / "runs").iterdir()
+        processes = json.loads((run / "plan.json").read_text())["processes"]
+        return [*run_events.losses(run).values()], {str(each["address"]).rpartition(":")[0] for each in processes}
+
+    one, _ = trained("one", *ON_JAX, "strategy=one_device")
+    assert len(one) == 50
+    (tmp_path / "ssh").mkdir()
+    with made(tmp_path / "ssh", 2) as hosts:
+        two, on = trained("two", *TWO_ON_JAX, *hosts.options())
+        assert on == set(hosts.addresses)
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+    if why := pretend_slurm.missing():
+        pytest.skip(f"no Slurm can be started here: {why}")
+    with pretend_slurm.pretend_slurm() as slurm:
+        nodes, _ = trained("nodes", *TWO_ON_JAX, "cluster=slurm", "hardware.hosts=2", **slurm.environ)
+    np.testing.assert_allclose(nodes, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+def test_what_a_slower_link_takes_is_predicted_from_what_the_doctor_measured_and_called_communication(
+    pipeline, tmp_path
+):
+    (tmp_path / "ssh").mkdir()
+    cores = sorted(os.sched_getaffinity(0))
+    with made(tmp_path / "ssh", 2) as hosts:
+        python = tmp_path / "python"
+        one, other = cores[0], cores[-1]
+        python.write_text(PYTHON.format(second=hosts.addresses[1], one=one, other=other, python=sys.executable))
+        python.chmod(0o755)
+        on = (*hosts.options(), f"cluster.options.python={python}")
+        assert pipeline("doctor", "--only", "link", *on).code in (0, 1)
+        pipeline("-m", "workers=1,2", "sweep.name=fast", "measure.steps=20", "measure.baseline=none", *WIDE, *on).ok()
+        for rate, gbps, steps in (("1gbit", 1.0, 20), ("100mbit", 0.1, 4)):
+            # Nothing is dropped that waits for less than a second, so that the link is slow, and nothing else.
+            hosts.limit(2, rate, latency="1s")
+            assert pipeline("doctor", "--only", "link", *on).code in (0, 1)
+            pipeline("predict", "predict.sweep=fast", "workers=2", *WIDE, *on).ok()
+            pipeline("workers=2", "measure.explain=true", f"measure.steps={steps}", *WIDE, *on).ok()
+            folder = max((tmp_path / "outputs" / "runs").iterdir(), key=lambda path: path.name)
+            result = json.loads((folder / "result.json").read_text())
+            link_gbps = json.loads((folder / "plan.json").read_text())["link_gbps"]
+            assert 0.7 * gbps < link_gbps < gbps
+            (prediction,) = result["predictions"]
+            assert abs(prediction["error"]) < WITHIN, (rate, prediction)
+            assert result["explained"]["bound"] == "communication", (rate, result["explained"])
+            lost = {part["name"]: part["share"] for part in result["explained"]["parts"]}
+            assert lost["communication"] > 0.5, (rate, lost)
+    assert Path(tmp_path / "outputs" / "links.json").exists()

@@ -29,24 +29,15 @@ def cluster(tmp_path):
         yield made
 
 
-def printed(out: str) -> list[dict]:
-    """The manifests in what a command has printed."""
-    _, _, text = out.partition("\n# The Secret")
-    return list(yaml.safe_load_all(f"# {text}".partition("\n\n")[0]))
-
-
 @pytest.mark.parametrize("kind", ["jobset", "job"])
 def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked, tmp_path, kind):
     # Whoever imports the client finds none.
-    (tmp_path / "kubernetes").mkdir()
-    (tmp_path / "kubernetes" / "__init__.py").write_text("raise ImportError('there is none')")
+    (tmp_path / "kubernetes.py").write_text("raise ImportError('there is none')")
     given = ("mode=plan", "strategy=multi_worker", "workers=4", *HERE, f"cluster.options.kind={kind}")
     ran = asked(*given, KUBECONFIG=str(tmp_path / "none")).ok()
-    made = printed(ran.out)
-    assert [each["kind"] for each in made] == {
-        "jobset": ["NetworkPolicy", "JobSet"],
-        "job": ["NetworkPolicy", "Service", "Job"],
-    }[kind]
+    kinds = {"jobset": ["NetworkPolicy", "JobSet"], "job": ["NetworkPolicy", "Service", "Job"]}[kind]
+    _, _, text = ran.out.partition("\n# The Secret")
+    assert [each["kind"] for each in yaml.safe_load_all(f"# {text}".partition("\n\n")[0])] == kinds
     shown = " ".join(ran.out.split())
     assert "4 (1 chief, 3 workers) on 4 hosts" in shown
     # What a pod's address is, no key of the config says.
@@ -56,8 +47,7 @@ def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked,
 def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
     ran = asked("strategy=multi_worker", "workers=2", "cluster=kubernetes", "tracking=none").failed(2)
     assert "Expected an image that pods run, received none. Try cluster.options.image=..." in " ".join(ran.err.split())
-    (tmp_path / "kubernetes").mkdir()
-    (tmp_path / "kubernetes" / "__init__.py").write_text("raise ImportError('there is none')")
+    (tmp_path / "kubernetes.py").write_text("raise ImportError('there is none')")
     ran = asked("strategy=multi_worker", "workers=2", *HERE, "tracking=none").failed(2)
     assert "Expected the official client of Kubernetes" in " ".join(ran.err.split())
     ran = asked("mode=plan", "cluster=kubernetes", "cluster.options.cpus=2")
@@ -75,19 +65,22 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     # Slow enough to be harmed on the way: each call of ten steps waits a while.
     slow = "train.callbacks=[{_target_: own.Pausing, seconds: 0.3}]"
     run = UnderWay(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: run.step("checkpoint") >= 100 or run.process.poll() is not None, 180.0)
+
+    def saved(step: int) -> None:
+        cluster.wait(lambda: run.step("checkpoint") >= step or run.process.poll() is not None, 180.0)
+
+    saved(100)
     # Its conductor killed outright, and another in its place.
     run.kill()
     (folder,) = tmp_path.glob("outputs/runs/*")
     step = run.step("checkpoint")
     run.type("attach", folder.name)
-    cluster.wait(lambda: run.step("checkpoint") >= step + 50 or run.process.poll() is not None, 180.0)
+    saved(step + 50)
     # Of what is taken away all save a checkpoint first; of what dies none can.
     (chief,) = cluster.running("chief")
     cluster.kubelet.evict(chief)
     cluster.wait(lambda: run.restarted() or run.process.poll() is not None, 60.0)
-    step = run.step("checkpoint")
-    cluster.wait(lambda: run.step("checkpoint") >= step + 50 or run.process.poll() is not None, 180.0)
+    saved(run.step("checkpoint") + 50)
     assert "was asked to leave by SIGTERM to chief 0" in run.restarted()[0]
     # Nothing that was made before is made again.
     made = [event["step"] for event in run.told("steps")]
@@ -116,12 +109,11 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
 @pytest.mark.slow
 @pytest.mark.waits
 def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_all(cluster, tmp_path):
-    given = (
-        "strategy=parameter_server", "workers=2", "model=mlp", "data=digits", "measure.steps=0", "tracking=none", *HERE,
-        "cluster.options.kind=job", f"cluster.options.conductor={cluster.network.address}", "train.steps=100000",
-        "checkpoint.every_steps=100",
+    run = UnderWay(
+        tmp_path, *QUICK, "strategy=parameter_server", "workers=2", "model=mlp", "data=digits", "train.steps=100000",
+        "checkpoint.every_steps=100", *HERE, "cluster.options.kind=job",
+        f"cluster.options.conductor={cluster.network.address}", KUBECONFIG=str(cluster.kubeconfig),
     )  # fmt: skip
-    run = UnderWay(tmp_path, *given, KUBECONFIG=str(cluster.kubeconfig))
     cluster.wait(lambda: run.step("checkpoint") >= 100 or run.process.poll() is not None, 180.0)
     assert len(cluster.running()) == 4, cluster.describe()
     run.harm(signal.SIGINT)

@@ -1,15 +1,129 @@
-"""What a machine has, as far as this process may use it; files and commands are made up."""
+"""What a machine has, as far as this process may use it (files and commands are made up), and gives its processes."""
 
+import multiprocessing
 import os
-import stat
+import platform
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from conftest import ROOT
+from scripts import came
 
-from pipeline.launch import this_machine
+from pipeline.driver.watch import BUSY_SHARE
+from pipeline.launch import child, local, this_machine
+from pipeline.record.events import Failed
+from pipeline.record.log import from_line
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
+SECONDS = 2.0
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+on_jax = pytest.mark.skipif(
+    find_spec("jax") is None or platform.libc_ver()[0] != "glibc", reason="there is no jax, or no glibc"
+)
+# Prints the share of a core that it has used, and the share that counts.
+PROGRAM = """
+import sys, threading, time
+from pipeline.launch.child import Computing
+
+def beat():
+    while True:
+        time.sleep(0.1)
+        computing.seconds()
+
+computing, began, used = Computing(), time.monotonic(), time.process_time()
+at_first = computing.seconds()
+threading.Thread(target=beat, daemon=True).start()
+while (passed := time.monotonic() - began) < float(sys.argv[1]):
+    if sys.argv[2] == "sleeps":
+        time.sleep(0.1)
+print((time.process_time() - used) / passed, (computing.seconds() - at_first) / passed)
+"""
+
+
+@pytest.fixture
+def crowded_core():
+    """A core that two others compute on for good."""
+    core = min(os.sched_getaffinity(0))
+    spins = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spins]) as one, subprocess.Popen(one.args) as other:
+        time.sleep(0.3)
+        yield core
+        one.kill()
+        other.kill()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux alone tells of waits")
+def test_what_waits_for_a_core_computes_and_what_sleeps_does_not(crowded_core):
+    program = f"import os; os.sched_setaffinity(0, {{{crowded_core}}}); os.nice(10)\n{PROGRAM}"
+    typed = [sys.executable, "-c", program, str(SECONDS)]
+    computes, sleeps = (
+        subprocess.Popen([*typed, what], cwd=ROOT, stdout=subprocess.PIPE, text=True) for what in ("computes", "sleeps")
+    )
+    (used, counted), (_, counted_asleep) = (map(float, one.communicate()[0].split()) for one in (computes, sleeps))
+    # However many others there are, it counts for more than the little that it has used.
+    assert counted > 5 * used
+    assert counted_asleep < BUSY_SHARE
+
+
+@on_jax
+def test_a_step_is_handed_large_pages_unless_a_user_tells_glibc_otherwise(monkeypatch):
+    with local._quiet_environment("jax"):
+        # 16,384 of 4 KiB, or 32 of 2 MiB: the step has 64 MiB in between.
+        large = came("pages")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    with local._quiet_environment("jax"):
+        assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+        small = came("pages")
+    assert small > 4096
+    with local._quiet_environment("tensorflow"):
+        assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
+    # Where the system has some to give.
+    if HUGE.exists() and "[never]" not in HUGE.read_text():
+        assert large < small / 4
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5])
+def test_a_terminals_ctrl_c_leaves_the_fork_server_to_the_driver_which_ends_it_soon(seconds):
+    code = f"""
+import os, signal, time
+from multiprocessing import forkserver
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.local import LocalCluster
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: print("driver", flush=True))
+    cluster = LocalCluster(ClusterConfig(), {{}})
+    cluster.warm_up()
+    time.sleep({seconds})
+    os.killpg(0, signal.SIGINT)
+    time.sleep(0.5)
+    print("lives" if os.waitpid(forkserver._forkserver._forkserver_pid, os.WNOHANG) == (0, 0) else "lost")
+    began = time.monotonic()
+    cluster.close(130)
+    print("soon" if time.monotonic() - began < 1 else "late")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["driver", "lives", "soon"], "")
+
+
+def test_a_process_whose_log_is_on_a_full_disk_says_why_it_fails():
+    ends = [multiprocessing.Pipe(duplex=False) for _ in range(3)]
+    (events, tells), (takes, _), (lifeline, _) = ends
+    process = multiprocessing.get_context("spawn").Process(
+        target=child.main, args=("no plan", 0, "point", tells, takes, lifeline, "/dev/full")
+    )
+    process.start()
+    tells.close()
+    process.join(60)
+    with os.fdopen(os.dup(events.fileno()), "rb") as lines:
+        (failed,) = [event for event in map(from_line, lines) if isinstance(event, Failed)]
+    assert failed.error
+    assert process.exitcode == 1
 
 
 @pytest.mark.parametrize(("quota", "cores"), [
@@ -46,10 +160,8 @@ def test_the_processor_has_a_name(tmp_path, text, name):
 def caches(folder, *rows):
     """Files as Linux has them of caches, each (core, index, level, size, cores that share it)."""
     for core, index, *values in rows:
-        cache = folder / f"cpu{core}" / "cache" / f"index{index}"
-        cache.mkdir(parents=True)
         for name, value in zip(("level", "size", "shared_cpu_list"), values, strict=True):
-            (cache / name).write_text(f"{value}\n")
+            files(folder, f"cpu{core}/cache/index{index}/{name}", text=f"{value}\n")
     return folder
 
 
@@ -70,17 +182,17 @@ def test_threads_of_one_core_do_not_only_share_the_last_cache(tmp_path):
 
 
 def nvidia_smi(folder, script, monkeypatch):
-    command = folder / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\n{script}\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    """A stand-in for the program, or a path without any."""
+    if script is not None:
+        command = folder / "nvidia-smi"
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
 
 @pytest.mark.parametrize("script", ["echo", "echo 'NVIDIA-SMI has failed'; exit 9", "kill -SEGV $$", None])
 def test_a_driver_that_lists_nothing_or_is_none_leaves_no_gpus(tmp_path, monkeypatch, script):
-    nvidia_smi(tmp_path, script or "", monkeypatch)
-    if script is None:
-        (tmp_path / "nvidia-smi").unlink()
+    nvidia_smi(tmp_path, script, monkeypatch)
     assert this_machine.installed_gpus() == ()
 
 
@@ -94,17 +206,16 @@ def test_cuda_visible_devices_leaves_what_cuda_would(setting, left):
     assert this_machine.visible(("A", "B", "C"), setting) == tuple(left)
 
 
-def files(folder, *names):
+def files(folder, *names, text=""):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
+        (folder / name).write_text(text)
     return folder
 
 
 def bus(folder, vendor="0x1ae0", device="0x0063"):
-    for place, text in (("vendor", vendor), ("device", device)):
-        (files(folder, f"0000:00:05.0/{place}") / "0000:00:05.0" / place).write_text(f"{text}\n")
-    return folder
+    files(folder, "0000:00:05.0/vendor", text=f"{vendor}\n")
+    return files(folder, "0000:00:05.0/device", text=f"{device}\n")
 
 
 def test_tpu_chips_are_files_that_their_driver_makes(tmp_path):
@@ -131,13 +242,9 @@ def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, mon
     assert not hasattr(this_machine, "tensorflow")
 
 
-def test_a_command_looks_at_the_machine_once_however_many_points_it_has(asked, tmp_path):
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\n")
-    tool.chmod(0o755)
-    path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
-    asked("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", PATH=path).ok()
+def test_a_command_looks_at_the_machine_once_however_many_points_it_has(asked, tmp_path, monkeypatch):
+    nvidia_smi(tmp_path, f"echo asked >> {tmp_path}/asked", monkeypatch)
+    asked("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", PATH=os.environ["PATH"]).ok()
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 

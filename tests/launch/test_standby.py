@@ -6,8 +6,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -37,63 +35,55 @@ if __name__ == "__main__":
 """
 
 
-class Commands:
-    """Commands of one user in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "command.py").write_text(COMMAND)
-
-    def run(self, keep: str = "60s", **environ: str) -> int:
-        """The parent of a command's process, which had its variables."""
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.folder), "OWN": "", **environ}
-        typed = [sys.executable, "command.py", keep]
-        ran = subprocess.run(typed, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert ran.returncode == 0, ran.stderr
-        parent, *told = ran.stdout.split(" ")
-        assert told == [env["OWN"], f"{self.folder}\n"]
-        return int(parent)
-
-
 @pytest.fixture
-def commands(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+def command(tmp_path_factory, monkeypatch):
+    """Types a command of one user in one folder, with variables; returns the parent of its process, which had them."""
     # Short, as a socket's path has to be.
     folder = tmp_path_factory.getbasetemp() / f"k{time.monotonic_ns() % 10**6}"
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield Commands(folder)
+    (folder / "command.py").write_text(COMMAND)
+
+    def typed(keep: str = "60s", **environ: str) -> int:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OWN": "", **environ}
+        done = subprocess.run(
+            [sys.executable, "command.py", keep], cwd=folder, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        parent, *told = done.stdout.split(" ")
+        assert told == [env["OWN"], f"{folder}\n"]
+        return int(parent)
+
+    yield typed
     for pid, _ in standby.servers():
         os.kill(pid, signal.SIGKILL)
 
 
-def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_was_killed_or_is_stopped(commands):
-    first = commands.run()
-    assert commands.run() == first
+def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_was_killed_or_is_stopped(command):
+    first = command()
+    assert command() == first
     ((pid, ends),) = standby.servers()
     assert (pid, standby.children(pid)) == (first, [])
     assert time.time() < ends < time.time() + 61
-    # Another environment has one of its own.
-    other = commands.run(OWN="another")
-    assert other != first
-    assert commands.run(SHLVL="7") == first
-    assert {pid for pid, _ in standby.servers()} == {first, other}
-    os.kill(first, signal.SIGKILL)
-    second = commands.run()
-    assert second != first
-    os.kill(second, signal.SIGSTOP)
-    assert commands.run() not in (first, second)
-
-
-def test_it_ends_by_itself_once_no_command_has_used_it_so_long_and_leaves_no_socket(commands):
-    commands.run("1s")
-    until(lambda: not [*standby.servers()], 60)
-    assert not [*commands.folder.rglob("*.s")]
-
-
-def test_it_has_a_session_of_its_own_and_holds_no_terminal_open(commands):
-    pid = commands.run()
+    # It has a session of its own, and holds no terminal open.
     assert os.getsid(pid) == pid
     assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
+    # Another environment has one of its own.
+    other = command(OWN="another")
+    assert other != first
+    assert command(SHLVL="7") == first
+    assert {pid for pid, _ in standby.servers()} == {first, other}
+    os.kill(first, signal.SIGKILL)
+    second = command()
+    assert second != first
+    os.kill(second, signal.SIGSTOP)
+    assert command() not in (first, second)
+
+
+def test_it_ends_by_itself_once_no_command_has_used_it_so_long_and_leaves_no_socket(command):
+    command("1s")
+    until(lambda: not [*standby.servers()], 60)
+    assert not [*standby.folder().glob("*.s")]
 
 
 def test_a_folder_that_others_can_open_is_refused(monkeypatch):
@@ -102,13 +92,10 @@ def test_a_folder_that_others_can_open_is_refused(monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", place)
         folder = standby.folder()
         assert folder.stat().st_mode & 0o777 == 0o700
-        folder.chmod(0o750)
-        with pytest.raises(UserError, match="only you can open"):
-            standby.folder()
-        folder.rmdir()
-        folder.symlink_to("/tmp")
-        with pytest.raises(UserError, match="only you can open"):
-            standby.folder()
+        for spoil in (lambda: folder.chmod(0o750), lambda: (folder.rmdir(), folder.symlink_to("/tmp"))):
+            spoil()
+            with pytest.raises(UserError, match="only you can open"):
+                standby.folder()
 
 
 @pytest.mark.parametrize("keep", ["", "10", "0m", "-1s", "1d", "10 m"])

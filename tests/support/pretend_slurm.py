@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.launch.signals import PR_SET_PDEATHSIG
@@ -92,9 +92,8 @@ class Slurm:
 
     def start(self) -> None:
         """Starts the daemons, and waits until all nodes are there."""
-        munge = [f"--{name}={self.folder}/munge.{name}" for name in ("socket",)]
-        files = {"key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        munge += [f"--{option}={self.folder}/munge.{end}" for option, end in files.items()]
+        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        munge = [f"--{option}={self.folder}/munge.{end}" for option, end in files.items()]
         self._daemon("munged", "munged", "--foreground", "--force", "--num-threads=2", *munge)
         self._until(lambda: (self.folder / "munge.socket").exists(), "munged")
         self._daemon("slurmctld", "slurmctld", "-D", "-i")
@@ -118,7 +117,7 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for pid in self._steps():
+        for pid in list(self._steps()):
             os.kill(pid, signal.SIGKILL)
 
     def ask(self, *command: str, check: bool = True, **environ: str) -> str:
@@ -140,7 +139,7 @@ class Slurm:
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
-        for pid in self._steps(node):
+        for pid in list(self._steps(node)):
             os.kill(pid, signal.SIGKILL)
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
@@ -161,9 +160,17 @@ class Slurm:
                 preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
-    def _steps(self, node: str = "") -> list[int]:
+    def _steps(self, node: str = "") -> Iterator[int]:
         """The daemons of steps, of which there is one for each step and node, and what they have started."""
-        return list(_under(str(self.folder), node))
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal():
+                    variables = (line.partition(b"=")[::2] for line in (entry / "environ").read_bytes().split(b"\0"))
+                    environ, name = dict(variables), (entry / "comm").read_text().strip()
+                    ours = environ.get(b"SLURM_CONF", b"").decode().startswith(str(self.folder))
+                    there = environ.get(b"SLURMD_NODENAME", b"").decode()
+                    if ours and (there == node if node else bool(there) or name == "slurmstepd"):
+                        yield int(entry.name)
 
     def _until(self, reached: object, what: str) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -174,23 +181,6 @@ class Slurm:
             assert not ended, f"{logs}"
             assert time.monotonic() < until, f"Expected {what} of Slurm to come up: {self.ask('sinfo', check=False)}"
             time.sleep(0.1)
-
-
-def _under(folder: str, node: str) -> Iterator[int]:
-    """Processes that a node's daemons of steps are, or have started, by the environment that they have."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                environ = dict(
-                    line.partition(b"=")[::2] for line in (entry / "environ").read_bytes().split(b"\0") if line
-                )
-                name = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
-            ours = environ.get(b"SLURM_CONF", b"").decode().startswith(folder)
-            there = environ.get(b"SLURMD_NODENAME", b"").decode()
-            if ours and (there == node if node else bool(there) or name == "slurmstepd"):
-                yield int(entry.name)
 
 
 @contextmanager

@@ -1,21 +1,33 @@
-"""What the official client speaks: HTTP with JSON, as the API server of Kubernetes answers it."""
+"""What the official client speaks: HTTP with JSON, as the API server of Kubernetes answers it, and its way into pods.
 
+That is a WebSocket whose frames carry what a TCP connection would: channel 0 has the bytes, channel 1 an error, and
+each begins with the port's number; `v4.channel.k8s.io` of Kubernetes.
+"""
+
+import base64
 import contextlib
+import hashlib
 import json
+import select
+import socket
+import struct
 import threading
+from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import kubernetes_validate
+from websocket import ABNF, WebSocketException
+from websocket._abnf import frame_buffer
 
-from stand_in.controllers import JOBS, JOBSETS, PODS, SERVICES
-from stand_in.forwarding import forward
+from stand_in.controllers import JOBS, JOBSETS, PODS, SERVICES, Made, Objects, selected
 from stand_in.kubelet import Kubelet
 from stand_in.network import dial
-from stand_in.objects import Made, Objects, now, selected
 
 VERSION = "1.37"
+GUID, PROTOCOL = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11", "v4.channel.k8s.io"
 SECRETS, POLICIES = "secrets", "networkpolicies"
 GROUPS = {
     "/api/v1": (PODS, SERVICES, SECRETS),
@@ -60,11 +72,10 @@ class Api:
                 if answer is None:
                     self.close_connection = True
                     return
-                text = isinstance(answer, str)
                 data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 with contextlib.suppress(ConnectionError):
                     self.send_response(code)
-                    self.send_header("Content-Type", "text/plain" if text else "application/json")
+                    self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
@@ -94,8 +105,7 @@ class Api:
             running = self.kubelet.running.get(made["metadata"]["uid"])
             if running is None:
                 raise Refusal(400, "BadRequest", f"pod {asked.name} is not running")
-            port = int(asked.query["ports"])
-            return forward(request, port, lambda number: dial(running.namespace, number))
+            return forward(request, int(asked.query["ports"]), partial(dial, running.namespace))
         return made
 
     def post(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
@@ -113,11 +123,7 @@ class Api:
     def delete(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
         """Removes an object, and with it what it owns; a pod once its process has ended."""
         with self.objects.lock:
-            made = self._found(asked)
-            if asked.kind == PODS:
-                made["metadata"].setdefault("deletionTimestamp", now())
-            else:
-                self.objects.remove(asked.kind, made)
+            self.objects.delete(asked.kind, self._found(asked))
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _found(self, asked: "_Asked") -> Made:
@@ -147,10 +153,9 @@ class _Asked:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         self.namespace, self.kind, self.name, self.part = (*parts, "", "")[:4]
         verb = {"GET": "get" if self.name else "list", "POST": "create", "DELETE": "delete"}[request.command]
-        if (verb, self.kind) in api.forbidden or (verb, f"{self.kind}/{self.part}") in api.forbidden:
-            raise Refusal(
-                403, "Forbidden", f'User "ann" cannot {verb} resource "{self.kind}" in the namespace "{self.namespace}"'
-            )
+        if {(verb, self.kind), (verb, f"{self.kind}/{self.part}")} & api.forbidden:
+            what = f'{verb} resource "{self.kind}" in the namespace "{self.namespace}"'
+            raise Refusal(403, "Forbidden", f'User "ann" cannot {what}')
         if self.namespace not in api.namespaces and verb == "create":
             raise Refusal(404, "NotFound", f'namespaces "{self.namespace}" not found')
 
@@ -178,3 +183,59 @@ def _status(refused: Refusal) -> Any:
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": str(refused),
         "reason": refused.reason, "code": refused.code,
     }  # fmt: skip
+
+
+def forward(request: BaseHTTPRequestHandler, port: int, dial: Callable[[int], socket.socket]) -> None:
+    """Answers a request for a port, and carries bytes both ways until either end closes."""
+    key = request.headers["Sec-WebSocket-Key"]
+    accept = base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()
+    request.send_response(101)
+    for name, value in (
+        ("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept),
+        ("Sec-WebSocket-Protocol", PROTOCOL),
+    ):  # fmt: skip
+        request.send_header(name, value)
+    request.end_headers()
+    client: socket.socket = request.connection
+    for channel in (0, 1):
+        client.sendall(framed(bytes([channel]) + struct.pack("<H", port)))
+    try:
+        pod = dial(port)
+    except OSError as error:
+        client.sendall(framed(b"\x01" + f"error forwarding port {port} to pod: {error}".encode()))
+        client.sendall(framed(b"", ABNF.OPCODE_CLOSE))
+        return
+    with pod, contextlib.suppress(OSError, EOFError, WebSocketException):
+        _carry(client, request, pod)
+    with contextlib.suppress(OSError):
+        client.sendall(framed(b"", ABNF.OPCODE_CLOSE))
+
+
+def _carry(client: socket.socket, request: BaseHTTPRequestHandler, pod: socket.socket) -> None:
+    def receive(count: int) -> bytes:
+        if not (data := request.rfile.read(count)):
+            raise EOFError
+        return data
+
+    frames = frame_buffer(receive, skip_utf8_validation=True)
+    while True:
+        ready, _, _ = select.select([client, pod], [], [])
+        if pod in ready:
+            data = pod.recv(1 << 16)
+            if not data:
+                return
+            client.sendall(framed(b"\x00" + data))
+        if client in ready:
+            frame = frames.recv_frame()
+            if frame.opcode == ABNF.OPCODE_CLOSE:
+                return
+            if frame.opcode == ABNF.OPCODE_PING:
+                client.sendall(framed(frame.data, ABNF.OPCODE_PONG))
+            if frame.opcode == ABNF.OPCODE_BINARY and frame.data[:1] == b"\x00":
+                pod.sendall(frame.data[1:])
+
+
+def framed(payload: bytes, opcode: int = ABNF.OPCODE_BINARY) -> bytes:
+    """A frame of the server's, which is not masked."""
+    frame: bytes = ABNF(1, 0, 0, 0, opcode, 0, payload).format()
+    return frame

@@ -5,16 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
 
 from stand_in.api import Api
-from stand_in.controllers import PODS, Controllers
+from stand_in.controllers import PODS, Controllers, Made, Objects
 from stand_in.kubelet import Kubelet, Node
 from stand_in.network import Network
-from stand_in.objects import Made, Objects
 
 STEP_SECONDS = 0.05
 
@@ -34,23 +32,18 @@ class StandIn:
         self._thread = threading.Thread(target=self._live, daemon=True)
         self.problem: BaseException | None = None
         self.kubeconfig = folder / "kubeconfig"
-        self.kubeconfig.write_text(yaml.safe_dump(self._kubeconfig()))
-
-    def _kubeconfig(self) -> dict[str, Any]:
-        return {
+        self.kubeconfig.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "stand-in",
             "clusters": [{"name": "here", "cluster": {"server": self.api.address}}],
             "users": [{"name": "ann", "user": {"token": self.api.token}}],
             "contexts": [{"name": "stand-in", "context": {"cluster": "here", "user": "ann", "namespace": "training"}}],
-        }  # fmt: skip
+        }))  # fmt: skip
 
     def __enter__(self) -> "StandIn":
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._over.set()
         self._thread.join()
         self.kubelet.close()

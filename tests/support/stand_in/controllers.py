@@ -1,19 +1,106 @@
-"""Make jobs and a headless Service of a JobSet, pods of a job, and others for pods that failed, by their manifests.
+"""The objects of the cluster, and what makes jobs and a headless Service of a JobSet, and pods of a job, by manifests.
 
 Sources: the API reference of Kubernetes (Job v1: completionMode, backoffLimit, podFailurePolicy) and that of JobSet.
 """
 
 import copy
+import threading
 import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from random import choices
 from string import ascii_lowercase
 from typing import Any
 
-from stand_in.objects import Made, Objects, condition, has, now, owned_by
-
 JOBSETS, JOBS, PODS, SERVICES = "jobsets", "jobs", "pods", "services"
 JOBSET = "jobset.sigs.k8s.io"
 ENDED = ("Succeeded", "Failed")
+Made = dict[str, Any]
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Objects:
+    """All objects. Whoever looks at several at once, or changes one, holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._made = dict[tuple[str, str, str], Made]()
+
+    def create(self, kind: str, namespace: str, made: Made) -> Made:
+        """Keeps a new object. Raises `KeyError` where there is one of that name."""
+        with self.lock:
+            metadata = made.setdefault("metadata", {})
+            key = (kind, namespace, metadata["name"])
+            if key in self._made:
+                raise KeyError(metadata["name"])
+            metadata |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now()}
+            made.setdefault("status", {})
+            self._made[key] = made
+            return made
+
+    def get(self, kind: str, namespace: str, name: str) -> Made | None:
+        with self.lock:
+            return self._made.get((kind, namespace, name))
+
+    def all(self, kind: str, namespace: str | None = None) -> list[Made]:
+        """Those of a kind, in the order in which they were made."""
+        with self.lock:
+            return [made for (of, where, _), made in self._made.items() if of == kind and namespace in (None, where)]
+
+    def owned(self, owner: Made, kind: str) -> list[Made]:
+        return [made for made in self.all(kind) if owner["metadata"]["uid"] in owners(made)]
+
+    def remove(self, kind: str, made: Made) -> None:
+        with self.lock:
+            metadata = made["metadata"]
+            self._made.pop((kind, metadata["namespace"], metadata["name"]), None)
+
+    def delete(self, kind: str, made: Made) -> None:
+        """Removes an object; a pod is left to who runs it, which ends it first."""
+        if kind == PODS:
+            made["metadata"].setdefault("deletionTimestamp", now())
+        else:
+            self.remove(kind, made)
+
+    def orphans(self) -> Iterator[tuple[str, Made]]:
+        """The objects whose owners are all gone."""
+        with self.lock:
+            there = {made["metadata"]["uid"] for made in self._made.values()}
+            for (kind, _, _), made in list(self._made.items()):
+                if owners(made) and not owners(made) & there:
+                    yield kind, made
+
+
+def owners(made: Made) -> set[str]:
+    return {owner["uid"] for owner in made["metadata"].get("ownerReferences", ())}
+
+
+def owned_by(owner: Made) -> list[Made]:
+    """The owner references of an object that another one makes."""
+    metadata = owner["metadata"]
+    return [{"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"],
+             "uid": metadata["uid"], "controller": True}]  # fmt: skip
+
+
+def selected(made: Made, labels: str) -> bool:
+    """True if an object has the labels that a request selects by."""
+    own = made["metadata"].get("labels", {})
+    return all(own.get(name) == value for name, _, value in (each.partition("=") for each in labels.split(",") if each))
+
+
+def condition(made: Made, kind: str, status: str, reason: str, message: str) -> None:
+    others = [other for other in made["status"].get("conditions", ()) if other["type"] != kind]
+    new = {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
+    made["status"]["conditions"] = [*others, new]
+
+
+def has(made: Made, *kinds: str) -> bool:
+    """True if one of some conditions of an object is true."""
+    return any(other["type"] in kinds and other["status"] == "True" for other in made["status"].get("conditions", ()))
 
 
 class Controllers:
@@ -30,14 +117,7 @@ class Controllers:
             for job in self._objects.all(JOBS):
                 self._job(job)
             for kind, orphan in list(self._objects.orphans()):
-                self._delete(kind, orphan)
-
-    def _delete(self, kind: str, made: Made) -> None:
-        """Removes an object; a pod is left to who runs it, which ends it first."""
-        if kind == PODS:
-            made["metadata"].setdefault("deletionTimestamp", now())
-        else:
-            self._objects.remove(kind, made)
+                self._objects.delete(kind, orphan)
 
     def _jobset(self, jobset: Made) -> None:
         name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
@@ -99,7 +179,7 @@ class Controllers:
             condition(job, "Failed", "True", reason or "BackoffLimitExceeded", "Job has failed for its pods")
             for pod in pods:
                 if pod["status"].get("phase") not in ENDED:
-                    self._delete(PODS, pod)
+                    self._objects.delete(PODS, pod)
             return
         there = {_index(pod) for pod in pods if pod["status"].get("phase") != "Failed"}
         # With a pod failure policy, another is made once the last one has ended wholly.

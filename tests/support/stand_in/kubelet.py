@@ -19,9 +19,8 @@ from shlex import quote
 from typing import Any
 
 from pipeline.launch.kubernetes.jobset import bytes_of
-from stand_in.controllers import PODS, SERVICES
+from stand_in.controllers import PODS, SERVICES, Made, Objects, condition, now
 from stand_in.network import Network
-from stand_in.objects import Made, Objects, condition, now
 
 ROOT = Path(__file__).resolve().parents[3]
 # What a container sees of the machine.
@@ -32,8 +31,7 @@ SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "dev",
 class Node:
     """What pods have to share, and where their volumes lie."""
 
-    cpu: float = 64.0
-    memory: float = 2.0**40
+    resources: dict[str, float] = field(default_factory=lambda: {"cpu": 64.0, "memory": 2.0**40})
     labels: dict[str, str] = field(default_factory=dict)
     images: set[str] = field(default_factory=set)
     claims: dict[str, Path] = field(default_factory=dict)
@@ -58,11 +56,9 @@ class Running:
         pid, self.killed = self.process.pid, number == signal.SIGKILL
         with contextlib.suppress(OSError, ValueError):
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if not children:
-                # It was not made yet.
-                self.process.send_signal(number)
-            for child in children:
-                os.kill(int(child), number)
+            # It may not be made yet.
+            for child in map(int, children or [pid]):
+                os.kill(child, number)
 
 
 class Kubelet:
@@ -117,7 +113,7 @@ class Kubelet:
             condition(pod, "PodScheduled", "True", "", "")
         (container,) = spec["containers"]
         if reason := self._not_ready(pod, container):
-            _waiting(pod, container, *reason)
+            _state(pod, container, {"waiting": reason})
             return
         running = self._run(pod, container)
         self.running[pod["metadata"]["uid"]] = running
@@ -129,53 +125,48 @@ class Kubelet:
         if "nodeName" in pod["spec"]:
             return None
         used = [other for other in pods if other["metadata"]["uid"] in self.running] + [pod]
-        asked = [other["spec"]["containers"][0].get("resources", {}).get("requests", {}) for other in used]
-        there = {"cpu": self.node.cpu, "memory": self.node.memory}
-        for name in asked[-1]:
-            if sum(bytes_of(one.get(name, "0")) for one in asked) > there.get(name, 0):
+        requests = [other["spec"]["containers"][0].get("resources", {}).get("requests", {}) for other in used]
+        for name in requests[-1]:
+            if sum(bytes_of(one.get(name, "0")) for one in requests) > self.node.resources.get(name, 0):
                 return f"0/1 nodes are available: 1 Insufficient {name}."
         if not (pod["spec"].get("nodeSelector") or {}).items() <= self.node.labels.items():
             return "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
-        for volume in pod["spec"].get("volumes", ()):
-            name = volume.get("persistentVolumeClaim", {}).get("claimName")
-            if name is not None and name not in self.node.claims:
+        volumes = pod["spec"].get("volumes", ())
+        for name in (each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each):
+            if name not in self.node.claims:
                 return f'0/1 nodes are available: persistentvolumeclaim "{name}" not found.'
         return None
 
-    def _not_ready(self, pod: Made, container: Any) -> tuple[str, str] | None:
-        """Why a container cannot start yet, as (reason, message)."""
+    def _not_ready(self, pod: Made, container: Any) -> dict[str, str] | None:
+        """Why a container cannot start yet."""
         uid, namespace, image = pod["metadata"]["uid"], pod["metadata"]["namespace"], container["image"]
         if image not in self.node.images:
-            first = self._waits.setdefault(uid, time.monotonic()) + 0.5 > time.monotonic()
             what = f'failed to pull and unpack image "{image}": not found'
-            return (
-                ("ErrImagePull", what) if first else ("ImagePullBackOff", f'Back-off pulling image "{image}": {what}')
-            )
-        for source in container.get("envFrom", ()):
-            if self._objects.get("secrets", namespace, name := source["secretRef"]["name"]) is None:
-                return "CreateContainerConfigError", f'secret "{name}" not found'
-        context = pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
+            if self._waits.setdefault(uid, time.monotonic()) + 0.5 > time.monotonic():
+                return {"reason": "ErrImagePull", "message": what}
+            return {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}": {what}'}
+        for name in (source["secretRef"]["name"] for source in container.get("envFrom", ())):
+            if self._objects.get("secrets", namespace, name) is None:
+                return {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
+        context = _context(pod)
         if context.get("runAsNonRoot") and context.get("runAsUser", 0) == 0:
-            return "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
-        for volume in pod["spec"].get("volumes", ()):
-            secret = volume.get("secret", {}).get("secretName")
-            if secret is not None and self._objects.get("secrets", namespace, secret) is None:
-                return "ContainerCreating", ""
-        return None
+            why = "container has runAsNonRoot and image will run as root"
+            return {"reason": "CreateContainerConfigError", "message": why}
+        secrets = [each["secret"]["secretName"] for each in pod["spec"].get("volumes", ()) if "secret" in each]
+        missing = [name for name in secrets if self._objects.get("secrets", namespace, name) is None]
+        return {"reason": "ContainerCreating"} if missing else None
 
     def _run(self, pod: Made, container: Any) -> Running:
         namespace, address = self._network.add()
         folder = self._folder / pod["metadata"]["uid"]
         folder.mkdir()
         pod["status"]["podIP"] = address
-        context = pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
-        script = "\n".join([*self._mounts(pod, container, context, folder), _command(container, context, self._path())])
-        (folder / "start.sh").write_text(script)
-        named = f"hostname {pod['spec']['hostname']}"
+        context, named = _context(pod), f"hostname {pod['spec']['hostname']}"
+        script = "\n".join([named, *self._mounts(pod, container, context, folder), _command(container, context)])
         apart = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", namespace, *apart, "sh", "-ec", f"{named}\n{script}"],
+                ["ip", "netns", "exec", namespace, *apart, "sh", "-ec", script],
                 env={"PATH": os.environ["PATH"], **self._environ, **self._variables(pod, container)},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -188,16 +179,12 @@ class Kubelet:
             found |= {name: b64decode(value).decode() for name, value in (secret or {}).get("data", {}).items()}
         return found | {variable["name"]: str(variable["value"]) for variable in container.get("env", ())}
 
-    def _path(self) -> str:
-        return f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-
     def _mounts(self, pod: Made, container: Any, context: Any, folder: Path) -> list[str]:
         """The lines that make a container's root, in an order in which none hides what a later one needs."""
-        root = folder / "root"
-        root.mkdir()
-        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 root {root}"]
+        (root := folder / "root").mkdir()
         read_only = context.get("readOnlyRootFilesystem", False)
-        lines += self._image([f"/{name}" for name in SYSTEM if Path("/", name).is_dir()], root, read_only)
+        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 root {root}"]
+        lines += _image([f"/{name}" for name in SYSTEM if Path("/", name).is_dir()], root, read_only)
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
         for mount in container.get("volumeMounts", ()):
             source, target = self._volume(pod, volumes[mount["name"]], folder), f"{root}{quote(mount['mountPath'])}"
@@ -206,23 +193,10 @@ class Kubelet:
                 lines.append(f"mount -o remount,bind,ro {target}")
         # Last, since they may lie in a folder that a volume hides.
         python = dict.fromkeys(map(str, (Path(sys.base_prefix), Path(sys.prefix), ROOT)))
-        lines += self._image(list(python), root, read_only)
+        lines += _image(list(python), root, read_only)
         if read_only:
             lines.append(f"mount -o remount,ro {root}")
-        where = container.get("workingDir", "/")
-        return [*lines, f"cd {root}", f"set -- {quote(where)}"]
-
-    def _image(self, paths: list[str], root: Path, read_only: bool) -> list[str]:
-        lines: list[str] = []
-        for path in paths:
-            target = f"{root}{quote(path)}"
-            if Path(path).is_symlink():
-                lines.append(f"ln -s {quote(os.readlink(path))} {target}")
-                continue
-            lines += [f"mkdir -p {target}", f"mount --rbind {quote(path)} {target}"]
-            if read_only and path not in ("/dev", "/proc", "/sys"):
-                lines.append(f"mount -o remount,bind,ro {target}")
-        return lines
+        return [*lines, f"cd {root}", f"set -- {quote(container.get('workingDir', '/'))}"]
 
     def _volume(self, pod: Made, volume: Any, folder: Path) -> Path:
         group = pod["spec"].get("securityContext", {}).get("fsGroup", 0)
@@ -268,20 +242,35 @@ class Kubelet:
         """Has pods know the names that headless Services give to those which they select."""
         records: list[tuple[str, str]] = []
         for service in self._objects.all(SERVICES):
-            if service["spec"].get("clusterIP") != "None":
-                continue
-            for pod in self._objects.all(PODS, service["metadata"]["namespace"]):
-                labels, address = pod["metadata"].get("labels", {}), pod["status"].get("podIP")
-                ready = pod["metadata"]["uid"] in self.running and service["spec"].get("publishNotReadyAddresses")
-                if not (ready and address and service["spec"]["selector"].items() <= labels.items()):
-                    continue
-                if pod["spec"].get("subdomain") == service["metadata"]["name"]:
-                    records.append((f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}", address))
+            spec, metadata = service["spec"], service["metadata"]
+            headless = spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses")
+            for pod in self._objects.all(PODS, metadata["namespace"]) if headless else ():
+                chosen = spec["selector"].items() <= pod["metadata"].get("labels", {}).items()
+                named = pod["spec"].get("subdomain") == metadata["name"]
+                if chosen and named and pod["metadata"]["uid"] in self.running:
+                    records.append((f"{pod['spec']['hostname']}.{metadata['name']}", pod["status"]["podIP"]))
         self._network.publish(records)
 
 
-def _command(container: Any, context: Any, path: str) -> str:
+def _context(pod: Made) -> Any:
+    return pod["spec"].get("securityContext", {}) | pod["spec"]["containers"][0].get("securityContext", {})
+
+
+def _image(paths: list[str], root: Path, read_only: bool) -> list[str]:
+    lines: list[str] = []
+    for path, target in ((path, f"{root}{quote(path)}") for path in paths):
+        if Path(path).is_symlink():
+            lines.append(f"ln -s {quote(os.readlink(path))} {target}")
+            continue
+        lines += [f"mkdir -p {target}", f"mount --rbind {quote(path)} {target}"]
+        if read_only and path not in ("/dev", "/proc", "/sys"):
+            lines.append(f"mount -o remount,bind,ro {target}")
+    return lines
+
+
+def _command(container: Any, context: Any) -> str:
     """The last line: what a container runs, as whom, in its root."""
+    path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
     names = {variable["name"]: str(variable["value"]) for variable in container.get("env", ())}
 
     def expanded(word: str) -> str:
@@ -298,10 +287,6 @@ def _command(container: Any, context: Any, path: str) -> str:
     words = " ".join(map(expanded, [*container.get("command", ()), *container.get("args", ())]))
     run = f'setpriv {" ".join(who)} sh -c \'cd "$0" && exec "$@"\' "$1" {words}'
     return f'enter=$(command -v chroot)\nexport PATH={quote(path)}\nexec "$enter" . {run}'
-
-
-def _waiting(pod: Made, container: Any, reason: str, message: str) -> None:
-    _state(pod, container, {"waiting": {"reason": reason, **({"message": message} if message else {})}})
 
 
 def _state(pod: Made, container: Any, state: dict[str, Any]) -> None:

@@ -11,13 +11,12 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 from namespaces import Bridge
 
-T = TypeVar("T")
 NAMES = Path("/etc/netns")
 CLONE_NEWNET = 0x40000000
 
@@ -63,12 +62,11 @@ class Network:
             number = self._free.pop(0)
             name = bridge.space(number)
             self._namespaces[name] = number
-        folder = NAMES / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hosts").write_text("127.0.0.1 localhost\n")
-        # Nobody is asked for what the file does not have.
-        (folder / "resolv.conf").write_text("# no name server\n")
-        (folder / "nsswitch.conf").write_text("hosts: files\n")
+        (NAMES / name).mkdir(parents=True, exist_ok=True)
+        # Nobody is asked for what the first file does not have.
+        texts = {"hosts": "127.0.0.1 localhost", "resolv.conf": "# no name server", "nsswitch.conf": "hosts: files"}
+        for file, text in texts.items():
+            (NAMES / name / file).write_text(f"{text}\n")
         return name, bridge.add(number)
 
     def remove(self, name: str) -> None:
@@ -100,31 +98,13 @@ class Network:
 
 
 def dial(namespace: str, port: int) -> socket.socket:
-    """A connection to a port of a namespace's loopback interface."""
+    """A connection to a port of a namespace's loopback interface, where a thread of its own goes, and ends."""
 
     def connect() -> socket.socket:
+        with open(f"/run/netns/{namespace}") as where:
+            if ctypes.CDLL(None, use_errno=True).setns(where.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
         return socket.create_connection(("127.0.0.1", port), timeout=5.0)
 
-    return inside(namespace, connect)
-
-
-def inside(namespace: str, do: Callable[[], T]) -> T:
-    """What a function returns in a namespace, or raises. A thread of its own goes there, and ends."""
-    found: list[T] = []
-    raised: list[BaseException] = []
-
-    def go() -> None:
-        try:
-            with open(f"/run/netns/{namespace}") as where:
-                if ctypes.CDLL(None, use_errno=True).setns(where.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
-            found.append(do())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(connect).result()
