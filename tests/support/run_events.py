@@ -1,6 +1,7 @@
 """What runs have logged, as far as it is written, and what they trained by it."""
 
 import json
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits",
 
 def runs(folder: Path) -> list[Path]:
     """The folders of the runs of the commands in a folder that have a log, as a sweep's report has."""
-    logs = sorted(folder.glob("outputs/[rs]*/**/events.jsonl"))
+    # Unlike `Path.glob`, it passes over folders that go meanwhile, as that of a command that resumes another's run.
+    logs = sorted(map(Path, glob(f"{folder}/outputs/[rs]*/**/events.jsonl", recursive=True)))
     return [log.parent for log in logs if log.parent.name != "report"]
 
 
