@@ -144,7 +144,7 @@ def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
 @verb(
     "RUN",
     "Explains a run's lost efficiency; RUN is a folder, its name, or the first letters of an MLflow id.\n"
-    "With key=value in place of RUN it trains first: python -m pipeline explain strategy=mirrored workers=2",
+    "python -m pipeline explain key=value ... trains first; it takes the keys of a run: python -m pipeline --help.",
     count=(1, 1),
 )
 def explain(typed: Words) -> int:

@@ -40,14 +40,10 @@ MODULES = {
 }
 # Verbs that train, or say what training would do, and the setting that each is short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
-HELP = {
-    "predict": "python -m pipeline predict [-m] key=value ...\n\n"
-    "Predicts how fast a run would be, from logged runs; trains nothing.\n"
-    "It takes the keys of a run (python -m pipeline --help) and its own (python -m pipeline --help predict).",
-    "explain": "python -m pipeline explain key=value ...\npython -m pipeline explain RUN [output_dir=outputs]\n\n"
-    "Trains, and explains the lost efficiency; with a RUN, prints its explanation again.\n"
-    "It takes the keys of a run: python -m pipeline --help.",
-}
+PREDICT = """python -m pipeline predict [-m] key=value ...
+
+Predicts how fast a run would be, from logged runs; trains nothing.
+It takes the keys of a run (python -m pipeline --help) and its own (python -m pipeline --help predict)."""
 # What other programs call what is typed here; "" is a training, which has no verb.
 ELSEWHERE = {
     **dict.fromkeys(("train", "run", "fit", "start", "launch", "main", "exec"), ""),
@@ -191,10 +187,11 @@ def _run() -> int:
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help") and arguments[:1] and arguments[0] in VERBS:
         verb, arguments = arguments[0], ["--help"]
-    if verb in SETTINGS and not (verb == "explain" and arguments and _is_word(arguments[0])):
-        if {"-h", "--help"} & set(arguments):
-            print(HELP[verb])
-            return 0
+    helps = {"-h", "--help"} & set(arguments)
+    if verb == "predict" and helps:
+        print(PREDICT)
+        return 0
+    if verb in SETTINGS and not (verb == "explain" and (helps or (arguments and _is_word(arguments[0])))):
         verb, arguments = "", [*arguments, SETTINGS[verb]]
     elif verb not in VERBS and verb != "--completion":
         if _is_word(verb):

@@ -40,7 +40,6 @@ def refusal(ran: Ran) -> str:
     [
         # Choices.
         (["strategy=mirored"], "strategy=mirrored"),
-        (["model=tiny"], "received tiny"),
         ([CONF, "model=tinny"], "model=tiny"),
         (["strategy=null"], "strategy=mirrored"),
         (["+strategy=mirrored"], "received a second one with +strategy"),
@@ -50,10 +49,8 @@ def refusal(ran: Ran) -> str:
         # Keys.
         (["workerz=2"], "workers=2"),
         (["train.epoch=3"], "train.epochs=3"),
-        (["+train.epoch=3"], "train.epochs=3"),
         (["~train"], "train.epochs="),
         (["-m", "~measure", "workers=1,2"], "Expected measure"),
-        (["~train.seed"], "train.seed=0"),
         (["~train.epochs"], "train.epochs=null"),
         # Types.
         (["train.callbacks=EarlyStopping"], "'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'"),
@@ -62,7 +59,6 @@ def refusal(ran: Ran) -> str:
         (["train.loss=mine.my_loss"], "'train.loss={_target_: mine.my_loss}'"),
         (["train.metrics=[acuracy]"], "'train.metrics=[accuracy]'"),
         (["train.optimizer={_target_: keras.optimizers.SGD, lr: 0.1}"], "train.optimizer.learning_rate"),
-        (["data=images"], "Expected data.path"),
         (["data=images", "data.path=nowhere"], "received nowhere"),
         (["data=images", f"data.path={SUPPORT}/con"], f"Try data.path={SUPPORT}/conf."),
         (["data=images", f"data.path={SUPPORT}/own.py"], "data.path="),
@@ -96,14 +92,9 @@ def refusal(ran: Ran) -> str:
         ),
         (["train.callbacks=[{_target_: keras.callbacks.EarlyStopping, patienc: 3}]"], "train.callbacks[0].patience"),
         (["train.callbacks=[{patience: 3}]"], "Expected train.callbacks"),
-        (
-            ["train.optimizer={_target_: keras.optimizers.SGD, learning_rate: [{a: {_target_: nothing.there, x: y}}]}"],
-            "Expected train.optimizer.learning_rate[0].a._target_",
-        ),
         (["allowed_targets=own"], "Expected allowed_targets"),
         (["allowed_targets=[mine]", "model.build._target_=own.tiny"], "allowed_targets=[mine,own]"),
         # What Hydra would do before the program has a word.
-        (["+hydra.callbacks.mine._target_=imports.model"], "imports.model"),
         (["+hydra.job.env_set.LD_PRELOAD=a.so"], "hydra.job.env_set"),
         # What would run a sweep's points otherwise than one after the other.
         (["-m", "hydra/launcher=joblib", "workers=1,2"], "without it"),
@@ -140,11 +131,8 @@ def refusal(ran: Ran) -> str:
         (["data=synthetic", "data.build.input_shape=[8]"], "Try data.build.shape=[8]."),
         (["data=synthetic", "+data.build.input_shape=[8]"], "Try data.build.shape."),
         (["workers=2", "foo"], "Try `python -m pipeline --help`."),
-        (["mirrored"], "Try python -m pipeline strategy=mirrored."),
-        *(
-            ([f"hardware={name}"], "or a layout such as 3gpu or 2x8gpu, received")
-            for name in ("2x0gpu", "2x4tpu", "02gpu")
-        ),
+        (["hardware=2x0gpu"], "or a layout such as 3gpu or 2x8gpu, received"),
+        (["hardware=2x4tpu"], "or a layout such as 3gpu or 2x8gpu, received"),
         # Sweeps that make no sense, and those of nothing.
         (["-m", "sweep.name=''"], "received nothing. Try sweep.name=mine."),
         (["-m", "sweep.name=a,b"], "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
