@@ -4,7 +4,6 @@ Events of processes, and what they write into their logs, go to files, which are
 no process waits for a driver. Of heartbeats, the last of each kind is sent once a second, while there is a connection.
 """
 
-import json
 import os
 import tempfile
 import threading
@@ -151,26 +150,26 @@ class Agent:
                     self._lines.append(lines := Lines(plan, group, ranks, own))
                     running = self._cluster.start(plan, group, own, ranks)
                     self._jobs[number] = _Job(message, plan, running, own, lines)
-                case messages.Ask():
-                    threading.Thread(target=self._answer, args=(message,), daemon=True).start()
-                case messages.Find(number=number, ports=ports):
+                case messages.Ask(number=number, request=list() as ports):
                     self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
+                case messages.Ask(number=number, request=str() as request, timeout=timeout):
+                    threading.Thread(target=self._answer, args=(number, request, timeout), daemon=True).start()
                 case messages.OfJob(job=number) if number in self._jobs:
                     self._do_with(self._jobs[number], message)
         except LaunchError as error:
-            if isinstance(message, messages.Find):
+            if isinstance(message, messages.Ask):
                 self._send(messages.Response(message.number, error=str(error)))
             elif isinstance(message, messages.OfJob):
                 self._send(messages.Lost(message.job, str(error)))
 
-    def _answer(self, ask: messages.Ask) -> None:
+    def _answer(self, number: int, request: str, timeout: float) -> None:
         with self._asking:
             try:
                 self._helper = self._helper or here(os.environ)
-                line = self._helper.answer(ask.request, ask.timeout)
+                response = messages.Response(number, self._helper.answer(request, timeout))
             except LaunchError as error:
-                line = json.dumps({"failed": str(error)})
-        self._send(messages.Response(ask.number, line=line))
+                response = messages.Response(number, error=str(error))
+        self._send(response)
 
     def _do_with(self, job: _Job, message: messages.OfJob) -> None:
         match message:

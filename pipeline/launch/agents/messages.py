@@ -64,18 +64,11 @@ class Stop(OfJob, frozen=True):
     grace: float
 
 
-class Find(Message, frozen=True):
-    """Keep these ports for the processes of the next job; 0 is any that is free."""
-
-    number: int
-    ports: list[int]
-
-
 class Ask(Message, frozen=True):
-    """Answer a request on the agent's host, see `pipeline.launch.asking`, within so many seconds."""
+    """Keep ports for the processes of the next job, 0 for any that is free, or answer a line within so many seconds."""
 
     number: int
-    request: str
+    request: list[int] | str
     timeout: float
 
 
@@ -137,12 +130,11 @@ class Lost(OfJob, frozen=True):
 
 
 class Response(Message, frozen=True):
-    """The ports of the `Find` of that number, or an error in words; or the line that answers an `Ask`."""
+    """What the `Ask` of that number is answered, or an error in words."""
 
     number: int
-    ports: list[int] = []
+    answer: list[int] | str = ""
     error: str | None = None
-    line: str = ""
 
 
 class Beats(OfJob, frozen=True):

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -128,7 +127,7 @@ class Agents:
 
     def ports(self, requests: dict[str, list[int]]) -> dict[str, list[int]]:
         """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
-        numbers = {name: self._request(name, partial(messages.Find, ports=ports)) for name, ports in requests.items()}
+        numbers = {name: self._request(name, ports, LATE_SECONDS) for name, ports in requests.items()}
         held: dict[str, list[int]] = {}
         for name, number in numbers.items():
             if (response := self._response(name, number, LATE_SECONDS)) is None:
@@ -136,16 +135,18 @@ class Agents:
                 raise LaunchError(expected, f"nothing for {LATE_SECONDS:g} s", "again once it can be reached")
             if response.error is not None:
                 raise LaunchError(f"{name}: {response.error}")
-            held[name] = response.ports
+            held[name] = [int(port) for port in response.answer]
         return held
 
     def ask(self, name: str, request: str, timeout: float) -> str:
         """Returns the answer of an agent's host to a line, see `pipeline.launch.asking`. Any thread may ask."""
-        number = self._request(name, partial(messages.Ask, request=request, timeout=timeout))
+        number = self._request(name, request, timeout)
         # What is late there is reported by the agent before.
         if (response := self._response(name, number, timeout + LATE_SECONDS)) is None:
             raise LaunchError(f"no answer within {timeout:g} s")
-        return response.line
+        if response.error is not None:
+            raise LaunchError(response.error)
+        return str(response.answer)
 
     def close(self, code: int) -> None:
         """Tells all agents what the command ends with."""
@@ -155,11 +156,11 @@ class Agents:
             self.send(name, messages.Close(code))
         self.endpoint.close(0.0 if self.left else CLOSE_SECONDS)
 
-    def _request(self, name: str, message: Callable[[int], messages.Message]) -> int:
+    def _request(self, name: str, request: list[int] | str, timeout: float) -> int:
         with self._listening:
             self._requests += 1
             number = self._requests
-        self.send(name, message(number))
+        self.send(name, messages.Ask(number, request, timeout))
         return number
 
     def _response(self, name: str, number: int, seconds: float) -> messages.Response | None:

@@ -81,13 +81,24 @@ def check(options: SlurmOptions) -> None:
 
 def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name: str) -> str:
     """The script that is submitted; `agent` is the command of one, logs go to `folder`."""
-    directives = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
+    chosen = [(key, getattr(options, key)) for key in ("partition", "account", "time", "constraint")]
+    directives = [
+        f"--job-name={shlex.quote(name)}",
+        *(f"--{key}={shlex.quote(str(value))}" for key, value in chosen if value is not None),
+        *_shape(options),
+        # What a requeued job says is added to what it has said.
+        "--open-mode=append",
+        f"--output={shlex.quote(str(folder / 'slurm-%j.log'))}",
+        "--requeue" if options.requeue else "--no-requeue",
+        *([f"--signal={SIGNAL}@{options.signal_seconds}"] if options.signal_seconds else []),
+        *options.extra,
+    ]
     modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
     launch = shlex.join(srun(options, agent, folder))
     lines = [
         "#!/bin/bash",
         "# Starts an agent on each node, which dials the command that has submitted this, and does what that says.",
-        *directives,
+        *(f"#SBATCH {directive}" for directive in directives),
         "",
         "# This shell outlives what Slurm's signals tell the agents: they write a checkpoint meanwhile.",
         "ended=",
@@ -111,22 +122,6 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
-
-
-def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
-    """The options of `sbatch`. A node has the cores and GPUs of its tasks together: its agent starts them all."""
-    chosen = [(key, getattr(options, key)) for key in ("partition", "account", "time", "constraint")]
-    return [
-        f"--job-name={shlex.quote(name)}",
-        *(f"--{key}={shlex.quote(str(value))}" for key, value in chosen if value is not None),
-        *_shape(options),
-        # What a requeued job says is added to what it has said.
-        "--open-mode=append",
-        f"--output={shlex.quote(str(folder / 'slurm-%j.log'))}",
-        "--requeue" if options.requeue else "--no-requeue",
-        *([f"--signal={SIGNAL}@{options.signal_seconds}"] if options.signal_seconds else []),
-        *options.extra,
-    ]
 
 
 def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]:
@@ -156,6 +151,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shape(options: SlurmOptions) -> list[str]:
+    # A node has the cores and GPUs of its tasks together: its agent starts them all.
     gpus = options.tasks_per_node * options.gpus_per_task
     return [
         f"--nodes={options.nodes}",
