@@ -11,9 +11,8 @@ from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position, ReplicaPlace
 from pipeline.worker.tensorflow import build, custom_steps
-from pipeline.worker.tensorflow.custom_loop import CustomLoop
 from pipeline.worker.tensorflow.equality_check import check
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loop import CustomLoop, Loop
 
 
 def loop_over(

@@ -19,9 +19,7 @@ from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.tensorflow import build, custom_steps
 from pipeline.worker.tensorflow import placement as placing
-from pipeline.worker.tensorflow.custom_loop import CustomLoop
-from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.placement import listing
+from pipeline.worker.tensorflow.loop import CustomLoop, Loop
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
@@ -171,11 +169,11 @@ def trained(name, replicas, parts, folder, pieces=None):
     loop = (Loop if custom_steps.of(model) is None else CustomLoop)(model, strategy, data, [data])
     found = {}
     if placement is not None:
-        rows = listing.listed(model, placement, loop.graph())
+        rows = placing.listed(model, placement, loop.graph())
         context.context().enable_run_metadata()
         # What others ran before is let go.
         context.context().export_run_metadata()
-        found = {"held": listing.held_bytes(rows, placement), "rows": [vars(row) for row in rows]}
+        found = {"held": placing.held_bytes(rows, placement), "rows": [vars(row) for row in rows]}
     losses = loop.call(STEPS).losses[:, 0].tolist()
     if placement is not None:
         found |= ran_at(placement, loop)

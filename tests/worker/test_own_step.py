@@ -16,7 +16,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data import batches
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.custom_loop import CustomLoop
+from pipeline.worker.tensorflow.loop import CustomLoop
 
 EPOCHS = 3
 
@@ -65,14 +65,11 @@ def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored
     assert "received a sum in that of Classifier" in said[0]
 
 
-class Student(keras.Sequential):
-    """With a `compile` of its own, as in Keras's guide to distillation."""
-
-    def compile(self, optimizer, student_loss):
-        super().compile(optimizer=optimizer, loss=student_loss)
-
-
 def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(mirrored):
+    class Student(keras.Sequential):
+        def compile(self, optimizer, student_loss):
+            super().compile(optimizer=optimizer, loss=student_loss)
+
     def student():
         model = Student([keras.layers.Dense(3)])
         model.compile("adagrad", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

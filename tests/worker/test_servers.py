@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.worker.tensorflow import scheduled_step as servers
+from pipeline.worker.tensorflow import scheduled as servers
 
 
 def sent(known: Sequence[tf.TensorShape], *arrays: tf.Tensor) -> list[tf.Tensor]:
@@ -66,8 +66,6 @@ def test_a_weight_that_a_layer_assigns_to_is_read_where_it_is_from_then_on():
 
 
 def multiplied(x: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
-    """The product, with a gradient of its own."""
-
     @tf.custom_gradient
     def product(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., object]]:
         def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -80,7 +78,6 @@ def multiplied(x: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
 
 
 def computed_again(x: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
-    """The product, which is forgotten and computed again on the way back."""
     return tf.recompute_grad(lambda x: tf.matmul(x, tf.convert_to_tensor(kernel)))(x)
 
 

@@ -25,21 +25,23 @@ Agree = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
 
 # Kept for each strategy, of which a process has few, so that it is traced once.
 @functools.cache
+def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Addend], of_first: bool = False) -> Agree:
+    """Every process calls it with equal shapes, and gets the sums over replicas, or the first replica's values."""
+
+    def added(values: Sequence[tf.Tensor]) -> list[Addend]:
+        is_added = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0) if of_first else True
+        # It has a device, which the sum is made on; an argument has none.
+        return collective.sum([tf.where(is_added, value, tf.zeros_like(value)) for value in values])
+
+    def everywhere(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [strategy.experimental_local_results(one)[0] for one in strategy.run(added, args=(values,))]
+
+    return tf.function(everywhere, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
 def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
-    """A function that every process calls with tensors of equal shapes, and that returns the first replica's."""
-
-    def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
-        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-        return [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
-
-    return _summed(strategy, collective, chosen)
-
-
-@functools.cache
-def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
-    """A function that every process calls with tensors of equal shapes, and that returns their sums over replicas."""
-    # An identity, because it has a device, which the sum is made on; an argument has none.
-    return _summed(strategy, collective, lambda values: [tf.identity(value) for value in values])
+    """Every process calls it with equal shapes, and gets the first replica's."""
+    return over_replicas(strategy, collective, of_first=True)
 
 
 def texts(
@@ -57,23 +59,7 @@ def texts(
 def on_all(state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> State | None:
     """The first process's state on every process, all of which call this together."""
 
-    def send(words: np.ndarray) -> np.ndarray:
-        (received,) = from_first(strategy, collective)([words])
-        return received.numpy()  # type: ignore[no-any-return]
-
-    return state_on_all(state, send)
-
-
-def _summed(
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    part: Callable[[Sequence[tf.Tensor]], list[Addend]],
-) -> Agree:
-    def everywhere(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        summed = strategy.run(lambda arrays: collective.sum(part(arrays)), args=(values,))
-        return [strategy.experimental_local_results(value)[0] for value in summed]
-
-    return tf.function(everywhere, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+    return state_on_all(state, lambda words: from_first(strategy, collective)([words])[0].numpy())
 
 
 # So much of what a process says of its examples is compared.
@@ -90,10 +76,9 @@ def agreed(
     classes: int | None = None,
     examples: Sequence[int] | None = None,
 ) -> int | None:
-    """The most classes that any process has counted, where all have examples of one shape; all call this together.
+    """The most classes that any process has counted of example batches, or `DataError` on all where these differ.
 
-    `batch` is an example batch in shape, and `held_out` that of the validation data. Where every process is to have all
-    data, `examples` are how many it has of each part. Raises `DataError` on all.
+    Where every process is to have all data, `examples` are how many it has of each part.
     """
     if where.processes == 1:
         return classes

@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,20 +29,15 @@ from pipeline.worker.tensorflow.custom_steps import build as custom_build
 from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
 from pipeline.worker.variables import updating
 
-# What `compile` takes.
-OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
-LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
-MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
-
 
 def model(
     make: Callable[[], keras.Model],
     strategy: tf.distribute.Strategy,
     batch: Batch,
-    optimizer: OptimizerChoice = None,
+    optimizer: keras.optimizers.Optimizer | str | None = None,
     learning_rate: float | None = None,
-    loss: LossChoice = None,
-    metrics: MetricsChoice = None,
+    loss: Nested[keras.losses.Loss | str] | None = None,
+    metrics: Nested[keras.metrics.Metric | str] | None = None,
     rate_scale: float = 1.0,
     collective: Collective[Addend] | None = None,
     note: Callable[[str], object] = str,
@@ -52,28 +47,23 @@ def model(
 ) -> keras.Model:
     """Returns the model that `make` returns, ready to train under `strategy`.
 
-    `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
-    not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
-    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own, and normalize by the
-    `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. `arrays`: the
-    data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
+    Shapes are taken from `batch`. What is None is the model's own, or for a model that is not compiled Adam, sparse
+    categorical cross-entropy and accuracy. Any learning rate is multiplied by `rate_scale`. `arrays`: the data are
+    arrays, and no data set. What means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels
+    unlike its loss.
     """
     with strategy.scope(), global_batch.asking_nobody():
         built = make()
         check_made(built)
-        _check_distribution()
+        _check(built)
         _check_unheeded(built, strategy, note)
-        check_batches(built)
-        _check_recomputed(built)
         _compile(built, optimizer, learning_rate, loss, metrics)
         with compiling.in_words(built, batch):
             labels.check(built, batch)
         if built.optimizer is not None:
             _check_optimizer(built.optimizer, strategy)
-        joined = collective or over(strategy)
-        ready(built, strategy, batch, joined, note, gather, batch_statistics, arrays)
-        chooses = optimizer is not None or learning_rate is not None
-        if chooses and built.optimizer not in step.optimizers(built):
+        ready(built, strategy, batch, collective or over(strategy), note, gather, batch_statistics, arrays)
+        if (optimizer is not None or learning_rate is not None) and built.optimizer not in step.optimizers(built):
             expected = (
                 "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with"
             )
@@ -85,18 +75,15 @@ def model(
         return built
 
 
-def _check_distribution() -> None:
-    """Refuses Keras's own distribution, under which TensorFlow has every variable whole on one device, in silence."""
+def _check(model: keras.Model) -> None:
+    # Under that distribution TensorFlow has every variable whole on one device, in silence.
     if (chosen := keras.distribution.distribution()) is not None:
         expected = (
             "no keras.distribution under backend=tensorflow, which would leave every variable whole on one device"
         )
         instead = "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax"
         raise ModelError(expected, type(chosen).__name__, instead)
-
-
-def _check_recomputed(model: keras.Model) -> None:
-    """Refuses layers that a `keras.RematScope` has Keras call in a way that fails in TensorFlow's graphs."""
+    check_batches(model)
     for layer in model._flatten_layers():
         scope = layer._remat_mode
         listed = scope and (scope.mode != "list_of_layers" or layer.name in scope.layer_names)
@@ -142,19 +129,25 @@ def ready(
         raise ModelError("Expected a model with weights to train, received one without.")
     for text in compiling.overlooked(model, batch) if not own else ():
         note(text)
-    if strategy.num_replicas_in_sync > 1:
+    several = strategy.num_replicas_in_sync > 1
+    if several:
         statistics = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
         everywhere = statistics.replicas == strategy.num_replicas_in_sync
         normalization.synchronize(model, collective if everywhere else statistics, everywhere)
     if own:
-        _ready_own(model, strategy, batch, note, gather)
-        return
-    losses.make_exact(model, collective)
-    if strategy.num_replicas_in_sync > 1:
-        for text in probing.find(model, batch, gather):
-            note(text)
+        losses.apart(model)
+        if gather:
+            note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
+        texts = custom_build.sums_over_examples(model, batch) if several else []
+    else:
+        losses.make_exact(model, collective)
+        texts = probing.find(model, batch, gather) if several else []
+    for text in texts:
+        note(text)
+    # A model with steps of its own may have no call.
+    if several and (not own or reduction.is_own(model, "call")):
         metrics.count_on_global_batch(model, batch)
-    elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    elif not own and isinstance(strategy, tf.distribute.ParameterServerStrategy):
         for metric in metrics.not_added(model, batch):
             expected = "metrics that count and add up, since the states of asynchronous workers are added"
             received = f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches"
@@ -162,16 +155,17 @@ def ready(
 
 
 def _build_compiled(model: keras.Model, batch: Batch) -> None:
-    """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names."""
     # Keras would call the model for them once more, which takes a deep one as long as it took to make.
     is_of_keras = type(model).__module__.partition(".")[0] == "keras"
     if not is_of_keras or not all(layer.built for layer in model._flatten_layers()):
         return
 
-    def symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
-        return None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-
-    x, y, weights = keras.tree.map_structure(symbol, keras.utils.unpack_x_y_sample_weight(batch))
+    x, y, weights = keras.tree.map_structure(
+        lambda leaf: (
+            leaf if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+        ),
+        keras.utils.unpack_x_y_sample_weight(batch),
+    )
     made_for, *others = model.inputs
     # A call of the model on such an input gives the outputs that it names.
     if others or not isinstance(x, keras.KerasTensor) or made_for.shape[1:] != x.shape[1:]:
@@ -181,20 +175,6 @@ def _build_compiled(model: keras.Model, batch: Batch) -> None:
         compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
     if model._compile_loss is not None and not model._compile_loss.built:
         compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=weights, training=False)
-
-
-def _ready_own(
-    model: keras.Model, strategy: tf.distribute.Strategy, batch: Batch, note: Callable[[str], object], gather: bool
-) -> None:
-    losses.apart(model)
-    if gather:
-        note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
-    if strategy.num_replicas_in_sync > 1:
-        if (text := custom_build.sums_over_examples(model, batch)) is not None:
-            note(text)
-        # It may have none.
-        if reduction.is_own(model, "call"):
-            metrics.count_on_global_batch(model, batch)
 
 
 @contextlib.contextmanager
@@ -211,10 +191,8 @@ def lent(
         stack.callback(step.sum_as_keras_does, model.optimizer)
         stack.callback(metrics.given_back, model)
         with strategy.scope(), global_batch.asking_nobody(model):
-            _check_distribution()
             _check_optimizer(model.optimizer, strategy)
-            check_batches(model)
-            _check_recomputed(model)
+            _check(model)
             with compiling.in_words(model, batch):
                 labels.check(model, batch)
                 model._symbolic_build(data_batch=batch)
@@ -230,31 +208,23 @@ def lent(
         yield
 
 
-def _compile(
-    model: keras.Model,
-    optimizer: OptimizerChoice,
-    learning_rate: float | None,
-    loss: LossChoice,
-    metrics: MetricsChoice,
-) -> None:
+def _compile(model: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
+    own = custom_steps.has_own(model)
     if reduction.is_own(model, "compile"):
         chosen = {"optimizer": optimizer, "learning_rate": learning_rate, "loss": loss, "metrics": metrics}
         keys = [f"train.{key}" for key, value in chosen.items() if value is not None]
         if model.compiled and not keys:
             return
-        if custom_steps.has_own(model) or not _takes_what_keras_does(model.compile):
+        takes_others = own
+        try:
+            inspect.signature(model.compile).bind(optimizer=None, loss=None, metrics=None)
+        except TypeError:
+            takes_others = True
+        if takes_others:
             expected = f"{type(model).__name__}, whose compile is its own, to be compiled in model.build"
             instead = "arguments of model.build for what compile takes"
             raise ModelError(expected, " and ".join(keys) or "one that is not compiled", instead)
-    compile_chosen(model, optimizer, learning_rate, loss, metrics, custom_steps.has_own(model))
-
-
-def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
-    try:
-        inspect.signature(compiling).bind(optimizer=None, loss=None, metrics=None)
-    except TypeError:
-        return False
-    return True
+    compile_chosen(model, optimizer, learning_rate, loss, metrics, own)
 
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
@@ -277,17 +247,15 @@ def _forgetful(block: keras.layers.Layer, call_inside: compiling.BlockCall) -> c
     @functools.wraps(call_inside)
     def call(*args: Any, **named: Any) -> Any:
         leaves = tf.nest.flatten((args, named))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+        are_tensors = [isinstance(leaf, tf.Tensor) for leaf in leaves]
         # The seeds that the first call has drawn.
         drawn: list[tf.Tensor] = []
         calls = itertools.count()
 
         def called(*tensors: tf.Tensor) -> Any:
-            own_leaves, draw = list(leaves), SeedGenerator.next
-            again = iter(drawn) if next(calls) else None
-            for place, tensor in zip(places, tensors, strict=True):
-                own_leaves[place] = tensor
-            own_args, own_given = tf.nest.pack_sequence_as((args, named), own_leaves)
+            rest, draw, again = iter(tensors), SeedGenerator.next, iter(drawn) if next(calls) else None
+            own_leaves = [next(rest) if is_one else leaf for is_one, leaf in zip(are_tensors, leaves, strict=True)]
+            own_args, own_named = tf.nest.pack_sequence_as((args, named), own_leaves)
 
             def seed(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
                 if again is not None:
@@ -296,8 +264,8 @@ def _forgetful(block: keras.layers.Layer, call_inside: compiling.BlockCall) -> c
                 return drawn[-1]
 
             with patched(SeedGenerator, {"next": seed}):
-                return call_inside(*own_args, **own_given)
+                return call_inside(*own_args, **own_named)
 
-        return tf.recompute_grad(called)(*(leaves[place] for place in places))
+        return tf.recompute_grad(called)(*itertools.compress(leaves, are_tensors))
 
     return call

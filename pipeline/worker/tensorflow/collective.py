@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -58,13 +58,9 @@ class TensorFlowCollective:
         return [summed[place] for place in range(len(arrays))]
 
 
-@dataclass(frozen=True)
-class OfProcess(TensorFlowCollective):
-    """Adds over the replicas of this process, whatever others do."""
-
+class _OfProcess(TensorFlowCollective):
+    # Nothing flows back through the sums.
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """The sums; nothing flows back through them."""
-
         def added(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
             return [tf.add_n(strategy.experimental_local_results(values)) for values in of_replicas]
 
@@ -73,9 +69,9 @@ class OfProcess(TensorFlowCollective):
 
 
 def of_process(strategy: tf.distribute.Strategy) -> Collective[Addend]:
-    """That of the replicas in this process."""
+    """Adds over the replicas in this process, whatever others do."""
     replicas = len(strategy.extended.worker_devices)
-    return OfProcess(replicas) if replicas > 1 else ALONE
+    return _OfProcess(replicas) if replicas > 1 else ALONE
 
 
 def over(strategy: tf.distribute.Strategy) -> Collective[Addend]:
@@ -105,15 +101,10 @@ _LEFT = re.compile(rf"Horovod has been shut down|gloo/transport/\w+/pair|{PeerLo
 
 def lost_a_peer(error: BaseException) -> bool:
     """True for what TensorFlow raises in a process whose peers have gone."""
-    kinds = (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        PeerLostError,
-    )
-    left = isinstance(error, tf.errors.UnknownError) and _LEFT.search(error.message) is not None
-    return isinstance(error, kinds) or left
+    errors = tf.errors
+    kinds = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
+    left = isinstance(error, errors.UnknownError) and _LEFT.search(error.message) is not None
+    return isinstance(error, (*kinds, PeerLostError)) or left
 
 
 def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
@@ -131,13 +122,12 @@ def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> lis
 
 
 def _added(context: tf.distribute.ReplicaContext, arrays: Sequence[tf.Tensor]) -> list[Addend]:
-    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients.
-
-    So does `ReplicaContext.all_reduce`, but it looks for variables in the graph behind its arguments, that of all
-    replicas, and for each operation in a list: with a normalization in every layer, most of the time of tracing.
-    """
-    again = partial(_added, context)
-    return with_sums_as_gradients(lambda local: reduced(context, list(local)), again, arrays)
+    # So does `ReplicaContext.all_reduce`, but it looks for variables in the graph behind its arguments, that of all
+    # replicas: with a normalization in every layer, most of the time of tracing.
+    reduce, kind = type(context).all_reduce, tf.distribute.ReduceOp.SUM
+    # Whatever `global_batch` has answer others who ask.
+    reduce = getattr(reduce, "answers_for", reduce)
+    return with_sums_as_gradients(lambda local: reduce(context, kind, list(local)), partial(_added, context), arrays)
 
 
 def with_sums_as_gradients(
@@ -178,35 +168,23 @@ def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...],
     }
 
 
-_depends_on_none = OfThread(False)
+@cache
+def _depends_on_none() -> OfThread[bool]:
+    """Makes TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
+    usual, none = custom_gradients._get_dependent_variables, OfThread(False)
+    custom_gradients._get_dependent_variables = lambda **between: [] if none.value else usual(**between)
+    return none
 
 
 def of_no_variables() -> AbstractContextManager[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
-    _search_by_thread()
-    return _depends_on_none.held(True)
-
-
-@cache
-def _search_by_thread() -> None:
-    """Makes TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
-    usual = custom_gradients._get_dependent_variables
-
-    def search(input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
-        return [] if _depends_on_none.value else usual(input_ops, output_ops)  # type: ignore[no-any-return]
-
-    custom_gradients._get_dependent_variables = search
+    return _depends_on_none().held(True)
 
 
 # Bytes of a replica's rows in a piece, the largest first: few pieces for many rows, and little padding for few.
 PIECE_BYTES = (1 << 20, 1 << 16, 1 << 12)
 # A larger piece is taken where so many of the next size would be needed in its place.
 FULL_ENOUGH = 4
-
-# A tensor, or a list of such.
-Arrays = TypeVar("Arrays")
-# Returns the sum over all who add.
-Add: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
 def by_kind(
@@ -234,13 +212,6 @@ def with_rows(
     ]
 
 
-def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
-    """The sums over replicas as TensorFlow makes them, whatever `global_batch` has answer others who ask."""
-    reduce = type(context).all_reduce
-    summed: Arrays = getattr(reduce, "answers_for", reduce)(context, tf.distribute.ReduceOp.SUM, arrays)
-    return summed
-
-
 def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: tf.Tensor) -> list[tf.Tensor]:
     """For each array those of all replicas; of this process's, the first adds for all, and has the `number`."""
     number, *local = (strategy.experimental_local_results(values) for values in (number, *arrays))
@@ -256,7 +227,9 @@ def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: t
     return gathered(add, number[0] // here, strategy.num_replicas_in_sync // here, rows)
 
 
-def gathered(add: Add, number: int | tf.Tensor, count: int, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def gathered(
+    add: Callable[[tf.Tensor], tf.Tensor], number: int | tf.Tensor, count: int, arrays: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
     """For each array those of all `count` who add, one after another; this is `number`. Those alike travel together."""
     lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
     # [who, array]
@@ -267,14 +240,14 @@ def gathered(add: Add, number: int | tf.Tensor, count: int, arrays: Sequence[tf.
     for places in alike.values():
         ends = tf.cumsum(tf.gather(counts, places, axis=1), axis=1)
         together = tf.concat([arrays[place] for place in places], 0)
-        rows = in_pieces(add, number, count, together, tf.reduce_max(ends[:, -1]))
+        rows = _in_pieces(add, number, count, together, tf.reduce_max(ends[:, -1]))
         for column, place in enumerate(places):
             parts = [rows[who, ends[who, column] - counts[who, place] : ends[who, column]] for who in range(count)]
             of_all[place] = tf.concat(parts, 0)
     return [of_all[place] for place in range(len(arrays))]
 
 
-def in_pieces(add: Add, number: int | tf.Tensor, count: int, rows: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
+def _in_pieces(add: Any, number: int | tf.Tensor, count: int, rows: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
     """[count, rows, ...]: the rows of all who add, of whom this is `number`; none has more than `longest`."""
     shape = rows.shape[1:]
     row_bytes = math.prod(shape) * rows.dtype.size
@@ -286,8 +259,7 @@ def in_pieces(add: Add, number: int | tf.Tensor, count: int, rows: tf.Tensor, lo
         own = rows[done : done + size]
         # Who has no more sends zeros.
         own = tf.pad(own, [[0, size - tf.shape(own)[0]]] + [[0, 0]] * (own.shape.rank - 1))
-        own = tf.ensure_shape(own, [size, *shape])
-        return done + size, tf.concat([of_all, add(position * own)], axis=1)
+        return done + size, tf.concat([of_all, add(position * tf.ensure_shape(own, [size, *shape]))], axis=1)
 
     for size, smaller in itertools.zip_longest(sizes, sizes[1:], fillvalue=0):
         # A larger piece for the rest too, where many of the next size would be needed in its place.

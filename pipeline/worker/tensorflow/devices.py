@@ -30,22 +30,21 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         os.sched_setaffinity(0, process.cores)
     tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
-    gpus = tf.config.list_physical_devices("GPU")
-    if plan.hardware.kind == "gpu" and process.devices:
+    gpus, visible = tf.config.list_physical_devices("GPU"), []
+    on_gpu = plan.hardware.kind == "gpu" and process.devices
+    if on_gpu:
         indices = [int(name.split(":")[1]) for name in process.devices]
         if max(indices) >= len(gpus):
             expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
             instead = "installing tensorflow[and-cuda], or hardware.rehearse=true"
             raise TrainingError(expected, f"{len(gpus)} GPUs from TensorFlow", instead)
-        tf.config.set_visible_devices([gpus[index] for index in indices], "GPU")
-        for index in indices:
-            # The baseline has its turn on the same GPU.
-            tf.config.experimental.set_memory_growth(gpus[index], True)
-    elif plan.hardware.kind == "tpu":
-        # The TPU is found when the strategy connects to it.
-        tf.config.set_visible_devices([], "GPU")
-    else:
-        tf.config.set_visible_devices([], "GPU")
+        visible = [gpus[index] for index in indices]
+    tf.config.set_visible_devices(visible, "GPU")
+    for gpu in visible:
+        # The baseline has its turn on the same GPU.
+        tf.config.experimental.set_memory_growth(gpu, True)
+    # A TPU is found when the strategy connects to it.
+    if not on_gpu and plan.hardware.kind != "tpu":
         cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
         tf.config.set_logical_device_configuration(cpu, parts)
@@ -123,11 +122,8 @@ def addresses_by_role(plan: Plan) -> dict[str, Any]:
     if not plan.strategy.asynchronous:
         return {}
     address = {process.rank: str(process.address) for process in plan.processes}
-    return {
-        "coordinator": address[0],
-        "workers": tuple(address[rank] for rank in plan.ranks("worker")),
-        "parameter_servers": tuple(address[rank] for rank in plan.ranks("parameter server")),
-    }
+    workers, servers = (tuple(map(address.get, plan.ranks(role))) for role in ("worker", "parameter server"))
+    return {"coordinator": address[0], "workers": workers, "parameter_servers": servers}
 
 
 def _outlast_stalls(plan: Plan) -> None:

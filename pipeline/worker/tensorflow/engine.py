@@ -1,11 +1,15 @@
 """TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,26 +26,28 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.collective import Collective, Pausable, collective_of
 from pipeline.worker.data import batches, inspection
 from pipeline.worker.data.batches import Data
-from pipeline.worker.data.reading import Batch, Reading, Shape
+from pipeline.worker.data.reading import Batch, Batches, Reading, Shape
 from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
-from pipeline.worker.loop import Engine, Resume, WeightComparison, versions
-from pipeline.worker.tensorflow import build, custom_loop, custom_steps, devices, placement, static, step, tables
+from pipeline.worker.loop import Call, Engine, Resume, WeightComparison, versions
+from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.ablation import Ablation
 from pipeline.worker.tensorflow.agreement import on_all, texts
-from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, over
+from pipeline.worker.tensorflow.collective import ALONE, Addend, lost_a_peer, over
 from pipeline.worker.tensorflow.equality_check import check
-from pipeline.worker.tensorflow.loop import Loop, replica_digests
+from pipeline.worker.tensorflow.loop import CustomLoop, Loop, not_validated, replica_digests
 from pipeline.worker.tensorflow.loss_scaling import normalization
-from pipeline.worker.tensorflow.placement import listing
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
-from pipeline.worker.tensorflow.profile import Profiler, profiler, seed, settle
+from pipeline.worker.tensorflow.profile import Profiler, first_step, one_again, plain, profiler, seed, settle
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
 # Weights up to which a training that is under way tells how large its step is.
 MOST_TRACED_AGAIN = 100
+# Calls without a step that are timed together.
+CALLS = 20
+# Makes the model under a strategy.
+Make: TypeAlias = Callable[[tf.distribute.Strategy], keras.Model]
 
 
 class TensorFlowEngine(Engine):
@@ -55,10 +61,10 @@ class TensorFlowEngine(Engine):
         # Kept for the process's life, as a loop's iterators are.
         self._server: object = None
         self._profile: Profiler | None = None
-        self._ablation: Ablation | None = None
+        self._ablation: _Ablation | None = None
         self._sample: TextSample | None = None
         # Makes the same model again, under another strategy.
-        self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
+        self._make: Make = keras.Model
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices; returns versions once every process has joined."""
@@ -84,7 +90,7 @@ class TensorFlowEngine(Engine):
         classes = self._data.known_classes(self._strategy, self._collective, sample, self.notes)
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
         self._make = partial(self._model, sample=sample, shape=shape, classes=classes)
-        model = self._build_under_strategy(self._make, sample)
+        model = self._build_under_strategy(sample)
         reading = Reading(
             plan.data.shuffle_window, plan.data.parallel_reads, plan.data.prefetch,
             self._data.check_labels(model, sample, classes), plan.data_servers,
@@ -107,7 +113,7 @@ class TensorFlowEngine(Engine):
             self.notes.add,
         )  # fmt: skip
         if (placed := placement.of(model)) is not None:
-            self.notes.keep(listing.checked(model, placed, self._loop.graph(), self._data.folder))
+            self.notes.keep(placement.checked(model, placed, self._loop.graph(), self._data.folder))
         return self._loop, events.Built(
             state_bytes=variables.state_bytes(model, step.optimizers(model)),
             normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
@@ -119,15 +125,12 @@ class TensorFlowEngine(Engine):
             **of_xla,
         )
 
-    def _build_under_strategy(
-        self, make: Callable[[tf.distribute.Strategy], keras.Model], sample: Batch
-    ) -> keras.Model:
-        """The model that `make` makes, where its variables are to be."""
-        plan = self._plan
+    def _build_under_strategy(self, sample: Batch) -> keras.Model:
+        plan, make = self._plan, self._make
         if plan.strategy.static_batches and plan.hardware.rehearsal:
             default = tf.distribute.get_strategy()
-            static.check_model(make(default), sample, plan.training.replica_batch, plan.training.gradient_bits)
-            self.notes.keep(static.passed(plan.training.replica_batch))
+            bits = plan.training.gradient_bits
+            self.notes.keep(static.check_model(make(default), sample, plan.training.replica_batch, bits))
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
             devices.set_policy(plan)
@@ -151,10 +154,10 @@ class TensorFlowEngine(Engine):
             return asynchronous
         loop = Loop
         if (own := custom_steps.of(model)) is not None:
-            loop = custom_loop.CustomLoop
+            loop = CustomLoop
             if held_out and own.test is None:
                 held_out = []
-                self.notes.add(custom_loop.not_validated(model, own, plan.checkpoint.best))
+                self.notes.add(not_validated(model, own, plan.checkpoint.best))
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         return loop(
             model, strategy, data, held_out, bits, chief, alone, position, self._collective, plan.training.gather
@@ -203,7 +206,7 @@ class TensorFlowEngine(Engine):
             return events.Sized(error="a deep model takes long to be traced once more for it")
         layers = tuple(unit.layer for unit in placement.units(loop.model))
         size = of_model.of(loop, forgetful=builds and not self._plan.training.remat)
-        return events.Sized(replace(size, layers=layers))
+        return events.Sized(dataclasses.replace(size, layers=layers))
 
     def profile(self, command: commands.Profile) -> events.Profiling:
         """Times the input or the model, on data that training does not read."""
@@ -228,8 +231,7 @@ class TensorFlowEngine(Engine):
 
     def trained_model(self) -> keras.Model:
         """The trained model; without parameter servers where it has tables on them."""
-        model = self._loop.model
-        return tables.whole(model, self._make(tf.distribute.get_strategy())) if tables.has_tables(model) else model
+        return tables.whole(self._loop.model, partial(self._make, tf.distribute.get_strategy()))
 
     def write_sample(self, folder: Path) -> None:
         """Writes text that the trained model makes, where it is a language model that is to."""
@@ -241,8 +243,7 @@ class TensorFlowEngine(Engine):
     def explain(self, command: commands.Explain) -> events.Explaining:
         """Times steps of which a part is left out, once training is over."""
         if self._ablation is None:
-            process, beat = self._process, partial(self._emit, Beat())
-            self._ablation = Ablation(self._loop, self._make, process.replicas, process.cores, beat)
+            self._ablation = _Ablation(self._loop, self._make, self._process, self._emit)
         return self._ablation.timed(command)
 
     lost_a_peer = staticmethod(lost_a_peer)
@@ -251,3 +252,122 @@ class TensorFlowEngine(Engine):
         """Raises what is broken in the data, where an error came of that."""
         if isinstance(error, inspection.UNREADABLE):
             self._data.name_broken(error)
+
+
+class _Ablation:
+    """Times steps with parts of them switched off, after training: what these steps change is of no use to anyone."""
+
+    def __init__(self, loop: Loop, make: Make, process: Process, emit: Emit) -> None:
+        self._loop, self._make, self._beat = loop, make, partial(emit, Beat())
+        self._replicas, self._cores = process.replicas, process.cores
+        self._data = dataclasses.replace(loop.train_data, part=plain(loop.train_data.part), shuffle=False)
+
+    def timed(self, command: commands.Explain) -> events.Explaining:
+        match command.what:
+            case "no step":
+                # Calls of the compiled loop in which no step is made.
+                batches = self._loop.reader()
+                seconds = sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
+                return events.Explaining(command.what, seconds=seconds)
+            case "no communication":
+                return events.Explaining(command.what, replicas=self._no_communication(command))
+            case "everything":
+                examples, seconds = self._steps(command, self._loop.reader())
+            case "no input":
+                examples, seconds = self._steps(command, self._ready)
+            case "no statistics":
+                own = self._own_statistics
+                # The step is traced when it is called first.
+                with normalization.with_own_statistics(self._loop.model):
+                    examples, seconds = self._steps(command, self._ready, own)
+        return events.Explaining(command.what, examples, seconds)
+
+    def _no_communication(self, command: commands.Explain) -> list[events.TimedReplica]:
+        """Times a step of each of the replicas, which train a copy each at the same time."""
+        own, steps_per_call = [one for one in self._replicas if one in command.replicas], command.steps_per_call
+        for number in own:
+            self._copies[number](1)
+        ready = threading.Barrier(max(1, len(own)))
+
+        def work(number: int) -> events.TimedReplica:
+            ready.wait()
+            began, steps = time.perf_counter(), 0
+            while not steps or time.perf_counter() - began < command.seconds:
+                self._copies[number](steps_per_call)
+                steps += steps_per_call
+                self._beat()
+            return events.TimedReplica(number, (time.perf_counter() - began) / steps)
+
+        cores: Sequence[int] = ()
+        if len(own) == 1 < len(self._replicas):
+            # It is held to a device's share of the cores, as the baseline is, and as it has while all compute.
+            share, place = len(self._cores) // len(self._replicas), self._replicas.index(own[0])
+            cores = self._cores[place * share : (place + 1) * share]
+        with _pinned(cores), ThreadPoolExecutor(max(1, len(own))) as threads:
+            return list(threads.map(work, own))
+
+    def _steps(
+        self, command: commands.Explain, batches: Batches, train: step.Steps | None = None
+    ) -> tuple[float, float]:
+        """(examples of the global batches, seconds) of as many steps as the command says, after those that warm up."""
+        warmup_steps, steps, steps_per_call = command.warmup_steps, command.steps, command.steps_per_call
+
+        def call(count: int) -> Call:
+            result = self._loop.on(batches, count, train)
+            self._beat()
+            return result
+
+        for done in range(0, warmup_steps, steps_per_call):
+            call(min(steps_per_call, warmup_steps - done))
+        calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
+        return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
+
+    @cached_property
+    def _ready(self) -> Batches:
+        return one_again(self._loop.strategy, self._data)
+
+    @cached_property
+    def _own_statistics(self) -> step.Steps:
+        # Each replica normalizes by the statistics of its own batch.
+        return self._loop.compiled_anew()
+
+    @cached_property
+    def _copies(self) -> dict[int, Callable[[int], None]]:
+        devices, (_, batches) = self._loop.strategy.extended.worker_devices, first_step(self._data)
+        return {number: self._copy(*own) for number, *own in zip(self._replicas, devices, batches, strict=True)}
+
+    def _copy(self, device: str, batch: Batch) -> Callable[[int], None]:
+        """Returns what trains a copy of the model for so many steps."""
+        under, layout = tf.distribute.OneDeviceStrategy(device), self._data.layout
+        together = step.Replicas(under, ALONE, always_fed=layout.always_fed, static=layout.last != "short")
+        model = self._make(under)
+        steps = custom_steps.compiled_steps(model, together, xla=self._loop.xla)
+        examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
+        batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
+
+        # The model is kept, since the compiled function holds its variables weakly.
+        def train(count: int, _model: keras.Model = model) -> None:
+            steps(batches, tf.constant(count))[0].numpy()
+
+        train(1)
+        return train
+
+
+@contextlib.contextmanager
+def _pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Inside, all threads of this process, TensorFlow's too, run on these cores; where none are named, as they did."""
+    if not cores:
+        yield
+        return
+    usual = os.sched_getaffinity(0)
+    _hold_to(cores)
+    try:
+        yield
+    finally:
+        _hold_to(usual)
+
+
+def _hold_to(cores: Iterable[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)

@@ -1,7 +1,6 @@
 """Lays each replica's part of the next batches on its GPU while the steps before compute.
 
-A replica on a CPU computes on the memory that its batches are made in, and takes them as it needs them: TensorFlow's
-distributed iterator costs a fifth of a small step there, for copying ahead what is in the same memory.
+On a CPU TensorFlow's distributed iterator costs a fifth of a small step, for copying ahead what is in the same memory.
 """
 
 import contextlib
@@ -71,8 +70,7 @@ def without_host(strategy: tf.distribute.Strategy) -> Iterator[None]:
 def waits(came: np.ndarray, began: float, ended: float) -> np.ndarray:
     """Seconds that each step of a call waited for its batch, from when batches came, and the call began and ended.
 
-    No clock is read between steps, which would stop the device. A step begins when the one before has ended and its
-    batch has come; all take the time with which the last then ends when the call did.
+    No clock is read between steps, which would stop the device: all take as long as lets the last end with the call.
 
     >>> waits(np.array([-1.0, 1.0, 5.0]), began=0.0, ended=7.0).tolist()
     [0.0, 0.0, 1.0]
@@ -89,7 +87,6 @@ def waits(came: np.ndarray, began: float, ended: float) -> np.ndarray:
 
 
 def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """The devices of this process's replicas; none where they are in others, which a coordinator uses."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return ()
     if _is_default(strategy):
@@ -100,5 +97,4 @@ def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 
 def _is_default(strategy: tf.distribute.Strategy) -> bool:
-    """True if it is TensorFlow's strategy where there is none."""
     return not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()

@@ -17,18 +17,8 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.shared_memory import LOOKS_SECONDS, Memory, join
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import (
-    Addend,
-    TensorFlowCollective,
-    by_kind,
-    by_type,
-    gathered,
-    in_buckets,
-    over,
-    parted,
-    with_rows,
-    with_sums_as_gradients,
-)
+from pipeline.worker.tensorflow import collective as sums
+from pipeline.worker.tensorflow.collective import Addend, TensorFlowCollective, over
 
 # The first key of the ring of hosts, whose keys are its own: other groups of devices, which all processes have, are
 # counted alike in each of them. It is more than a strategy has groups.
@@ -40,9 +30,8 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
     number, local = plan.leaders.index(process.rank), len(process.replicas)
     hosts = [plan.processes[rank].host for rank in plan.leaders]
     first = hosts.index(process.host)
-    tell_all = partial(
-        agreement.texts, strategy, over(strategy), ReplicaPlace(process.replicas[0], local, plan.workers)
-    )
+    place = ReplicaPlace(process.replicas[0], local, plan.workers)
+    tell_all = partial(agreement.texts, strategy, over(strategy), place)
     try:
         looks_seconds = 0 if plan.hardware.oversubscribed else LOOKS_SECONDS
         memory = join(number, range(first, first + hosts.count(process.host)), tell_all, looks_seconds)
@@ -74,7 +63,7 @@ class HostRing:
 
     def gather(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """For each array those of all hosts, one after another, along the first axis."""
-        return gathered(self._launcher.all_reduce, self._host, self._hosts, arrays)
+        return sums.gathered(self._launcher.all_reduce, self._host, self._hosts, arrays)
 
 
 class SharedMemoryCollective:
@@ -88,19 +77,17 @@ class SharedMemoryCollective:
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums, those of dense arrays in one message or in buckets, and as their gradients those of gradients."""
-        return by_kind(arrays, self._total, partial(with_rows, partial(self._joined, self._gathered)))
+        return sums.by_kind(arrays, self._total, partial(sums.with_rows, partial(self._joined, self._gathered)))
 
     def sent_bytes(self, size: int) -> int:
-        """Returns what its process adds first, and shares of what its host's p processes read of each other, 2 (p - 1)
-        / p of the bytes, of what its host sends in a ring of h, 2 (h - 1) / h, and of what that hands on.
-        """
+        """Returns the mean of what processes add first, read of each other (2 (p - 1) / p), send by ring, hand on."""
         on_host = self.replicas // self._hosts
         processes = on_host // self._local
         between = (2 * (self._hosts - 1) * size // self._hosts + (processes - 1) * size) if self._hosts > 1 else 0
         return 2 * (self._local - 1) * size // self._local + (2 * (processes - 1) * size + between) // on_host
 
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return with_sums_as_gradients(lambda local: self._joined(self._added, local), self._total, arrays)
+        return sums.with_sums_as_gradients(partial(self._joined, self._added), self._total, arrays)
 
     def _joined(
         self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]
@@ -116,12 +103,13 @@ class SharedMemoryCollective:
         return joined
 
     def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        """The sums. Those of one type are packed by TensorFlow, to which an array costs less than to Python."""
+        # Those of one type are packed by TensorFlow, to which an array costs less than to Python.
         with tf.device("CPU:0"):
             local = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
-            messages = [by_type(local, bucket) for bucket in in_buckets(dict(enumerate(local)), self._bucket_bytes)]
-            sums = self._call(self._memory.sum, HostRing.sum, [list(message.values()) for message in messages])
-            summed = parted(local, zip(itertools.chain(*messages), sums, strict=True))
+            buckets = sums.in_buckets(dict(enumerate(local)), self._bucket_bytes)
+            messages = [sums.by_type(local, bucket) for bucket in buckets]
+            added = self._call(self._memory.sum, HostRing.sum, [list(message.values()) for message in messages])
+            summed = sums.parted(local, zip(itertools.chain(*messages), added, strict=True))
             return [summed[place] for place in range(len(local))]
 
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:

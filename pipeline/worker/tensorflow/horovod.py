@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,15 +25,8 @@ import tensorflow as tf
 from pipeline.plan.plan import Plan, Process
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import agreement
-from pipeline.worker.tensorflow.collective import (
-    Addend,
-    by_kind,
-    by_type,
-    over,
-    parted,
-    with_rows,
-    with_sums_as_gradients,
-)
+from pipeline.worker.tensorflow import collective as sums
+from pipeline.worker.tensorflow.collective import Addend, over
 
 # What Horovod does not add travels as what it does, which holds every value of it.
 WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.uint32: tf.int64}
@@ -74,7 +67,7 @@ class HorovodCollective:
         """The sums, and as their gradients the sums of the gradients."""
         if any(isinstance(array, tf.IndexedSlices) for array in arrays):
             return self._in_turn(arrays)
-        return with_sums_as_gradients(self._in_turn, self.sum, arrays)
+        return sums.with_sums_as_gradients(self._in_turn, self.sum, arrays)
 
     def sent_bytes(self, size: int) -> int:
         """2 (n - 1) / n of the bytes, as in each ring (Patarasuk & Yuan, 2009)."""
@@ -86,31 +79,25 @@ class HorovodCollective:
             # once, while the graph is optimized, and never again. It folds no copy.
             copy = tf.raw_ops.DeepCopy
             copies = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
-        summed = by_kind(copies, self._packed, partial(with_rows, self._gathered))
+        summed = sums.by_kind(copies, self._packed, partial(sums.with_rows, partial(self._wide, "allgather", "rows")))
         with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
             self._turn.assign_add(1.0)
         return summed
 
     def _packed(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums, those of a type in one piece."""
         # Left to itself Horovod joins what is there, slower on CPUs: other arrays each time, whose last bits differ.
-        import horovod.tensorflow as hvd
-
-        pieces = by_type(arrays, range(len(arrays)))
-        added = self._wide(partial(hvd.allreduce, op=hvd.Sum), "sum", list(pieces.values()))
-        summed = parted(arrays, zip(pieces, added, strict=True))
+        pieces = sums.by_type(arrays, range(len(arrays)))
+        added = self._wide("allreduce", "sum", list(pieces.values()))
+        summed = sums.parted(arrays, zip(pieces, added, strict=True))
         return [summed[place] for place in range(len(arrays))]
 
-    def _gathered(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """For each array those of all processes, one after another."""
+    def _wide(self, join: str, what: str, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Joins each array in a type that Horovod adds."""
         import horovod.tensorflow as hvd
 
-        return self._wide(hvd.allgather, "rows", arrays)
-
-    def _wide(self, join: Callable[..., tf.Tensor], what: str, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins each array in a type that Horovod adds."""
+        options = {"op": hvd.Sum} if join == "allreduce" else {}
         wide = [tf.cast(array, WIDER.get(array.dtype, array.dtype)) for array in arrays]
-        joined = [join(one, name=self._name(what), ignore_name_scope=True) for one in wide]
+        joined = [getattr(hvd, join)(one, name=self._name(what), ignore_name_scope=True, **options) for one in wide]
         return [tf.cast(one, array.dtype) for one, array in zip(joined, arrays, strict=True)]
 
     def _name(self, what: str) -> str:
@@ -121,24 +108,17 @@ class HorovodCollective:
         # Of a branch or loop, the function that it is in.
         while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
             graph = graph.outer_graph
-        number: int = next(self._numbers.setdefault(graph, itertools.count()))
-        name: str = graph.name
-        return f"{what}_{name}_{number}"
+        return f"{what}_{graph.name}_{next(self._numbers.setdefault(graph, itertools.count()))}"
 
 
 def place(plan: Plan, process: Process) -> dict[str, str]:
     """Returns a process's place for Horovod, as `horovodrun` would tell it."""
     local_ranks = [rank for rank in plan.leaders if plan.processes[rank].host == process.host]
     hosts = sorted({plan.processes[rank].host for rank in plan.leaders})
-    return {
-        "HOROVOD_HOSTNAME": f"host{process.host}",
-        "HOROVOD_RANK": str(plan.leaders.index(process.rank)),
-        "HOROVOD_SIZE": str(len(plan.leaders)),
-        "HOROVOD_LOCAL_RANK": str(local_ranks.index(process.rank)),
-        "HOROVOD_LOCAL_SIZE": str(len(local_ranks)),
-        "HOROVOD_CROSS_RANK": str(hosts.index(process.host)),
-        "HOROVOD_CROSS_SIZE": str(len(hosts)),
-    }
+    own = {"": (process.rank, plan.leaders), "LOCAL_": (process.rank, local_ranks), "CROSS_": (process.host, hosts)}
+    places = {f"HOROVOD_{of}RANK": str(list(all_of).index(one)) for of, (one, all_of) in own.items()}
+    sizes = {f"HOROVOD_{of}SIZE": str(len(all_of)) for of, (_, all_of) in own.items()}
+    return {"HOROVOD_HOSTNAME": f"host{process.host}", **places, **sizes}
 
 
 def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, str]:
@@ -164,16 +144,14 @@ def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, 
 @contextmanager
 def told(values: Mapping[str, str]) -> Iterator[None]:
     """Inside, the environment has these values, which Horovod reads once, as it begins."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values.keys() & os.environ.keys()}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _host(plan: Plan, rank: int) -> str:
@@ -204,21 +182,20 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers `HTTPStore` of horovod/common/gloo/http_store.cc: GET, PUT and DELETE of /scope/key."""
 
     def __init__(self, token: str, kept: dict[str, bytes], *request: Any) -> None:
-        """`kept` are the values of all, by path, which begins with the `token`."""
         self._token, self._kept = token, kept
         super().__init__(*request)
 
     def parse_request(self) -> bool:
-        """Refuses who does not know the token, before anything of it is read."""
+        # Who does not know the token is refused before anything is read.
         if not super().parse_request():
             return False
-        if hmac.compare_digest(self.path[: len(self._token)].encode(), self._token.encode()):
-            return True
-        self._answer(403)
-        return False
+        knows = hmac.compare_digest(self.path[: len(self._token)].encode(), self._token.encode())
+        if not knows:
+            self._answer(403)
+        return knows
 
     def do_GET(self) -> None:
-        """Answers with what is kept, or 404 where nothing is yet, which Horovod asks for again."""
+        # Horovod asks again for what is not there yet.
         value = self._kept.get(self.path)
         self._answer(200 if value is not None else 404, value or b"")
 
@@ -231,12 +208,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200)
 
     def do_DELETE(self) -> None:
-        """Forgets it. A process that has met all others takes back what it never left."""
+        # A process that has met all others takes back what it never left.
         self._kept.pop(self.path, None)
         self._answer(200)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: Horovod asks a hundred times a second until all are there."""
+        """Says nothing: Horovod asks a hundred times a second until all are there."""
 
     def _answer(self, code: int, body: bytes = b"") -> None:
         self.send_response(code)

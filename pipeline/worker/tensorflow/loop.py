@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,12 +15,16 @@ import tensorflow as tf
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batches
+from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.loop import Call, Facts, TrainingLoop
+from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.patched import patched
 from pipeline.worker.state import digest
 from pipeline.worker.tensorflow import agreement, custom_steps, feed
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.custom_steps import Returned
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
@@ -29,10 +34,7 @@ Results: TypeAlias = dict[str, tf.Tensor]
 
 
 class Loop(TrainingLoop):
-    """A training on this process, under a `tf.distribute.Strategy`.
-
-    Used outside `strategy.scope()`: inside, saving a model makes variables, which all processes must do together.
-    """
+    """A training on this process. Used outside `strategy.scope()`: inside, saving a model makes variables."""
 
     def __init__(
         self,
@@ -47,11 +49,7 @@ class Loop(TrainingLoop):
         collective: Collective[Addend] | None = None,
         gather: bool = False,
     ) -> None:
-        """`alone` says that this is the only process, `chief` the first.
-
-        The parts of `validation` may have batches of several sizes. Training begins at `position`. Replicas add up by
-        the `collective`, or TensorFlow's own. With `gather` losses are of the whole global batch.
-        """
+        """`alone`: this is the only process, `chief`: the first. With `gather` losses are of the global batch."""
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.outputs = train, steps.losses_by_output(model)
         self.chief, self.alone, self._position = chief, alone, position
@@ -63,11 +61,18 @@ class Loop(TrainingLoop):
             strategy, self.collective, gradient_bits, fed, layout.last != "short", False, self.gather,
             layout.global_batch,
         )  # fmt: skip
-        self._compile = partial(custom_steps.training_steps, model, self.replicas)
-        self._train = self._compile()
+        # Makes its compiled function once more, for a model that is called otherwise by then.
+        self.compiled_anew = partial(custom_steps.compiled_steps, model, self.replicas)
+        self._train = self.compiled_anew()
         self.optimizers = tuple(one for outer in steps.optimizers(model) for one in updating(outer))
-        # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
-        self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
+        # Variables of losses and the like, that neither the model nor optimizers list; and those of metrics that a loss
+        # has, of which each replica adds to a copy of its own.
+        listed = [*model.variables, *_of_optimizers(model), *self._metrics_variables()]
+        beside = [*kept_by_metrics(model.metrics), *held([model, *steps.optimizers(model)], listed)]
+        values = [one.value if isinstance(one, keras.Variable) else one for one in beside]
+        apart = [hasattr(one, "values") and one.synchronization is tf.VariableSynchronization.ON_READ for one in values]
+        self.beside: list[Variable] = [one for one, is_apart in zip(beside, apart, strict=True) if not is_apart]
+        self._counted_beside = [one for one in itertools.compress(beside, apart) if isinstance(one, keras.Variable)]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(one, self._validation_function(one.layout)) for one in validation if one.layout.examples]
         self._results = tf.function(self.results_now, autograph=False)
@@ -97,14 +102,10 @@ class Loop(TrainingLoop):
         waits = feed.waits(times.numpy(), began, began + seconds) if feed.is_ahead(batches) else times.numpy()
         return Call(losses, sizes, seconds, waits)
 
-    def compiled_anew(self) -> steps.Steps:
-        """Its compiled function once more, for a model that is called otherwise by now."""
-        return self._compile()
-
     def compile_by(self, xla: set[str] | None) -> steps.Steps:
         """Compiles steps by XLA, see `step.marked`, or not; returns the function that trains from now on."""
-        self.xla, self._compile = xla, partial(self._compile, xla=xla)
-        self._train = self._compile()
+        self.xla, self.compiled_anew = xla, partial(self.compiled_anew, xla=xla)
+        self._train = self.compiled_anew()
         return self._train
 
     @property
@@ -130,7 +131,7 @@ class Loop(TrainingLoop):
 
         spec = self.train_data.stream().element_spec
         batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, spec)).repeat()
-        anew: tf.types.experimental.PolymorphicFunction = self._compile()
+        anew: tf.types.experimental.PolymorphicFunction = self.compiled_anew()
         return anew.get_concrete_function(feed.iterator(self.strategy, batches), tf.constant(1)).graph
 
     def facts(self) -> Facts:
@@ -168,15 +169,13 @@ class Loop(TrainingLoop):
         metrics.reset(self.model, self.chief)
 
     def _validation_function(self, layout: BatchLayout | None) -> steps.Steps:
-        return custom_steps.validation_steps(self.model, self._validating_replicas(layout))
-
-    def _validating_replicas(self, layout: BatchLayout | None) -> steps.Replicas:
-        """The replicas as they validate data in such a layout; None where that is not known beforehand."""
+        """Validates data in such a layout; None where that is not known beforehand."""
         if layout is None:
             fed, padded, largest = self.strategy.num_replicas_in_sync == 1, False, None
         else:
             fed, padded, largest = layout.always_fed, layout.last == "padded", layout.global_batch
-        return dataclasses.replace(self.replicas, always_fed=fed, static=False, padded=padded, largest=largest)
+        as_fed = {"always_fed": fed, "static": False, "padded": padded, "largest": largest}
+        return custom_steps.compiled_steps(self.model, dataclasses.replace(self.replicas, **as_fed), training=False)
 
     def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
@@ -191,20 +190,19 @@ class Loop(TrainingLoop):
 
     def counting(self) -> list[keras.Variable]:
         """The variables that metrics count in, those of losses too."""
-        return [*self._metrics_variables(), *self.counted_beside]
+        return [*self._metrics_variables(), *self._counted_beside]
 
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
 
     def variables(self) -> list[Variable]:
-        """All that training goes on with, without what metrics count."""
-        # In an order that freezing a layer leaves as it is.
+        """All that training goes on with, without what metrics count, in an order that freezing leaves as it is."""
         counted = {id(variable) for variable in self.model.metrics_variables}
         own = [variable for variable in self.model.variables if id(variable) not in counted]
         return [*own, *_of_optimizers(self.model), *self.beside]
 
     def value(self, variable: Variable) -> np.ndarray:
-        """The value that this process has in its first copy; no copy of it where that can be."""
+        """The value that this process has in its first copy."""
         return np.asarray(tf.convert_to_tensor(copies(variable)[0]))
 
     def kept(self) -> dict[str, list[list[Variable]]]:
@@ -235,31 +233,96 @@ class Loop(TrainingLoop):
         return agreement.from_first(self.strategy, self.collective)(values)
 
 
+class CustomLoop(Loop):
+    """A loop whose metrics are results as they have run on, and values as the last step gave them, as in Keras."""
+
+    # Is what is asked for that of validation? And values of the last step of training, and of validation.
+    _validating = False
+    _last = _last_held_out = np.zeros(0, np.float32)
+
+    def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
+        """Trains `count` steps."""
+        call = super().on(batches, count, train)
+        if call.steps:
+            self._last = call.losses[-1, 1:]
+        return dataclasses.replace(call, losses=call.losses[:, :1])
+
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
+        """Loss and what `test_step` gives back over the whole validation part; empty where there is none."""
+        with patched(self, {"_validating": True}):
+            return super().evaluate(steps_per_call, emit)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the last step's values, of metrics the results over all replicas; also one that it calls loss."""
+        last = self._last_held_out if self._validating else self._last
+        return flat(self._metric_results()) | values_of(self._returned(self._validating), last)
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """Returns what `set_metrics_state` goes on from; all processes take part."""
+        return [*super().metrics_state(), self._last.copy()]
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave."""
+        *state, self._last = state
+        super().set_metrics_state(state)
+
+    def _returned(self, validating: bool) -> Returned:
+        own = custom_steps.known(self.model)
+        returned = own.test if validating else own.train
+        assert returned is not None, "what cannot be evaluated is not validated"
+        return returned
+
+    def _metrics_variables(self) -> list[keras.Variable]:
+        own = custom_steps.known(self.model)
+        metrics = [metric for one in (own.train, own.test) if one is not None for metric, _ in one.metrics.values()]
+        variables = [*super()._metrics_variables(), *(one for metric in metrics for one in metric.variables)]
+        return list({id(variable): variable for variable in variables}.values())
+
+    def _metric_results(self) -> Results:
+        # Which of the two functions it is, is a part of what it is traced for.
+        return self._results(self._validating)  # type: ignore[no-any-return]
+
+    def results_now(self, validating: bool = False) -> Results:
+        """The results of metrics that a step gives back, or the part of that name where one has several."""
+        sources = self._returned(validating).metrics.items()
+        results = {name: (metric.result(), part) for name, (metric, part) in sources}
+        return {
+            name: tf.convert_to_tensor(result if part is None else result[part])
+            for name, (result, part) in results.items()
+        }
+
+    def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes = super()._validate_some(validate, iterator, count)
+        self._last_held_out = values[-1, 1:]
+        return values[:, :1], sizes
+
+
+def not_validated(model: keras.Model, own: custom_steps.CustomSteps, best: str | None) -> str:
+    """Returns a note that nothing evaluates the model; raises `ModelError` where a value of it is to be `best`."""
+    why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
+    if best is not None and best.startswith("val_"):
+        expected = f"a model that can be evaluated for checkpoint.keep_best={best}"
+        raise ModelError(expected, f"one that cannot: {why}", f"a test_step, or checkpoint.keep_best={own.train.loss}")
+    return f"The validation data are left out: {why}. {own.untested}"
+
+
+def values_of(returned: Returned, last: np.ndarray) -> dict[str, float]:
+    """The values of a step, `last` of its loss vector, by their names; empty where there was no step yet."""
+    sizes = [int(np.prod(shape)) for shape in returned.values.values()]
+    if not sizes or last.size != sum(sizes):
+        return {}
+    shaped = zip(returned.values.items(), np.split(last, np.cumsum(sizes)[:-1]), strict=True)
+    return flat({name: values.reshape(shape) for (name, shape), values in shaped})
+
+
 def _of_optimizers(model: keras.Model) -> list[keras.Variable]:
     return [variable for optimizer in steps.optimizers(model) for variable in optimizer.variables]
-
-
-def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[list[Variable], list[keras.Variable]]:
-    """(the variables that training goes on with beside those that a model and its optimizers list, and its `metrics`;
-    those that each replica counts in apart, as of a metric that a loss has).
-    """
-    others = held([model, *steps.optimizers(model)], [*model.variables, *_of_optimizers(model), *metrics])
-    others = [*kept_by_metrics(model.metrics), *others]
-    apart = [one for one in others if _is_counted_apart(one)]
-    together = [one for one in others if not _is_counted_apart(one)]
-    return together, [one for one in apart if isinstance(one, keras.Variable)]
 
 
 def copies(variable: Variable) -> Sequence[tf.Variable]:
     """The variable's copy of each replica here."""
     value = variable._value if isinstance(variable, keras.Variable) else variable
     return getattr(value, "values", (value,))
-
-
-def _is_counted_apart(variable: Variable) -> bool:
-    """True if each replica adds to a copy of its own, and their sum is the variable's value."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    return hasattr(value, "values") and value.synchronization is tf.VariableSynchronization.ON_READ
 
 
 def replica_digests(variables: Sequence[keras.Variable]) -> list[str]:

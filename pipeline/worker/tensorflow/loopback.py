@@ -32,10 +32,10 @@ Listen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=Tr
 
 
 def listen_on_loopback_only() -> bool:
-    """Makes every server that TensorFlow starts in this process from now on listen on 127.0.0.1 only.
+    """Makes every server that TensorFlow, once imported, starts in this process listen on 127.0.0.1 only.
 
-    Call it after TensorFlow is imported and before a server starts; twice does no harm, and a fork keeps it. False:
-    nothing is promised, because TensorFlow is not loaded or the platform, the libc or the layout is not known here.
+    False: nothing is promised, because TensorFlow is not loaded or the platform, the libc or the layout is not known
+    here.
     """
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -62,11 +62,10 @@ def on_loopback(address: bytes) -> bytes:
     return address
 
 
+# Waiting for the interpreter lock cannot deadlock here: TensorFlow calls both on the thread that asks for the server,
+# which either holds the lock already or has released it (seen in 2.21 with a debugger).
 @functools.cache  # The cache keeps them alive: TensorFlow's pointers to them are no references that Python counts.
 def _replacements() -> dict[str, "ctypes._FuncPointer"]:
-    """By name. Waiting for the interpreter lock cannot deadlock here: TensorFlow calls both on the thread that asks for
-    the server, which either holds the lock already or has released it (seen in 2.21 with a debugger).
-    """
     libc = ctypes.CDLL(None)
     bind, listen = Bind(("bind", libc)), Listen(("listen", libc))
 
@@ -131,18 +130,12 @@ def _store(slot: int, function: "ctypes._FuncPointer") -> None:
     """Writes one pointer, lifting the protection of a page that was made read-only after relocation (RELRO)."""
     page, size = ctypes.c_void_p(slot - slot % mmap.PAGESIZE), ctypes.c_size_t(mmap.PAGESIZE)
     mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-    read_only = not _writable(slot)
+    # The first field has the bounds, the second what is allowed, such as "rw-p".
+    maps = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [([int(bound, 16) for bound in span.split("-")], flags) for span, flags in maps]
+    read_only = "w" not in next((flags for (start, end), flags in spans if start <= slot < end), "")
     if read_only and mprotect(page, size, mmap.PROT_READ | mmap.PROT_WRITE):
         raise OSError(ctypes.get_errno(), "mprotect")
     ctypes.c_void_p.from_address(slot).value = ctypes.cast(function, ctypes.c_void_p).value
     if read_only:
         mprotect(page, size, mmap.PROT_READ)
-
-
-def _writable(address: int) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, flags, *_ = line.split()
-        start, end = (int(bound, 16) for bound in span.split("-"))
-        if start <= address < end:
-            return "w" in flags
-    raise LookupError(f"{address:#x} is not mapped")

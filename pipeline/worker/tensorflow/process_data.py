@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from pipeline.config import targets
 from pipeline.data.examples import Broken, Examples
+from pipeline.errors import refuse
 from pipeline.plan.division import dealt, shared
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.worker import labels
@@ -65,7 +66,7 @@ class ProcessData(looked.WholeData):
 
     def _cached(self, name: str, part: Part | None) -> Part | None:
         plan = self._plan
-        if part is None or not isinstance(part, Examples | tf.data.Dataset):
+        if not isinstance(part, Examples | tf.data.Dataset):
             return part
         if plan.data.cache == "none":
             return self._kept_if_small(part)
@@ -116,8 +117,7 @@ class ProcessData(looked.WholeData):
     def anew(self) -> tuple[Part, list[Part]]:
         """Returns training data to read apart: a data set made again, as iterators change its shuffles' state."""
         train = self.parts["train"]
-        if isinstance(train, tf.data.Dataset):
-            train = self.shard(self._process.rank, len(self._plan.leaders))[0]
+        train = self.made()[0] if isinstance(train, tf.data.Dataset) else train
         return train, self.read_by_workers(train)
 
     def sample(self, first: int, count: int) -> Batch:
@@ -150,8 +150,8 @@ class ProcessData(looked.WholeData):
     ) -> int | None:
         """The number of classes, as it was said or counted over all processes, which call this together.
 
-        `sample` is a batch of two examples. Notes where it was counted from labels with a gap. Refuses examples that
-        differ in shape between processes, and data that do not tell the number where the model's function asks for it.
+        Refuses examples that differ in shape, and data that do not tell the number where the model's function asks for
+        it.
         """
         plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
         classes = plan.data.num_classes or looked.num_classes(self.parts["train"])
@@ -164,10 +164,10 @@ class ProcessData(looked.WholeData):
             classes = agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes
-        if classes is None:
-            received = f"data {'without labels' if y is None else 'whose labels do not tell'}"
-            instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
-            raise TrainingError("the number of classes, which model.build asks for", received, instead)
+        expected = "the number of classes, which model.build asks for"
+        received = f"data {'without labels' if y is None else 'whose labels do not tell'}"
+        instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
+        refuse((classes is None, expected, received, instead), error=TrainingError)
         train = self.parts["train"]
         # From labels, all of which are at hand.
         are_counted = plan.data.num_classes is None and not self.has_shards()
@@ -207,11 +207,10 @@ class ProcessData(looked.WholeData):
 
     def validation_parts(self, counts: list[int]) -> list[tuple[Part, BatchLayout]]:
         """Returns the parts to validate, with their layouts: two under static shapes, in batches of one size each."""
-        part = self.parts["validation"]
-        if part is None:
-            return []
-        layout = self.layout(counts)
-        return batches.static_parts(part, layout) if self._plan.strategy.static_batches else [(part, layout)]
+        part, layout = self.parts["validation"], self.layout(counts)
+        if part is not None and self._plan.strategy.static_batches:
+            return batches.static_parts(part, layout)
+        return [] if part is None else [(part, layout)]
 
 
 def digest_of(part: Part) -> str:

@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -41,17 +42,14 @@ FILL_SECONDS = 10.0
 
 
 def profiler(loop: Loop, part: Part, shards: Sequence[Part]) -> "Profiler":
-    """Returns what times a loop's input and model.
-
-    `part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it.
-    """
+    """Returns what times a loop's input and model, on data that nothing else reads: all, or `shards` of workers."""
     data, part = loop.train_data, plain(part)
-    # A window over what is read one after the other is filled before the first example leaves it, and whatever fits
-    # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
+    # A window over what is read one after the other is filled before the first example leaves it, and what fits into it
+    # comes from memory afterwards: neither is what an example costs.
     ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
     data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
     if isinstance(loop, AsyncLoop):
-        return AsyncProfiler(loop, data, [plain(shard) for shard in shards])
+        return _AsyncProfiler(loop, data, [plain(shard) for shard in shards])
     return Profiler(loop, data)
 
 
@@ -96,9 +94,7 @@ class Profiler:
         return float(call.sizes.sum()), call.seconds
 
 
-class AsyncProfiler(Profiler):
-    """Those of asynchronous workers, each of which steps by itself."""
-
+class _AsyncProfiler(Profiler):
     def __init__(self, loop: AsyncLoop, data: Data, shards: Sequence[Part]) -> None:
         super().__init__(loop, data)
         self._workers, self._source = loop.concurrent_steps, source.source(data, shards, loop.concurrent_steps)
@@ -109,27 +105,20 @@ class AsyncProfiler(Profiler):
         self._on_one, self._is_fed = copy.copy(loop), False
 
     def read(self, steps: int) -> tuple[float, float]:
-        """(examples, seconds) of so many steps' batches for each worker, read by any of them."""
         began = time.perf_counter()
-        calls = []
-        # In as many calls as make it even, whoever is faster.
-        for _ in range(PIECES * self._workers):
-            count = -(-steps // PIECES)
-            rows, edges = self._source.rows(count)
-            calls.append(self._coordinator.schedule(self._read, args=(self._shares, rows, edges)))
+        # For each worker, read by any of them in as many calls as make it even, whoever is faster.
+        calls = [
+            self._coordinator.schedule(self._read, args=(self._shares, *self._source.rows(-(-steps // PIECES))))
+            for _ in range(PIECES * self._workers)
+        ]
         self._coordinator.join()
         return float(sum(call.fetch() for call in calls)), time.perf_counter() - began
 
     def train(self, steps: int) -> tuple[float, float]:
-        """(examples, seconds) of so many steps for each worker, on one batch."""
         if not self._is_fed:
             _, (batch,) = first_step(self._data)
-            one = Source(
-                lambda: tf.data.Dataset.from_tensors(batch).repeat(),
-                source.numbers(),
-                lambda batches, *_: next(batches),
-            )
-            self._on_one.feed(one, self._workers)
+            again = partial(tf.data.Dataset.repeat, tf.data.Dataset.from_tensors(batch))
+            self._on_one.feed(Source(again, source.numbers(), lambda batches, *_: next(batches)), self._workers)
             self._is_fed = True
         began, examples, left = time.perf_counter(), 0.0, steps * self._workers
         while left > 0:
@@ -155,35 +144,27 @@ def plain(part: Part) -> Part:
     """Returns a data set without its own shuffles and caches in files, which would be filled first, as far as known."""
     if not isinstance(part, tf.data.Dataset):
         return part
-    remade, left_out = None, False
+    remade, left_out = part, False
     for node in _nodes(part):
         in_file = isinstance(node, cache_op.CacheDataset) and bool(tf.get_static_value(node._filename))
         if in_file or isinstance(node, shuffle_op._ShuffleDataset):
-            remade, left_out = (remade or node._input_dataset), True
-        elif left_out:
-            remade = _again(node, remade)
-            if remade is None:
-                return part
-        else:
+            remade, left_out = remade if left_out else node._input_dataset, True
+        elif not left_out:
             remade = node
-    return remade.with_options(part.options()) if left_out and remade is not None else part
+        # A stage whose kind is known is made again, of another input.
+        elif isinstance(node, prefetch_op._PrefetchDataset):
+            remade = remade.prefetch(int(node._buffer_size))
+        elif isinstance(node, reads.MAPS):
+            calls = getattr(node, "_num_parallel_calls", None)
+            remade = remade.map(tf.autograph.experimental.do_not_convert(_mapping(node)), num_parallel_calls=calls)
+        elif not isinstance(node, reads.AT_ONCE):
+            return part
+    return remade.with_options(part.options()) if left_out else part
 
 
-def _again(node: tf.data.Dataset, source_set: tf.data.Dataset) -> tf.data.Dataset | None:
-    """The stage made again, of another input; None where that is not known to be the same."""
-    if isinstance(node, reads.AT_ONCE):
-        return source_set
-    if isinstance(node, prefetch_op._PrefetchDataset):
-        return source_set.prefetch(int(node._buffer_size))
-    if not isinstance(node, reads.MAPS):
-        return None
+def _mapping(node: tf.data.Dataset) -> Callable[..., Batch]:
     in_parts, function = isinstance(node._input_dataset.element_spec, tuple), reads.applied(node)
-
-    def made(*element: Batch) -> Batch:
-        return function(element if in_parts else element[0])
-
-    calls = getattr(node, "_num_parallel_calls", None)
-    return source_set.map(tf.autograph.experimental.do_not_convert(made), num_parallel_calls=calls)
+    return lambda *element: function(element if in_parts else element[0])
 
 
 def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -204,7 +185,7 @@ def _fill(part: Part) -> None:
 
 
 def first_step(data: Data) -> Step:
-    """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
+    """(examples, batches) of the first step, after which nothing is made ahead."""
     unserved = dataclasses.replace(data.reading, servers=())
     first = dataclasses.replace(data, reading=unserved).stream().take(1)
     options = tf.data.Options()
@@ -222,7 +203,6 @@ def _timings(command: Profile, make: Callable[[int], tuple[float, float]]) -> Pr
 
 
 def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
-    """Examples of the global batches of so many steps, once they are there."""
 
     def one(index: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         examples, of_replicas = next(iterator)
@@ -242,8 +222,7 @@ JOINS = ("remapping", "layout_optimizer")
 def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
     """Has XLA compile the loop's step, for `choice` "auto" if it is faster then; returns a note, and facts of `Built`.
 
-    `part` is the training data, which nothing else reads. All processes of a training call it together, and settle on
-    the same. Raises `ModelError` where XLA fails and `choice` is "true".
+    All processes call it together, and settle on the same. Raises `ModelError` where XLA fails and `choice` is "true".
     """
     batch = one_again(loop.strategy, dataclasses.replace(loop.train_data, part=plain(part), shuffle=False))
     by_tensorflow = loop.compiled_anew()
@@ -254,10 +233,11 @@ def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
         _for_xla(xla)
         return loop.on(batch, steps, by_xla if xla else by_tensorflow).seconds
 
-    def not_by_xla() -> None:
+    def not_by_xla(why: str, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         _for_xla(False)
         # Anew, so that it is what it would be if nothing had been timed.
         loop.compile_by(None)
+        return f"XLA compiles no step{why} (train.xla=auto).", facts
 
     with loop.put_back():
         try:
@@ -270,8 +250,7 @@ def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
             message = str(error).strip().splitlines()[0]
             if choice != "auto":
                 raise ModelError("a model that XLA compiles", message, "train.xla=false, or auto") from error
-            not_by_xla()
-            return f"XLA compiles no step, since it fails: {message} (train.xla=auto).", {"xla": False}
+            return not_by_xla(f", since it fails: {message}", {"xla": False})
         text = f"XLA compiled the step before training, in {compiling:.1f} s"
         if left_out:
             text += f", without {', '.join(sorted(left_out))}, which it has no compiler for"
@@ -289,9 +268,7 @@ def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
     facts = {"xla": speedup > 1, "seconds_compiling": compiling, "xla_speedup": speedup}
     if speedup > 1:
         return f"{text}, which makes it {speedup:.2f} times as fast (train.xla=auto).", facts
-    not_by_xla()
-    text = f"XLA compiles no step: it would be {speedup:.2f} times as fast, after compiling for {compiling:.1f} s"
-    return f"{text} (train.xla=auto).", facts
+    return not_by_xla(f": it would be {speedup:.2f} times as fast, after compiling for {compiling:.1f} s", facts)
 
 
 def seed(loop: Loop, value: int) -> None:

@@ -2,34 +2,51 @@
 
 Each step trains the batch that its number stands for, whoever makes it, and what it counted comes back with its result:
 examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
+
+A message to a server costs more than the bytes of small weights, so a server sends all of its weights in one, and gets
+their gradients in another. What updates the weights is all computed where they are.
 """
 
 import contextlib
+import math
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.arrays import Nested
+from pipeline.private import custom_gradients, in_stateless_scope
+from pipeline.private_keras import keras_variables
 from pipeline.worker.checkpoint import State
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.data.source import Source
 from pipeline.worker.loop import Call, Facts
 from pipeline.worker.patched import all_patched, patched
-from pipeline.worker.tensorflow import scheduled_step
+from pipeline.worker.tensorflow import loss_scaling as losses
+from pipeline.worker.tensorflow import tables
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import metrics
+from pipeline.worker.tensorflow.loss_scaling.updates import updating
+from pipeline.worker.tensorflow.step import Carried, all_reduce_once, awaited, caller, narrowed, widened
+from pipeline.worker.variables import bytes_of
 
+# Steps of a small model, of so few variables, that are unrolled: going round the loop takes messages to servers too.
+UNROLLED, FEW = 4, 16
+# An array of so many bytes goes by itself: to join it with others would take as long as a message.
+LARGE = 1 << 20
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2
 LOOK_SECONDS = 0.2
 
 
-# A call's results as they came back: from which worker, then of each step losses, examples, staleness and seconds that
-# it waited for its batch, and the metrics' state.
+# The worker, then of each step losses, examples, staleness and seconds of waiting, and the metrics' state.
 Done: TypeAlias = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]
 
 
@@ -52,19 +69,16 @@ class AsyncLoop(Loop):
         self.concurrent_steps, self._rows = workers, source.rows
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
-        # The metrics' state before any batch.
         self._fresh = [np.array(variable) for variable in self._counted]
-        self._call = scheduled_step.scheduled_steps(
+        self._call = _scheduled_steps(
             self.model, self.strategy, source.batch, self._counted, self._fresh, self.replicas.gradient_bits
         )
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps under way, and the calls that those are in.
-        self.pending, self._under_way = 0, 0
+        self.pending, self._under_way, self._since = 0, 0, 0.0
         self._done: queue.Queue[Done] = queue.Queue()
-        self._since = 0.0
         # Steps of each worker, and those before a checkpoint that training goes on from.
-        self._steps_of: Counter[int] = Counter()
-        self._before: Counter[int] = Counter()
+        self._steps_of, self._before = Counter[int](), Counter[int]()
         self._tally = {"examples": 0.0, "stale_sum": 0.0, "stale_most": 0}
         self._updates_before = self._updates()
 
@@ -143,7 +157,7 @@ class AsyncLoop(Loop):
             index = tf.TensorSpec([None], tf.int64)
             # As in `schedule`: without it TensorFlow warns that the step might run here.
             with patched(self.strategy.extended, {"_being_scheduled": True}):
-                packed = tf.function(self._packed, autograph=False)
+                packed = tf.function(partial(_packed, self._call), autograph=False)
                 self._compiled = packed.get_concrete_function(self._source._values[0]._type_spec, index, index)
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
@@ -160,8 +174,226 @@ class AsyncLoop(Loop):
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
         self._done.put((int(worker[0]), losses, sizes.astype(np.float32), stale, waits, metrics))
 
-    def _packed(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
-        """All results in one tensor, since each is fetched on a way of its own."""
-        *results, state = self._call(source, rows, edges)
-        parts = [*results, *state]
-        return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
+
+def _scheduled_steps(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Callable[..., Batch],
+    counted: Sequence[keras.Variable],
+    fresh: Sequence[np.ndarray],
+    gradient_bits: int = 32,
+) -> Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Compiles steps of one worker, while others make theirs.
+
+    (source, rows, edges [steps + 1]) ->
+        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps],
+        seconds that each step waited for its batch [steps], the metrics' state)
+
+    Staleness counts the updates between reading the variables and updating them. A step's batch is `batch(source, rows,
+    edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`.
+    """
+    all_reduce_once(model.optimizer)
+    call = caller(model)
+    updates = model.optimizer.iterations.value
+
+    def replica_step(
+        batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[Addend | None]]:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        counts, variables = metrics.CountedApart(model, counted, state), model.trainable_variables
+        held = [variable.value for variable in variables]
+        with fetched(model, before) as held_here, counts.updated(), tf.GradientTape() as tape:
+            tape.watch(list(held_here.values()))
+            y_pred = call(x, training=True)
+            values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
+            scaled = model.optimizer.scale_loss(values[0])
+        of_fetched, of_held = tape.gradient(scaled, [held_here, held])
+        parts = [(of_fetched.get(id(one)), gradient) for one, gradient in zip(variables, of_held, strict=True)]
+        gradients: list[Addend | None] = [
+            second if first is None else first if second is None else tf.add(first, second) for first, second in parts
+        ]
+        counts.count(x, y, y_pred, weights)
+        return values, counts.state, gradients
+
+    def one(
+        source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor, index: tf.Tensor, state: Sequence[tf.Tensor],
+        values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray,
+    ) -> tuple[Carried, ...]:  # fmt: skip
+        own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
+        with losses.without_keras_scaling(), _added_in_place(), updating(model.optimizer):
+            with tf.device(updates.device):
+                before = updates.read_value()
+            loss, state, gradients = strategy.run(replica_step, args=(own_batch, state, before))
+            stale = _applied(strategy, model, gradients, before, gradient_bits)
+        size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
+        written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (waits, waited))]
+        return index + 1, stale, state, *written
+
+    def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
+        def some(number: int, first: tf.Tensor, stale: tf.TensorArray, *others: Carried) -> tuple[Carried, ...]:
+            index, rest, ages = first, list(others), []
+            for _ in range(number):
+                index, age, *rest = one(source, rows, edges, index, *rest)
+                ages.append(age)
+            with tf.device(updates.device):
+                together = tf.cast(tf.stack(ages), tf.int64)
+            return index, stale.scatter(tf.range(first, index), together), *rest
+
+        count, variables = tf.shape(edges)[0] - 1, model.trainable_variables
+        is_small = len(variables) <= FEW and sum(map(bytes_of, variables)) < LARGE
+        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.int64, tf.float32, tf.int64, tf.float32)]
+        carried = (0, arrays[0], [tf.constant(value) for value in fresh], *arrays[1:])
+        for number in (UNROLLED, 1) if is_small else (1,):
+            carried = tf.while_loop(lambda index, *_, by=number: index + by <= count, partial(some, number), carried)
+        _, stale, state, values, sizes, waits = carried
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
+
+    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+def _packed(call: Callable[..., object], *arguments: object) -> tf.Tensor:
+    # All results in one tensor, since each is fetched on a way of its own.
+    return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in tf.nest.flatten(call(*arguments))], 0)
+
+
+def _added_in_place() -> contextlib.AbstractContextManager[None]:
+    """Inside, Keras adds to a variable where it is held, so that nothing is lost that other workers add meanwhile."""
+    usual = keras_variables.Variable.assign_add
+
+    def assign_add(self: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        if in_stateless_scope() or "_direct_assign" in vars(self):
+            return usual(self, value)
+        return self._value.assign_add(tf.cast(value, self._value.dtype))
+
+    return patched(keras_variables.Variable, {"assign_add": assign_add})
+
+
+@contextlib.contextmanager
+def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tensor]]:
+    """Inside, weights have the values, by id, that each server sends in one message; tables are read where they are."""
+    values: dict[int, tf.Tensor] = {}
+    variables: list[tuple[keras.Variable, tf.Variable]] = []
+    looked_up = {id(shard) for shard in tables.shards(model)}
+    usual = custom_gradients._graph_mode_decorator
+
+    def sent(device: str, variables: Sequence[keras.Variable], before: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device(device), tf.control_dependencies([before]):
+            return joined([variable._value.read_value() for variable in variables])
+
+    def assigned(variable: keras.Variable, held: tf.Variable, value: tf.Tensor) -> None:
+        vars(variable)["_value"] = held
+        held.assign(tf.cast(value, held.dtype))
+
+    def decorated(*call: object, **named: object) -> object:
+        # TensorFlow finds no variables there but where they are held.
+        with all_patched((variable, {"_value": held}) for variable, held in variables):
+            return usual(*call, **named)
+
+    with contextlib.ExitStack() as stack:
+        for device, held in _by_server(one for one in model.trainable_variables if id(one) not in looked_up).items():
+            read = [tf.TensorSpec(variable.shape, variable._value.dtype) for variable in held]
+            with tf.device(device):
+                # Functions, so that what begins them is one message, however many operations they have.
+                message = tf.function(partial(sent, device, held), autograph=False)(before)
+            for variable, value in zip(held, split(message, read), strict=True):
+                values[id(variable)] = value
+                variables.append((variable, variable._value))
+                assign = partial(assigned, variable, variable._value)
+                stack.enter_context(patched(variable, {"_value": value, "_direct_assign": assign}))
+        stack.enter_context(patched(custom_gradients, {"_graph_mode_decorator": decorated}))
+        yield values
+
+
+def _applied(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    gradients: Sequence[Addend | None],
+    before: tf.Tensor,
+    gradient_bits: int,
+) -> tf.Tensor:
+    """Updates weights by gradients, which each server gets in one message; returns the updates since `before`."""
+    # With `gradient_bits` 16, dense gradients travel as bfloat16.
+    updates, variables = model.optimizer.iterations.value, model.trainable_variables
+    pairs = zip(variables, gradients, strict=True)
+    present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
+    by_server = _by_server(variable for variable in variables if id(variable) in present)
+    sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
+
+    def parts_of(key: int) -> list[tf.Tensor]:
+        gradient = present[key]
+        if key in sparse:
+            return [gradient.values, gradient.indices]
+        return [narrowed(gradient) if gradient_bits == 16 else gradient]
+
+    leaves = {device: [leaf for one in held for leaf in parts_of(id(one))] for device, held in by_server.items()}
+    messages_to = {device: joined(arrays) for device, arrays in leaves.items()}
+
+    def apply(before: tf.Tensor, received: dict[str, list[tf.Tensor]]) -> tf.Tensor:
+        arrived: dict[int, Addend] = {}
+        for device, held in by_server.items():
+            with tf.device(device):
+                parts = iter(split(received[device], leaves[device]))
+                for variable in held:
+                    key, values = id(variable), next(parts)
+                    arrived[key] = widened(values, present[key].dtype)
+                    if key in sparse:
+                        shape = tf.constant(list(variable.shape), tf.int32)
+                        arrived[key] = tf.IndexedSlices(values, next(parts), shape)
+        all_here = tf.nest.flatten(list(arrived.values()), expand_composites=True)
+        with tf.device(updates.device):
+            with tf.control_dependencies(all_here):
+                stale = updates.read_value() - before
+            with tf.control_dependencies([stale]):
+                strategy.run(update, args=([arrived.get(id(variable)) for variable in variables],))
+            return stale
+
+    def update(arrived: list[Addend | None]) -> None:
+        # `strategy.run` leaves the device of the scope behind.
+        with tf.device(updates.device):
+            model.optimizer.apply(arrived, variables)
+
+    with tf.device(updates.device):
+        return tf.function(apply, autograph=False)(before, messages_to)  # type: ignore[no-any-return]
+
+
+def _by_server(variables: Iterable[keras.Variable]) -> dict[str, list[keras.Variable]]:
+    by_server: dict[str, list[keras.Variable]] = {}
+    for variable in variables:
+        by_server.setdefault(variable._value.device, []).append(variable)
+    return by_server
+
+
+def joined(arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns all bytes of the arrays as one, uint8 [bytes], and behind it the large arrays as they are."""
+    # A first dimension that is not known before a step goes with them.
+    small = [array for array in arrays if not _is_large(array)]
+    rows = [tf.shape(array)[0] for array in small if not array.shape.is_fully_defined()]
+    parts = [tf.reshape(tf.bitcast(part, tf.uint8), [-1]) for part in ([tf.stack(rows)] if rows else []) + small]
+    return [*([tf.concat(parts, 0)] if parts else []), *filter(_is_large, arrays)]
+
+
+def split(message: Sequence[tf.Tensor], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the arrays that were `joined`, on the device of the scope; of `arrays`, types and shapes are asked."""
+    small = [array for array in arrays if not _is_large(array)]
+    large, apart = iter(message[1:] if small else message), list[tf.Tensor]()
+    if small:
+        counts = 4 * sum(not array.shape.is_fully_defined() for array in small)
+        rows = iter(
+            tf.unstack(tf.bitcast(tf.reshape(message[0][:counts], [counts // 4, 4]), tf.int32)) if counts else ()
+        )
+        shapes = [array.shape if array.shape.is_fully_defined() else [next(rows), *array.shape[1:]] for array in small]
+        sizes = [math.prod(shape) * array.dtype.size for shape, array in zip(shapes, small, strict=True)]
+        for part, shape, array in zip(tf.split(message[0][counts:], sizes, num=len(small)), shapes, small, strict=True):
+            width = [array.dtype.size] if array.dtype.size > 1 else []
+            apart.append(tf.bitcast(tf.reshape(part, [*shape, *width]), array.dtype))
+    others = iter(apart)
+    return [next(large if _is_large(array) else others) for array in arrays]
+
+
+def _is_large(array: tf.Tensor) -> bool:
+    # Of one with more open dimensions than the first, no length is known.
+    shape = array.shape
+    if shape.rank and not shape.is_fully_defined():
+        return not shape[1:].is_fully_defined()
+    return shape.rank is None or shape.num_elements() * array.dtype.size >= LARGE

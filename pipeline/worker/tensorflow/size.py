@@ -1,5 +1,6 @@
 """Reads a model's size from the built model, and what a step holds from its graph, in the order TensorFlow runs it."""
 
+import contextlib
 import itertools
 import math
 from collections import Counter, defaultdict, deque
@@ -36,13 +37,11 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     except ModelError as unknown:
         return Size(listed, apart, None, per_example, str(unknown), normalizations, batch_bytes=in_batch)
     again: tuple[Moment, ...] | None = None
-    if forgetful:
-        try:
+    # A model without blocks has nothing to forget.
+    with contextlib.suppress(ModelError):
+        if forgetful:
             build.forget(model)
             again, _ = _step(loop, replicas)
-        except ModelError:
-            # A model without blocks has nothing to forget.
-            again = None
     return Size(listed, apart, step, per_example, None, normalizations, operations, again, batch_bytes=in_batch)
 
 
@@ -89,9 +88,9 @@ Bytes: TypeAlias = tuple[int, int]
 def fullest(graph: tf.Graph) -> list[Bytes]:
     """(bytes of a fixed size, bytes for each example) of moments of a step, one of which is the fullest at any batch.
 
-    `graph` is that of one step of `EXAMPLES` examples on each replica, all shapes of which are known. A tensor is held
-    from the operation that makes it to the last that reads it, whatever other names it has; variables do not count.
-    Raises `ModelError` where a size cannot be told, as with what a loop inside the model keeps.
+    `graph` is of one step of `EXAMPLES` examples a replica. A tensor is held from the operation that makes it to the
+    last that reads it; variables do not count. Raises `ModelError` where a size cannot be told, as of what a loop
+    keeps.
     """
     return envelope(_moments(graph))
 
@@ -102,25 +101,24 @@ def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
     >>> envelope([(10, 1), (7, 2), (9, 1), (0, 3), (1, 2)])
     [(10, 1), (7, 2), (0, 3)]
     """
+
+    def crossing(one: Bytes, other: Bytes) -> float:
+        """At which batch the other begins to have more."""
+        return (one[0] - other[0]) / (other[1] - one[1])
+
     best: dict[int, int] = {}
     for fixed, growing in moments:
         best[growing] = max(fixed, best.get(growing, 0))
-    envelope_moments: list[Bytes] = []
+    fullest: list[Bytes] = []
     for growing, fixed in sorted(best.items()):
-        while envelope_moments and envelope_moments[-1][0] + envelope_moments[-1][1] <= fixed + growing:
-            envelope_moments.pop()
+        now = (fixed, growing)
+        while fullest and sum(fullest[-1]) <= fixed + growing:
+            fullest.pop()
         # Between two others a moment is never the fullest where these cross before it has overtaken the first.
-        while len(envelope_moments) > 1 and _cross(envelope_moments[-2], (fixed, growing)) <= _cross(
-            envelope_moments[-2], envelope_moments[-1]
-        ):
-            envelope_moments.pop()
-        envelope_moments.append((fixed, growing))
-    return envelope_moments
-
-
-def _cross(one: Bytes, other: Bytes) -> float:
-    """At which batch the other begins to have more."""
-    return (one[0] - other[0]) / (other[1] - one[1])
+        while len(fullest) > 1 and crossing(fullest[-2], now) <= crossing(fullest[-2], fullest[-1]):
+            fullest.pop()
+        fullest.append(now)
+    return fullest
 
 
 def _moments(graph: tf.Graph) -> Iterator[Bytes]:

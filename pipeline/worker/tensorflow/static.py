@@ -1,8 +1,7 @@
 """Finds what a TPU could not compile, before training: sizes that data or a model leave open until a step is run.
 
-XLA compiles a step once for shapes that it knows. Data are asked for theirs. A model's forward pass is traced on a
-batch of known shape, after which no operation's may be open; then one replica's step is lowered by XLA as for a TPU.
-XLA on CPUs pads some shapes that are open, so that the second check would not find what the first one does.
+Data are asked for their shapes. A model's forward pass is traced on a batch of known shape, after which no operation's
+may be open; then one replica's step is lowered by XLA as for a TPU, which on CPUs pads some shapes that are open.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from pipeline.errors import refuse
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import custom_steps
@@ -38,31 +38,25 @@ def check_data(part: Part | None, name: str) -> None:
     if not isinstance(part, tf.data.Dataset):
         return
     for leaf in tf.nest.flatten(part.element_spec):
-        shape = getattr(leaf, "shape", None)
-        if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
-            expected = f"{name} examples of one size, as the static shapes of a TPU need"
-            instead = "padding or cutting them to a fixed length in data.build, and tf.ensure_shape"
-            raise ModelError(expected, f"a {type(leaf).__name__} of shape {_written(shape)}", instead)
-        if leaf.dtype == tf.string:
-            expected = f"{name} examples of numbers, since a TPU takes no text"
-            instead = "turning text into numbers in data.build, with keras.layers.StringLookup"
-            raise ModelError(expected, f"tf.string of shape {_written(shape)}", instead)
+        is_open = not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined()
+        of_shape = f"of shape {_written(getattr(leaf, 'shape', None))}"
+        one_size = f"{name} examples of one size, as the static shapes of a TPU need"
+        cut = "padding or cutting them to a fixed length in data.build, and tf.ensure_shape"
+        numbers = f"{name} examples of numbers, since a TPU takes no text"
+        looked_up = "turning text into numbers in data.build, with keras.layers.StringLookup"
+        refuse(
+            (is_open, one_size, f"a {type(leaf).__name__} {of_shape}", cut),
+            (not is_open and leaf.dtype == tf.string, numbers, f"tf.string {of_shape}", looked_up),
+            error=ModelError,
+        )
 
 
-def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_bits: int) -> None:
-    """Refuses a model whose training XLA could not compile for a TPU, in batches of `replica_batch`.
-
-    `model` is built without a strategy. `sample` is the structure of a batch, a tensor of any size for each leaf.
-    Raises `ModelError`, which names the operation and the layer.
-    """
+def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_bits: int) -> str:
+    """Refuses a model, built without a strategy, whose training no TPU could compile; returns a note on another."""
     leaves = [tf.TensorSpec((replica_batch, *leaf.shape[1:]), leaf.dtype) for leaf in tf.nest.flatten(sample)]
     if custom_steps.of(model) is None:
         _check_shapes(model, sample, leaves)
     _check_compiles(model, sample, leaves, gradient_bits)
-
-
-def passed(replica_batch: int) -> str:
-    """Returns the note on a model that is not refused."""
     return (
         f"The check for TPUs passed: all operations of a step on {replica_batch} examples have static shapes, and XLA "
         f"compiles it. No TPU has run it yet."
@@ -70,10 +64,7 @@ def passed(replica_batch: int) -> str:
 
 
 def updated_otherwise(model: keras.Model) -> str | None:
-    """Returns a note on tables that a TPU updates otherwise than one device; None where it updates all alike.
-
-    A dense gradient has the sum of a row's parts, which Keras's rows come in one by one: what squares them differs.
-    """
+    """Returns a note on tables of which a TPU sums a row's gradients, where that differs from Keras's one by one."""
     plain = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.Embedding and layer.trainable]
     tables = [layer.path for layer in plain if not layer.embeddings_regularizer]
     by_sums = [
@@ -110,7 +101,7 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
     own = custom_steps.of(model) is not None
     replicas = steps.Replicas(tf.distribute.get_strategy(), ALONE, gradient_bits, always_fed=True, static=True)
-    step = custom_steps.training_step(model, replicas)
+    step = custom_steps.replica_step(model, replicas)
     examples = float(leaves[0].shape[0])
     if not own:
         model.optimizer.build(model.trainable_variables)
@@ -185,9 +176,4 @@ def _where(model: keras.Model, path: str) -> str:
 
 
 def _written(shape: tf.TensorShape | None) -> str:
-    """A shape with None for what is open.
-
-    >>> _written(tf.TensorShape([None, 2]))
-    '[None, 2]'
-    """
     return "unknown" if shape is None or shape.rank is None else str(list(shape))

@@ -32,21 +32,16 @@ SEED_STRIDE = 2_654_435_769
 # What other processes take part in, and what has as many results as its values say.
 NEVER_BY_XLA = ("Collective", "Nccl", "Horovod", "PyFunc", "EagerPyFunc", "Where", "Unique")
 
-# (iterator over (examples, a batch for each local replica), steps)
-#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps]);
-#     of batches that are laid on devices ahead, when each came in place of the last
+# (iterator over (examples, a batch for each local replica), steps) -> (loss vectors [steps, 1 + outputs], and of each
+#     step [steps] examples, and seconds it waited for its batch, or when that came if it is laid on devices ahead)
 Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 # (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
-# The attribute under which a model that is laid over several devices keeps where it is; see `placement`.
-PLACED_AS = "_placement_of_pipeline"
-# The attribute under which one keeps what calls it in training, where that is not as a whole.
-CALLED_AS = "_called_by_pipeline"
-# The attribute under which one keeps what is known of its own steps; see `custom_steps`.
-CUSTOM_AS = "_own_steps_of_pipeline"
+# Attributes under which a model keeps where it is if it is laid over several devices (`placement`), what calls it in
+# training if not as a whole, and what is known of its own steps (`custom_steps`).
+PLACED_AS, CALLED_AS, CUSTOM_AS = "_placement_of_pipeline", "_called_by_pipeline", "_own_steps_of_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
-# What a step takes of an input.
 Element = TypeVar("Element")
 # What a loop over steps carries from one to the next.
 Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
@@ -56,11 +51,8 @@ Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
 class Replicas:
     """The way in which replicas of a strategy make steps together, which add up by the `collective`.
 
-    With `gradient_bits` 16, gradients travel as bfloat16. `always_fed` promises that no replica is ever without
-    examples, which saves what keeps such a one from counting. `static` promises batches of one shape, and keeps a
-    step's own operations at shapes that are known. `padded`: each replica has one example, and those of the last
-    replicas may only pad the global batch. With `gather` losses are computed on the whole global batch, of `largest`
-    examples; see `GlobalBatch`.
+    `always_fed` promises that no replica is ever without examples, `static` batches of one shape. `padded`: each has
+    one example, which in the last replicas may only pad. With `gather` losses are of all, at most `largest`, examples.
     """
 
     strategy: tf.distribute.Strategy
@@ -76,7 +68,7 @@ class Replicas:
         """The share (0 to 1) of the global batch's examples that count which this replica's batch holds."""
         if not self.padded:
             return tf.cast(size_of(batch), tf.float32) / examples
-        # Of one that has a single example: the first replicas have those that count.
+        # The first replicas have the examples that count.
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
@@ -90,69 +82,48 @@ class Replicas:
         return GlobalBatch(self.collective, batch, share, fed, self.static, self.largest)
 
 
-def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> ReplicaStep:
-    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
-    all_reduce_once(model.optimizer)
-    call, collective = caller(model), replicas.collective
-    apart, shared = _counted_apart(model)
-    moving = normalization.apart(model) if collective.replicas > 1 else []
+def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: set[str] | None = None) -> ReplicaStep:
+    """One step of one replica, which trains the model, or evaluates it, and updates its metrics."""
+    call, collective, optimizer = caller(model), replicas.collective, model.optimizer
+    together = {id(variable) for metric in metrics.on_global_batch(model) for variable in metric.variables}
+    counted = [variable for variable in model.metrics_variables if id(variable) not in together]
+    # The others are shared by replicas, and cannot be put back.
+    apart = [variable for variable in counted if hasattr(variable.value, "values")]
+    moving = normalization.apart(model) if training and collective.replicas > 1 else []
+    if training:
+        all_reduce_once(optimizer)
 
-    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+    def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         # A callback may have changed what is trained, before the step is traced.
         share, variables = replicas.share(batch, examples), model.trainable_variables
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
+        whole = replicas.whole(batch, share)
+        begun = [] if whole.present is None else [tf.convert_to_tensor(variable.value) for variable in apart]
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
-        whole = replicas.whole(batch, share)
-        has_examples = whole.present
-        with of_step(whole), _undone_unless(has_examples, apart):
+        with of_step(whole):
             with marked(xla):
-                with tf.GradientTape() as tape:
-                    y_pred = call(x, training=True)
+                with tf.GradientTape() as tape, contextlib.nullcontext() if training else tape.stop_recording():
+                    y_pred = call(x, training=training)
                     values = losses.weighted(
-                        model, x, y, y_pred, weights, share, training=True, whole=whole if replicas.gather else None
+                        model, x, y, y_pred, weights, share, training, whole if replicas.gather else None
                     )
-                    scaled = model.optimizer.scale_loss(values[0])
-                gradients = tape.gradient(scaled, variables)
-            if replicas.static:
-                # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
-                gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-            # Nothing from a replica without examples may reach the sum: what it divides by is 0.
-            if has_examples is not None:
-                gradients = [gradient if gradient is None else where(has_examples, gradient) for gradient in gradients]
-            changes = normalization.changes(moving, before, share)
-            summed, (values, *changes) = sum_of(collective, gradients, replicas.gradient_bits, [values, *changes])
-            model.optimizer.apply(summed, variables)
-            for variable, value, change in zip(moving, before, changes, strict=True):
-                variable.assign(value + change)
-            if shared and has_examples is not None:
+                    scaled = optimizer.scale_loss(values[0]) if training else values[0]
+                gradients = tape.gradient(scaled, variables) if training else []
+            if training:
+                changes = normalization.changes(moving, before, share)
+                summed, (values, *changes) = sum_of(whole, gradients, replicas.gradient_bits, [values, *changes])
+                optimizer.apply(summed, variables)
+                for variable, value, change in zip(moving, before, changes, strict=True):
+                    variable.assign(value + change)
+            if len(apart) < len(counted) and whole.present is not None:
                 x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return values
+            # What this replica counted holds only where it has examples, without a branch.
+            for variable, value in zip(apart, begun, strict=False):
+                variable.assign(tf.where(whole.present, tf.convert_to_tensor(variable.value), value))
+        return values if training else collective.sum([values])[0]
 
-    return replica_step
-
-
-def validation_steps(model: keras.Model, replicas: Replicas) -> Steps:
-    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
-    call = caller(model)
-    apart, shared = _counted_apart(model)
-
-    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = replicas.share(batch, examples)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
-        whole = replicas.whole(batch, share)
-        has_examples = whole.present
-        with of_step(whole), _undone_unless(has_examples, apart):
-            y_pred = call(x, training=False)
-            values = losses.weighted(
-                model, x, y, y_pred, weights, share, training=False, whole=whole if replicas.gather else None
-            )
-            if shared and has_examples is not None:
-                x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
-            model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return replicas.collective.sum([values])[0]
-
-    return many(replicas.strategy, followed(model, replica_step))
+    return step
 
 
 def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
@@ -163,10 +134,7 @@ def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
 
 @contextlib.contextmanager
 def marked(xla: set[str] | None) -> Iterator[None]:
-    """Inside, XLA compiles what is traced, in as many pieces as other operations leave; `xla` gets the types of those.
-
-    Variables are read, exchanged values added and shapes that depend on values computed outside. None marks nothing.
-    """
+    """Inside, XLA compiles what is traced, but for variables, exchanges and open shapes; `xla` gets what is left."""
     graph = tf.compat.v1.get_default_graph()
     if xla is None or tf.executing_eagerly():
         yield
@@ -193,7 +161,7 @@ def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
 
 
 def losses_by_output(model: keras.Model) -> tuple[str, ...]:
-    """The names of a built model's losses for each output; none where it has one, as in Keras, or steps of its own."""
+    """Returns the names of a built model's losses for each output; none where it has one, or steps of its own."""
     compiled = None if CUSTOM_AS in vars(model) else model._compile_loss
     entries = (compiled and compiled._flat_losses) or ()
     return tuple(f"{entry.name}_loss" for entry in entries) if len(entries) > 1 else ()
@@ -281,24 +249,34 @@ def awaited(batch: Callable[[], Element], after: tf.TensorArray) -> tuple[Elemen
 
 
 def sum_of(
-    collective: Collective[Addend],
+    whole: GlobalBatch,
     gradients: Sequence[Addend | None],
     gradient_bits: int,
     others: Sequence[tf.Tensor] = (),
+    by_share: bool = False,
 ) -> tuple[list[Addend | None], list[tf.Tensor]]:
     """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    narrow = gradient_bits == 16 and collective.replicas > 1
-    sums = collective.sum([*(map(narrowed, present) if narrow else present), *others])
-    wide = [widened(total, addend.dtype) for total, addend in zip(sums, [*present, *others], strict=True)]
+    local = [gradient for gradient in gradients if gradient is not None]
+    if whole.static:
+        # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
+        local = list(map(tf.convert_to_tensor, local))
+    if by_share:
+        local = [mapped(lambda values: values * tf.cast(whole.share, values.dtype), gradient) for gradient in local]
+    if (present := whole.present) is not None:
+        # Nothing from a replica without examples may reach the sum: what it divides by is 0.
+        local = [
+            mapped(lambda values: tf.where(present, values, tf.zeros((), values.dtype)), gradient) for gradient in local
+        ]
+    narrow = gradient_bits == 16 and whole.collective.replicas > 1
+    sums = whole.collective.sum([*(map(narrowed, local) if narrow else local), *others])
+    wide = [widened(total, addend.dtype) for total, addend in zip(sums, [*local, *others], strict=True)]
     totals = iter(wide)
-    return [None if gradient is None else next(totals) for gradient in gradients], wide[len(present) :]
+    return [None if gradient is None else next(totals) for gradient in gradients], wide[len(local) :]
 
 
 def narrowed(gradient: Addend) -> Addend:
     """A gradient in bfloat16, where it is a dense one in float32."""
-    wide = isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
-    return tf.cast(gradient, tf.bfloat16) if wide else gradient
+    return tf.cast(gradient, tf.bfloat16) if tf.is_tensor(gradient) and gradient.dtype == tf.float32 else gradient
 
 
 def widened(gradient: Addend, dtype: tf.DType) -> Addend:
@@ -306,11 +284,11 @@ def widened(gradient: Addend, dtype: tf.DType) -> Addend:
     return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
 
 
-def where(condition: tf.Tensor, gradient: Addend) -> Addend:
-    """The gradient, or zeros where the condition does not hold."""
+def mapped(change: Callable[[tf.Tensor], tf.Tensor], gradient: Addend) -> Addend:
+    """A gradient of which the values, those of its rows where it is sparse, are changed."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(where(condition, gradient.values), gradient.indices, gradient.dense_shape)
-    return tf.where(condition, gradient, tf.zeros((), gradient.dtype))
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
 
 
 def size_of(batch: Batch) -> tf.Tensor:
@@ -328,24 +306,6 @@ def never_empty(batch: Batch) -> Batch:
         return tf.concat([leaf, tf.zeros([missing, *tf.unstack(tf.shape(leaf)[1:])], leaf.dtype)], 0)
 
     return tf.nest.map_structure(fed, batch)
-
-
-def _counted_apart(model: keras.Model) -> tuple[list[keras.Variable], bool]:
-    """(per-replica metric variables, whether there are shared ones, which cannot be rolled back)."""
-    together = {id(variable) for metric in metrics.on_global_batch(model) for variable in metric.variables}
-    apart = [variable for variable in model.metrics_variables if id(variable) not in together]
-    copied = [variable for variable in apart if hasattr(variable.value, "values")]
-    return copied, len(copied) < len(apart)
-
-
-@contextlib.contextmanager
-def _undone_unless(condition: tf.Tensor | None, variables: list[keras.Variable]) -> Iterator[None]:
-    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
-    values = [] if condition is None else [tf.convert_to_tensor(variable.value) for variable in variables]
-    yield
-    if condition is not None:
-        for variable, before in zip(variables, values, strict=True):
-            variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
 
 
 def caller(model: keras.Model) -> Forward:

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import keras
@@ -28,16 +29,18 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> AbstractContextMana
 
     def build(layer: keras.layers.Embedding, input_shape: Sequence[int | None] | None = None) -> None:
         if layer.built or not is_plain(layer):
-            usual(layer, input_shape)
-            return
-        if (count := _shards(layer, servers, min_shard_bytes)) == 1:
+            return usual(layer, input_shape)  # type: ignore[no-any-return]
+        count, size = 1, layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size
+        if min_shard_bytes is not None and not (layer.embeddings_constraint or layer.embeddings_regularizer):
+            count = max(1, min(servers, size // min_shard_bytes, int(layer.input_dim)))
+        if count == 1:
             usual(layer, input_shape)
             # Past Keras's own setter: what is saved of a layer does not know of it.
-            vars(layer)["call"] = _LookUp(layer)
+            vars(layer)["call"] = partial(_looked_up, layer, layer.call)
         else:
             layer.__class__ = _ShardedTable
-            layer._shards = _cut(layer, count)
-            layer.built = True
+            layer._shards, layer.built = _cut(layer, count), True
+        return None
 
     return patched(keras.layers.Embedding, {"build": build})
 
@@ -54,16 +57,23 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
         pieces = f"{cut[0].path} is cut into {len(cut[0]._shards)} shards"
         expected = f"an optimizer that treats each weight by itself, since {pieces}"
         raise ModelError(expected, what, "strategy.min_shard_bytes=null, or train.optimizer=adam")
+    embeddings = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    of_tables = {id(weight) for layer in embeddings for weight in layer.weights}
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
+    odd = "its layer has a constraint or regularizer, or is not a plain Embedding"
     return [
-        f"{variable.path} ({bytes_of(variable):,} bytes) stays whole on one server: {_reason(model, variable)}."
+        f"{variable.path} ({bytes_of(variable):,} bytes) stays whole on one server: "
+        f"{odd if id(variable) in of_tables else 'only embeddings can be cut'}."
         for variable in whole
         if bytes_of(variable) >= 2 * min_shard_bytes
     ]
 
 
-def whole(model: keras.Model, plain: keras.Model) -> keras.Model:
-    """`plain`, the same model made without servers, with the weights and the optimizer's state of `model`."""
+def whole(model: keras.Model, make: Callable[[], keras.Model]) -> keras.Model:
+    """The model; where a layer was built in shards the same one made without servers, with its weights and state."""
+    if not any(isinstance(layer, _ShardedTable) for layer in model._flatten_layers()):
+        return model
+    plain = make()
     for ours, theirs in ((model.variables, plain.variables), (model.optimizer.variables, plain.optimizer.variables)):
         for shards, variable in zip(grouped(ours), theirs, strict=True):
             variable.assign(joined(shards))
@@ -91,28 +101,18 @@ def weights(model: keras.Model) -> list[np.ndarray]:
     return [joined(shards) for shards in grouped(model.weights)]
 
 
-def has_tables(model: keras.Model) -> bool:
-    """True if a layer of `model` was built in shards, as which it is not to be saved."""
-    return any(isinstance(layer, _ShardedTable) for layer in model._flatten_layers())
-
-
 def shards(model: keras.Model) -> list[keras.Variable]:
     """The variables of which a step looks up rows, and never reads the whole."""
     layers = model._flatten_layers()
-    whole = [layer._embeddings for layer in layers if isinstance(vars(layer).get("call"), _LookUp)]
+    whole = [layer._embeddings for layer in layers if getattr(vars(layer).get("call"), "func", None) is _looked_up]
     return [*whole, *(shard for layer in layers if isinstance(layer, _ShardedTable) for shard in layer._shards)]
 
 
-class _LookUp:
-    """The call of an embedding that is whole: rows are looked up where they are held, so that only they travel."""
-
-    def __init__(self, layer: keras.layers.Embedding) -> None:
-        self._layer, self._usual = layer, layer.call
-
-    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        if self._layer.lora_enabled or self._layer.quantization_mode:
-            return self._usual(inputs)
-        return _rows(self._layer, [self._layer._embeddings], inputs)
+def _looked_up(layer: keras.layers.Embedding, usual: Callable[[tf.Tensor], tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    # Where rows of a whole table are held, so that only they travel.
+    if layer.lora_enabled or layer.quantization_mode:
+        return usual(inputs)
+    return _rows(layer, [layer._embeddings], inputs)
 
 
 class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
@@ -125,7 +125,6 @@ class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
 
     @property
     def embeddings(self) -> tf.Tensor:
-        """The whole table, fetched from the servers."""
         return tf.concat([_held(shard) for shard in self._shards], 0)
 
     @classmethod
@@ -167,13 +166,6 @@ def _held(shard: keras.Variable) -> tf.Variable | tf.Tensor:
     return shard.value if shard._value is None else shard._value
 
 
-def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | None) -> int:
-    if min_shard_bytes is None or layer.embeddings_constraint or layer.embeddings_regularizer:
-        return 1
-    size: int = layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size
-    return max(1, min(servers, size // min_shard_bytes, int(layer.input_dim)))
-
-
 def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
     """Returns the layer's shards by rows, the first longer by one where these do not divide, with initial values."""
     whole: list[tf.Tensor] = []
@@ -198,10 +190,3 @@ def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
         )
         for place, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
-
-
-def _reason(model: keras.Model, variable: keras.Variable) -> str:
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.Embedding) and any(weight is variable for weight in layer.weights):
-            return "its layer has a constraint or regularizer, or is not a plain Embedding"
-    return "only embeddings can be cut"

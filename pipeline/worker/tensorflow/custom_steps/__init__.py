@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,17 +24,12 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.custom_steps.watching import (
     Flat,
     Gradients,
-    Metric,
-    Optimizer,
     Result,
     Sources,
-    Values,
-    Variables,
     Watcher,
-    Weights,
     watched,
     watching,
-)  # fmt: skip
+)
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
@@ -46,31 +42,26 @@ FOLLOWED = 1_000
 
 @dataclass(frozen=True)
 class Returned:
-    """Names that a step returns: metrics, whose results run on, and sizes of `values` of the step alone.
-
-    `loss` names what is taken for the step's loss: "loss", else the first name with "loss" in it, else the first of
-    `values`, else of all. `used` are the metrics of whose results the step makes something else.
-    """
+    """Names that a step returns: metrics, whose results run on, and sizes of `values` of the step alone."""
 
     metrics: Mapping[str, Result]
     values: Mapping[str, tuple[int, ...]]
+    # Names what is taken for the step's loss; and the metrics of whose results the step makes something else.
     loss: str
     used: Sequence[keras.metrics.Metric] = ()
 
 
 @dataclass(frozen=True)
 class CustomSteps:
-    """A model's own steps: the optimizers that they apply, and what they return.
-
-    `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`. `sums`:
-    gradients are taken of a sum over examples, which is told.
-    """
+    """A model's own steps: the optimizers that they apply, and what they return; `arrays`: the data are arrays."""
 
     optimizers: tuple[keras.optimizers.Optimizer, ...]
     arrays: bool
     train: Returned
+    # None where nothing evaluates the model, for the reason `untested`.
     test: Returned | None
     untested: str = ""
+    # Are gradients taken of a sum over examples, which is told?
     sums: bool = False
 
 
@@ -82,7 +73,7 @@ def given(batch: Batch, arrays: bool) -> Batch:
 
 
 def flattened(logs: Mapping[str, object]) -> dict[str, tf.Tensor]:
-    """Returns a step's logs with those of dictionaries within it, by their own names, as Keras logs them."""
+    """Returns a step's logs with those of dictionaries within it, by their own names."""
     flat: dict[str, tf.Tensor] = {}
     for name, value in logs.items():
         flat |= flattened(value) if isinstance(value, Mapping) else {name: value}
@@ -96,57 +87,42 @@ def has_own(model: keras.Model) -> bool:
 
 def of(model: keras.Model) -> CustomSteps | None:
     """Returns a built model's own steps; None where they are Keras's."""
-    own: CustomSteps | None = vars(model).get(steps.CUSTOM_AS)
-    return own
+    return vars(model).get(steps.CUSTOM_AS)  # type: ignore[no-any-return]
 
 
 def known(model: keras.Model) -> CustomSteps:
     """Returns the steps of a built model that are its own."""
-    own: CustomSteps = vars(model)[steps.CUSTOM_AS]
-    return own
+    return vars(model)[steps.CUSTOM_AS]  # type: ignore[no-any-return]
 
 
-def training_steps(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.Steps:
-    """A compiled function that trains `model` for a number of steps, its own or Keras's, and updates its metrics.
-
-    The loss of each step is that of the global batch, the same on every replica. With `xla` it is `marked` for XLA. A
-    loss vector of its own steps is [the step's loss, then the numbers of its values in order].
-    """
-    step = steps.followed(model, training_step(model, replicas, xla))
+def compiled_steps(
+    model: keras.Model, replicas: Replicas, training: bool = True, xla: set[str] | None = None
+) -> steps.Steps:
+    """Compiles a number of steps that train `model`, or evaluate it, and update its metrics."""
+    step = steps.followed(model, replica_step(model, replicas, training, xla))
     return steps.many(replicas.strategy, step, partial(_traced, model))
 
 
-def training_step(model: keras.Model, replicas: Replicas, xla: set[str] | None = None) -> steps.ReplicaStep:
-    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
-    own = of(model)
-    if own is None:
-        return steps.training_step(model, replicas, xla)
-    for optimizer in own.optimizers:
+def replica_step(
+    model: keras.Model, replicas: Replicas, training: bool = True, xla: set[str] | None = None
+) -> steps.ReplicaStep:
+    """One step of one replica; of a model's own the loss vector is [the step's loss, then its values]."""
+    if (own := of(model)) is None:
+        return steps.replica_step(model, replicas, training, xla)
+    returned, call = (own.train, model.train_step) if training else (own.test, model.test_step)
+    assert returned is not None, "what cannot be evaluated is not validated"
+    for optimizer in own.optimizers if training else ():
         steps.all_reduce_once(optimizer)
-    moving = normalization.apart(model) if replicas.collective.replicas > 1 else []
+    moving = normalization.apart(model) if training and replicas.collective.replicas > 1 else []
 
-    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+    def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
         with of_step(whole), steps.marked(xla):
-            replica = Replica(whole, fed, replicas.gradient_bits)
-            return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
+            return _Replica(whole, fed, replicas.gradient_bits).values_of(
+                call, given(fed, own.arrays), returned, moving
+            )
 
-    return replica_step
-
-
-def validation_steps(model: keras.Model, replicas: Replicas) -> steps.Steps:
-    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
-    own = of(model)
-    if own is None:
-        return steps.validation_steps(model, replicas)
-
-    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        assert own.test is not None, "what cannot be evaluated is not validated"
-        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
-        with of_step(whole):
-            return Replica(whole, fed).values_of(model.test_step, given(fed, own.arrays), own.test)
-
-    return steps.many(replicas.strategy, steps.followed(model, replica_step), watched)
+    return step
 
 
 @contextlib.contextmanager
@@ -155,33 +131,24 @@ def _traced(model: keras.Model) -> Iterator[None]:
         yield
 
 
-class Replica(Watcher):
+class _Replica(Watcher):
     """Watches a step of a replica that has a part of the `whole` global batch, and is fed with a `batch`."""
 
-    def __init__(self, whole: GlobalBatch, batch: Batch, gradient_bits: int = 32) -> None:
+    def __init__(self, whole: GlobalBatch, batch: Batch, gradient_bits: int) -> None:
         super().__init__()
-        self._collective, self._share, self._static = whole.collective, whole.share, whole.static
-        self._always_fed, self._gradient_bits = whole.present is None, gradient_bits
+        self._whole, self._collective, self._share = whole, whole.collective, whole.share
+        self._gradient_bits = gradient_bits
         # Examples here where that is known beforehand, as where batches are of one size.
-        self._examples = tf.nest.flatten(batch)[0].shape[0]
-        self._alone = whole.collective.replicas == 1
+        self._examples, self._alone = tf.nest.flatten(batch)[0].shape[0], whole.collective.replicas == 1
         # Sums over replicas, and the number that each metric was given last.
-        self._summed: list[tf.Tensor] = []
-        self._numbers: dict[int, tf.Tensor] = {}
+        self._summed, self._numbers = list[tf.Tensor](), dict[int, tf.Tensor]()
         # The metrics whose results are to be those over all replicas; none while such a result is made.
         self._used: list[keras.metrics.Metric] = []
 
     def values_of(
-        self,
-        step: Callable[[Batch], Mapping[str, tf.Tensor]],
-        batch: Batch,
-        returned: Returned,
-        moving: Sequence[keras.Variable] = (),
+        self, step: Callable[[Batch], Any], batch: Batch, returned: Returned, moving: Sequence[keras.Variable]
     ) -> tf.Tensor:
-        """[the step's loss, then its values], float32, of the global batch.
-
-        `moving` variables, which each replica updates by its own examples, get the mean of what replicas make of them.
-        """
+        """[the step's loss, then its values], float32, of the global batch; `moving` get the mean over replicas."""
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
@@ -197,37 +164,43 @@ class Replica(Watcher):
         return summed
 
     def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
-        """Gradients of variables are those of the global batch; of all else, of what is here."""
+        # Those of variables are of the global batch; of all else, of what is here.
         gradients, flat_sources = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
         here = [isinstance(source, keras.Variable | tf.Variable) for source in flat_sources]
         packed: Gradients = tf.nest.pack_sequence_as(sources, self._totals(gradients, here))
         return packed
 
-    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
-        """Applies gradients of the global batch, and adds up what is not made of such alone."""
+    def apply(self, optimizer: object, call: Callable[[Flat], None], gradients: Flat, variables: object) -> None:
+        # What is not made of sums over replicas alone is added up.
         gradients = list(gradients)
         call(self._totals(gradients, [one is not None and not self._is_total(one) for one in gradients]))
 
-    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
-        """Updates a metric whose state is to add up over replicas to one device's."""
+    def update(
+        self, metric: keras.metrics.Metric, call: Callable[[], None], values: Sequence[Nested[tf.Tensor]], weights: Any
+    ) -> None:
         if values and not tf.nest.is_nested(values[0]):
             self._numbers[id(metric)] = values[0]
         # A number weighed by a count of what is here, as Keras's own loss is, adds up as it is.
         counted = weights is not None and tf.get_static_value(tf.convert_to_tensor(weights)) is None
         adds_up = counted or any(self._of_examples(leaf) for leaf in tf.nest.flatten(values) if leaf is not None)
-        if self._alone or (adds_up and self._always_fed):
+        if self._alone or (adds_up and self._whole.present is None):
             return call()
         before = [tf.convert_to_tensor(variable.value) for variable in metric.variables]
         with keras.StatelessScope(zip(metric.variables, before, strict=True)) as scope:
             call()
         for variable, value in zip(metric.variables, before, strict=True):
             change = scope.get_current_value(variable) - value
-            change = change if adds_up else self._by_share(change)
+            if not adds_up and change.dtype.is_floating:
+                change *= tf.cast(self._share, change.dtype)
+            elif not adds_up:
+                # Integers count on the first replica alone.
+                number = tf.distribute.get_replica_context().replica_id_in_sync_group
+                change = tf.where(tf.equal(number, 0), change, tf.zeros((), change.dtype))
             variable.assign_add(tf.where(self._share > 0, change, tf.zeros((), change.dtype)))
         return None
 
     def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
-        """A metric's result; where the step makes something of it, that of the sums of all replicas' states."""
+        # Where the step makes something of it, that of the sums of all replicas' states.
         if not any(metric is one for one in self._used):
             return call()
         summed = [variable for variable in metric.variables if variable.aggregation == "sum"]
@@ -239,7 +212,6 @@ class Replica(Watcher):
             return call()
 
     def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
-        """A loss whose value times the share adds up to the global batch's."""
         if self._alone or getattr(loss, "reduction", None) in ("none", None):
             return loss(*values)
         return losses.ExactLoss(loss, self._collective)(*values)
@@ -247,19 +219,11 @@ class Replica(Watcher):
     def _totals(self, gradients: Flat, here: Sequence[bool]) -> list[Addend | None]:
         """Gradients, of which those of what is `here` have become those of the global batch."""
         parts = [gradient if is_here else None for gradient, is_here in zip(gradients, here, strict=True)]
-        local = [part for part in parts if part is not None]
-        if self._static:
-            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
-            local = [tf.convert_to_tensor(gradient) for gradient in local]
-        if not self._alone and local:
-            local = [_times(gradient, self._share) for gradient in local]
-            if not self._always_fed:
-                local = [steps.where(self._share > 0, gradient) for gradient in local]
-            local, _ = steps.sum_of(self._collective, local, self._gradient_bits)
+        if any(part is not None for part in parts):
+            parts, _ = steps.sum_of(self._whole, parts, self._gradient_bits, by_share=not self._alone)
         # Kept, so that no other tensor is taken for one of them.
-        self._summed += map(_values, local)
-        totals = iter(local)
-        return [gradient if part is None else next(totals) for gradient, part in zip(gradients, parts, strict=True)]
+        self._summed += [_values(part) for part in parts if part is not None]
+        return [gradient if part is None else part for gradient, part in zip(gradients, parts, strict=True)]
 
     def _is_total(self, gradient: Addend) -> bool:
         """True if it is made of sums over replicas, variables and constants alone, and so the same on all replicas."""
@@ -272,29 +236,22 @@ class Replica(Watcher):
             if id(tensor) in sums or id(tensor) in followed or tensor.dtype == tf.resource:
                 continue
             followed.add(id(tensor))
-            if not _is_sure(tensor.op):
+            kind = tensor.op.type
+            if kind in ("Placeholder", "PlaceholderWithDefault") or kind.startswith("StatelessRandom"):
+                return False
+            if kind != "ReadVariableOp" and tensor.op.op_def.is_stateful:
                 return False
             ahead += tensor.op.inputs
         return not ahead
 
-    def _by_share(self, change: tf.Tensor) -> tf.Tensor:
-        """Scales what a number of the batch changes of a metric's state; integers count on the first replica alone."""
-        if change.dtype.is_floating:
-            return change * tf.cast(self._share, change.dtype)
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.where(tf.equal(number, 0), change, tf.zeros((), change.dtype))
-
     def _of_examples(self, leaf: tf.Tensor) -> bool:
         """True if a tensor holds this replica's examples, or several values of each, along its first axis."""
-        if not hasattr(leaf, "shape"):
-            return False
-        shape = tf.TensorShape(leaf.shape)
-        if shape.rank is None or not shape.rank:
+        shape = tf.TensorShape(getattr(leaf, "shape", ()))
+        if not shape.rank:
             return shape.rank is None
         return shape[0] is None or (self._examples is not None and shape[0] % max(1, self._examples) == 0)
 
     def _loss(self, value: tf.Tensor) -> tf.Tensor:
-        """The step's loss: where it is a metric's, the number that this was given."""
         result = self.metric_of(value)
         return tf.reduce_mean(_mean(value if result is None else self._numbers.get(id(result[0]), value)))
 
@@ -306,7 +263,7 @@ def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None]:
+def _in_words(step: object) -> Iterator[None]:
     """Inside, what TensorFlow says of sums over replicas where there can be none is said as a `ModelError`."""
     try:
         yield
@@ -321,18 +278,5 @@ def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None
         ) from error
 
 
-def _times(gradient: Addend, share: tf.Tensor) -> Addend:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, share), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(share, gradient.dtype)
-
-
 def _values(gradient: Addend) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _is_sure(operation: tf.Operation) -> bool:
-    """True if an operation gives the same on all replicas where its inputs are the same."""
-    if operation.type in ("Placeholder", "PlaceholderWithDefault") or operation.type.startswith("StatelessRandom"):
-        return False
-    return operation.type == "ReadVariableOp" or not operation.op_def.is_stateful

@@ -6,6 +6,7 @@ way of building: nothing is computed, assigned or drawn, and what layers they ca
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,19 +17,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.custom_steps import CustomSteps, Returned, flattened, given, known
-from pipeline.worker.tensorflow.custom_steps.watching import (
-    Flat,
-    Gradients,
-    Metric,
-    Optimizer,
-    Sources,
-    Values,
-    Variables,
-    Watcher,
-    Weights,
-    watched,
-    watching,
-)  # fmt: skip
+from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import CUSTOM_AS
@@ -67,8 +56,8 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     vars(model)[CUSTOM_AS] = CustomSteps(tuple(look.applied), arrays, train, test, untested)
 
 
-def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
-    """Returns a note on a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
+def sums_over_examples(model: keras.Model, batch: Batch) -> list[str]:
+    """Returns a note on a built model that takes gradients of a sum over examples, tried on made-up ones; else none."""
     own = known(model)
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
 
@@ -81,19 +70,17 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
     try:
         tries = reduction.on_pieces(tried, reduction.made_up(batch, reduction.SEEDS[0]))
     except Exception:  # whatever a person's code raises on made-up examples
-        return None
-    for whole, first, second, doubled in zip(*tries, strict=False):
-        rule = reduction.reduction_of(whole, first, second)
-        if rule is Reduction.SUM or (
-            rule is Reduction.NEITHER and reduction.reduction_of(doubled, first, first) is Reduction.SUM
-        ):
+        return []
+    for values in zip(*tries, strict=False):
+        rule = reduction.reduction_of(values[:3])
+        if Reduction.SUM in (rule, rule is Reduction.NEITHER and reduction.of_doubled(values)):
             vars(model)[CUSTOM_AS] = dataclasses.replace(own, sums=True)
-            return (
+            return [
                 f"Expected a train_step that takes gradients of a mean over examples, received a sum in that of "
                 f"{type(model).__name__}: each replica's counts by its share of the examples, so that over several it "
                 f"is as many times smaller than on one device. Try ops.mean over the first axis."
-            )
-    return None
+            ]
+    return []
 
 
 def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[keras.KerasTensor]) -> Returned:
@@ -138,44 +125,41 @@ class _Look(Watcher):
         self.applied: dict[keras.optimizers.Optimizer, list[keras.Variable]] = {}
         self.logs: Mapping[str, tf.Tensor] = {}
         self.updated: list[keras.metrics.Metric] = []
+        # The metrics of whose results something else has been made; what gradients of variables are taken of.
         self.used: list[keras.metrics.Metric] = []
-        # What gradients of variables are taken of.
         self.targets: list[tf.Tensor] = []
 
     def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
         with watching(self):
             self.logs = step(batch)
         # While its graph is there.
-        self.used = self.made_into_others()
+        symbols = [pair for pair in self.results if tf.is_symbolic_tensor(pair[0])]
+        self.used = list({id(metric): metric for tensor, (metric, _) in symbols if tensor.consumers()}.values())
         return ()
 
     def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
-        """Zeros for variables, which may not be there yet."""
-        flat = tf.nest.flatten(sources)
-        if any(map(_is_variable, flat)):
+        # Zeros for variables, which may not be there yet.
+        flat, kinds = tf.nest.flatten(sources), (keras.Variable, tf.Variable)
+        if any(isinstance(source, kinds) for source in flat):
             self.targets += tf.nest.flatten(target)
-        others = iter(call([source for source in flat if not _is_variable(source)]) or ())
-        zeros = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
+        others = iter(call([source for source in flat if not isinstance(source, kinds)]) or ())
+        zeros = [tf.zeros(source.shape, source.dtype) if isinstance(source, kinds) else next(others) for source in flat]
         packed: Gradients = tf.nest.pack_sequence_as(sources, zeros)
         return packed
 
-    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
+    def apply(self, optimizer: keras.optimizers.Optimizer, call: Any, gradients: Any, variables: Any) -> None:
         trained = self.applied.setdefault(optimizer, [])
         trained += [variable for variable in variables or () if not any(variable is one for one in trained)]
 
-    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
-        """Updates the metric, which builds it, in a scope of its own: what is in a condition stays in there."""
+    def update(self, metric: keras.metrics.Metric, call: Callable[[], None], values: Any, weights: Any) -> None:
+        # This builds it, in a scope of its own: what is in a condition stays in there.
         self.updated.append(metric)
         with keras.StatelessScope():
             call()
 
     def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
-        """The loss as it is; a sum over examples, which is put right where it is called, as their mean."""
+        # A sum over examples, which is put right where it is called, as their mean.
         value = loss(*values)
         if getattr(loss, "reduction", None) != "sum":
             return value
         return value / tf.cast(tf.shape(tf.nest.flatten(values)[0])[0], value.dtype)
-
-
-def _is_variable(source: object) -> bool:
-    return isinstance(source, keras.Variable | tf.Variable)

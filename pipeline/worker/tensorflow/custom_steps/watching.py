@@ -19,65 +19,29 @@ from pipeline.worker.tensorflow.collective import Addend
 
 # A metric, and the name of its result's part where that is a dictionary.
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
-# What steps call methods of, and what they give these.
-Optimizer: TypeAlias = keras.optimizers.Optimizer
-Metric: TypeAlias = keras.metrics.Metric
+# What `Optimizer.apply` is given.
 Flat: TypeAlias = Sequence[Addend | None]
-Variables: TypeAlias = Sequence[keras.Variable] | None
-Values: TypeAlias = Sequence[Nested[tf.Tensor]]
-Weights: TypeAlias = tf.Tensor | float | None
 # What `GradientTape.gradient` gives, and what it takes them of.
 Gradients: TypeAlias = Nested[Addend | None]
 Sources: TypeAlias = Nested[tf.Tensor | tf.Variable | keras.Variable]
 
 
 class Watcher:
-    """Answers what a step calls: as it would be, unless a subclass does otherwise.
-
-    `call` is what was called, which takes other arguments if need be.
-    """
+    """Answers what a step calls, given that `call`: its subclasses have `gradient`, `apply`, `update` and `loss`."""
 
     def __init__(self) -> None:
-        self._results: list[tuple[tf.Tensor, Result]] = []
+        self.results: list[tuple[tf.Tensor, Result]] = []
 
-    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
-        """`GradientTape.gradient` of a target, a loss as a rule."""
-        return call(sources)
-
-    def apply(self, optimizer: Optimizer, call: Callable[[Flat], None], gradients: Flat, variables: Variables) -> None:
-        """`Optimizer.apply`."""
-        call(gradients)
-
-    def update(self, metric: Metric, call: Callable[[], None], values: Values, weights: Weights) -> None:
-        """`Metric.update_state`; `weights` are the sample's, `values` all else that it is given."""
-        call()
-
-    def loss(self, loss: keras.losses.Loss, *values: tf.Tensor) -> tf.Tensor:
-        """A loss that is called on labels, predictions and weights."""
-        return loss(*values)
-
-    def result(self, metric: Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+    def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
         """`Metric.result`."""
         return call()
 
-    def noted(self, metric: Metric, value: Nested[tf.Tensor]) -> None:
-        """Remembers what a metric has given; of one within another, the inner one comes first."""
-        parts = value.items() if isinstance(value, dict) else [(None, value)]
-        self._results += [(tensor, (metric, name)) for name, tensor in parts if self.metric_of(tensor) is None]
-
     def metric_of(self, value: tf.Tensor) -> Result | None:
         """The metric that has given a value; None where none has."""
-        return next((result for tensor, result in self._results if tensor is value), None)
-
-    def made_into_others(self) -> list[keras.metrics.Metric]:
-        """The metrics of whose results something else has been made."""
-        metrics = [
-            metric for tensor, (metric, _) in self._results if tf.is_symbolic_tensor(tensor) and tensor.consumers()
-        ]
-        return list({id(metric): metric for metric in metrics}.values())
+        return next((result for tensor, result in self.results if tensor is value), None)
 
 
-_watcher: OfThread[Watcher | None] = OfThread(None)
+_watcher: OfThread[Any] = OfThread(None)
 
 
 def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]:
@@ -97,7 +61,6 @@ def watched() -> contextlib.AbstractContextManager[None]:
 
 
 def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what is called in place of `call`: that itself where no watcher answers."""
 
     def instead(owner: object, *values: object, **named: object) -> object:
         watcher = _watcher.value
@@ -117,32 +80,18 @@ def kinds(owner: type) -> set[type]:
     return family
 
 
-def _gradient(
-    watcher: Watcher,
-    call: Callable[..., Gradients],
-    tape: tf.GradientTape,
-    target: tf.Tensor,
-    sources: Sources,
-    *rest: object,
-    **named: object,
-) -> Gradients:
+def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: Sources, *rest: Any, **named: Any) -> Any:
     # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
     with watching(None):
         return watcher.gradient(lambda variables: call(tape, target, variables, *rest, **named), target, sources)
 
 
-def _apply(
-    watcher: Watcher,
-    call: Callable[..., None],
-    optimizer: Optimizer,
-    grads: Flat,
-    trainable_variables: Variables = None,
-) -> None:
+def _apply(watcher: Any, call: Any, optimizer: object, grads: Flat, trainable_variables: object = None) -> None:
     with watching(None):
         watcher.apply(optimizer, lambda sums: call(optimizer, sums, trainable_variables), grads, trainable_variables)
 
 
-def _update(watcher: Watcher, call: Callable[..., None], metric: Metric, *values: object, **named: object) -> None:
+def _update(watcher: Any, call: Any, metric: keras.metrics.Metric, *values: Any, **named: Any) -> Any:
     # One made of others leaves it to them; one whose state is no sum sees the whole global batch, see `metrics.py`.
     if not getattr(metric, "_variables", None) or "update_state" in vars(metric):
         return call(metric, *values, **named)
@@ -154,29 +103,21 @@ def _update(watcher: Watcher, call: Callable[..., None], metric: Metric, *values
         return watcher.update(metric, lambda: call(metric, *values, **named), others, weights)
 
 
-def _result(
-    watcher: Watcher, call: Callable[..., Nested[tf.Tensor]], metric: keras.metrics.Metric
-) -> Nested[tf.Tensor]:
+def _result(watcher: Watcher, call: Any, metric: keras.metrics.Metric) -> Nested[tf.Tensor]:
     value = watcher.result(metric, lambda: call(metric))
-    watcher.noted(metric, value)
+    parts = value.items() if isinstance(value, dict) else [(None, value)]
+    # Of one within another, the inner one comes first.
+    watcher.results += [(tensor, (metric, name)) for name, tensor in parts if watcher.metric_of(tensor) is None]
     return value
 
 
-def _loss(
-    watcher: Watcher, call: Callable[..., tf.Tensor], loss: keras.losses.Loss, *values: object, **named: object
-) -> tf.Tensor:
+def _loss(watcher: Any, call: Any, loss: keras.losses.Loss, *values: Any, **named: Any) -> Any:
     both = [*values, *(named[name] for name in ("y_true", "y_pred", "sample_weight") if name in named)]
     with watching(None):
         return watcher.loss(loss, *both)
 
 
-def _function(
-    watcher: Watcher,
-    call: Callable[..., object],
-    function: tf.types.experimental.PolymorphicFunction,
-    *values: object,
-    **named: object,
-) -> object:
+def _function(watcher: Any, call: Any, function: Any, *values: Any, **named: Any) -> Any:
     if not function._autograph:
         return function.python_function(*values, **named)
     with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):

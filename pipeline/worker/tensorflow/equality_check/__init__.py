@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -33,19 +34,17 @@ MOST_LAYERS, MOST_WITH_GRADIENTS = 750, 250
 MOST_ELEMENTS, QUICK_SECONDS = 20_000_000, 0.5
 # Seconds, of the clock and of a core, after which a forward pass is given up.
 LONG_SECONDS = 1.0
-# Layers that add up the rounding of one tolerance.
-LAYERS_OF_TOLERANCE = 20
-# What sums in another order leave, by the type that a model computes in, as a share of what is compared.
+# What sums in another order leave, by the type that a model computes in, as a share of what is compared; so many layers
+# add up to one of these.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+LAYERS_OF_TOLERANCE = 20
 # What differs is told where it is so many times what a disturbance of the last digits makes of it on one device.
 TIMES_NOISE = 30.0
-# Where all but gradients is equal, so far apart they may be: rounding switches a unit of a deep model on or off, like
-# one of ReLU whose input is about 0, and all gradients before it change by its part.
+# Where all but gradients is equal, so far apart they may be: rounding switches a unit of a deep model, like one of ReLU
+# whose input is about 0, and all gradients before it change by its part.
 SWITCHED = 1e-2
-# Of a tensor that is next to nothing beside others of its kind, element by element, the others' size counts.
-LEAST_SHARE = 1e-4
-# Of a loss or a metric next to 0.
-LEAST = 1e-6
+# Of a tensor that is next to nothing beside others of its kind, the others' size counts; of a number next to 0, this.
+LEAST_SHARE, LEAST = 1e-4, 1e-6
 # What to try with a loss of a step of a model's own, which is not gathered.
 GATHERED = "compile(loss=...) or compute_loss, with train.gather=true, in place of train_step"
 SUMMED = (
@@ -61,10 +60,7 @@ Made = TypeVar("Made")
 
 
 def check(loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, examples: Examples) -> Check:
-    """Compares a step of all replicas on a few `examples` with one device's; all processes call it together.
-
-    Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
-    """
+    """Compares a step of all replicas with one device's, or says why not; all processes call it together."""
     began = time.perf_counter()
     try:
         result = _Comparison(loop, collective, where).made(examples)
@@ -74,8 +70,6 @@ def check(loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, example
 
 
 class _Comparison:
-    """One small batch, and what becomes of it."""
-
     def __init__(self, loop: Loop, collective: Pausable[Addend], where: ReplicaPlace) -> None:
         self._loop, self._collective, self._where = loop, collective, where
         self._trials = Trials(loop, collective)
@@ -99,37 +93,35 @@ class _Comparison:
         edges = [min(edge, _count(local)) for edge in itertools.accumulate(own_shares, initial=0)]
         parts = list(pieces(local, edges))
         whole = self._whole(local, parts)
-        one = self._together(lambda: self._forward(whole, parts))
+
+        def forward() -> Trial:
+            trials.with_gradients = self._own is not None
+            until = time.perf_counter() + LONG_SECONDS
+            # What a process's replicas do is tried beforehand.
+            for part in parts if where.processes > 1 else ():
+                if _count(part):
+                    trials.on_one(part, until=until)
+            return trials.on_one(whole, until=until) if where.chief else Trial()
+
+        one = self._together(forward)
         if self._own is None:
             quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
             trials.with_gradients = bool(self._told(FULL * quick)[0])
             if trials.with_gradients:
-                forward = one
-                one = self._together(lambda: trials.on_one(whole) if where.chief else forward)
-        if where.processes == 1:
-            replicas = self._together(lambda: trials.on_all(_count(whole), parts))
-        else:
-            # Others would wait for ever for one that failed; what may fail has been tried.
-            replicas = trials.on_all(_count(whole), parts)
+                one = self._together(lambda: trials.on_one(whole) if where.chief else Trial())
+        on_all = partial(trials.on_all, _count(whole), parts)
+        # Others would wait for ever for one that failed; what may fail has been tried.
+        replicas = self._together(on_all) if where.processes == 1 else on_all()
         if not where.chief:
             return Check("not made", unsaid="the first process compares")
         return self._compared(replicas, one, whole, [*edges, _count(whole)])
 
-    def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
-        """A step of one device, of Keras's own without gradients; what a process's replicas do is tried beforehand."""
-        self._trials.with_gradients = self._own is not None
-        until = time.perf_counter() + LONG_SECONDS
-        for part in parts if self._where.processes > 1 else ():
-            if _count(part):
-                self._trials.on_one(part, until=until)
-        return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
-
     def _compared(self, replicas: Trial, one: Trial, whole: Batch, edges: list[int]) -> Check:
         unsaid = "" if self._trials.with_gradients else WITHOUT
-        if differing := differences(replicas, one, self._tolerance):
+        if differing := _differences(replicas, one, self._tolerance):
             try:
                 disturbed = self._trials.on_one(whole, np.random.default_rng(0))
-                differing = differences(replicas, one, self._tolerance, disturbed)
+                differing = _differences(replicas, one, self._tolerance, disturbed)
             except Exception as error:
                 raise ModelError(told(error)) from error
         if not differing:
@@ -137,8 +129,8 @@ class _Comparison:
         # The names of layers in the order of their calls, on each replica.
         outputs = [of_one for trial in (replicas, one, disturbed) for of_one in trial.outputs.values()]
         aligned = len({tuple(name for name, _ in of_one) for of_one in outputs}) == 1
-        layer = first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
-        cause, advice = explained(differing, layer, aligned, self._own is not None)
+        layer = _first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
+        cause, advice = _explained(differing, layer, aligned, self._own is not None)
         # Has a note at build time told of the loss that makes such differences where no layer does?
         kinds, is_noted = {difference.what for difference in differing}, aligned and layer is None
         if self._own is None:
@@ -154,15 +146,9 @@ class _Comparison:
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(local)):
             raise ModelError("examples of text do not travel between processes")
         strategy = self._loop.strategy
-
-        def gathered(part: Batch) -> Batch:
-            return GlobalBatch(self._collective, part, tf.constant(1.0)).of(part)
-
-        whole: Batch = tf.nest.map_structure(
-            lambda leaf: strategy.experimental_local_results(leaf)[0],
-            strategy.run(gathered, args=(by_replica(strategy, parts),)),
-        )
-        return whole
+        all_of = partial(GlobalBatch, self._collective, share=tf.constant(1.0))
+        gathered = strategy.run(lambda part: all_of(batch=part).of(part), args=(by_replica(strategy, parts),))
+        return tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[0], gathered)
 
     def _together(self, what: Callable[[], Made]) -> Made:
         """Calls something in this process. Raises `ModelError` in all processes where it failed in one."""
@@ -189,24 +175,21 @@ def _count(batch: Batch) -> int:
     return int(tf.nest.flatten(batch)[0].shape[0])
 
 
-def explained(differences: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
-    """(what most likely makes the differences, what to try), in a sentence each, of a model whose steps are its `own`
-    or Keras's.
-
-    `layer` is the first one whose output differs; where what layers return could not be `aligned`, it is not known.
-    """
+def _explained(differences: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
+    """(what most likely makes the differences, what to try); the first `layer` that differs is known if `aligned`."""
     kinds = {difference.what: difference for difference in reversed(differences)}
+    gather = GATHERED if own else "train.gather=true"
+    meant = "or train.check=off, if each replica's own part of the batch is what it is meant to see."
     if layer is not None:
         return (
             f"It begins in layer {layer.name}, which does not treat each example by itself.",
             "Try a layer that does, or keras.layers.BatchNormalization, whose statistics are those of the global "
-            "batch; or train.check=off, if each replica's own part of the batch is what it is meant to see.",
+            f"batch; {meant}",
         )
     if "loss" in kinds and aligned:
         return (
             "Layers return the same: the loss is no mean over examples, such as one over pairs of them.",
-            f"Try {GATHERED if own else 'train.gather=true'}, or train.check=off, if each replica's own part of the "
-            f"batch is what it is meant to see.",
+            f"Try {gather}, {meant}",
         )
     if "loss" not in kinds and "gradient" not in kinds and "state" in kinds:
         return (
@@ -228,14 +211,13 @@ def explained(differences: list[Difference], layer: Difference | None, aligned: 
         )
     return (
         "Something in it depends on the other examples of a batch.",
-        f"Try {GATHERED if own else 'train.gather=true'} for a loss, keras.layers.BatchNormalization for a "
-        f"normalization; or train.check=off.",
+        f"Try {gather} for a loss, keras.layers.BatchNormalization for a normalization; or train.check=off.",
     )
 
 
-def differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
+def _differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
     """Lists what differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
-    candidates = [*_of_numbers(all_replicas, one, disturbed), *_of_tensors(all_replicas, one, disturbed)]
+    candidates = _candidates(all_replicas, one, disturbed)
     differing = [difference for difference, noise in candidates if _is_told(difference.relative, noise, tolerance)]
     switched = all(
         difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
@@ -244,13 +226,10 @@ def differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Tr
     return [] if switched else differing
 
 
-def first_layer(
+def _first_layer(
     all_replicas: Trial, one: Trial, edges: Sequence[int], tolerance: float, disturbed: Trial
 ) -> Difference | None:
-    """The first layer whose output differs: what it was given, which earlier ones returned, does not.
-
-    `edges` are those of the examples of replicas here, then comes how many all have.
-    """
+    """The first layer whose output differs; after the `edges` of replicas here comes how many examples all have."""
     (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
     for place, (name, _) in enumerate(whole):
         worst, noise = 0.0, 0.0
@@ -258,39 +237,32 @@ def first_layer(
             for leaf, of_one, of_noise in zip(outputs[place][1], whole[place][1], noisy[place][1], strict=False):
                 expected, other = (_rows_of(tensor, leaf, edges, number) for tensor in (of_one, of_noise))
                 if expected is not None and other is not None:
-                    size = _size(expected)
-                    worst = max(worst, _apart(leaf.numpy(), expected, size))
-                    noise = max(noise, _apart(other, expected, size))
+                    worst = max(worst, _apart(leaf.numpy(), expected))
+                    noise = max(noise, _apart(other, expected))
         if _is_told(worst, noise, tolerance):
             return Difference("output", name, worst)
     return None
 
 
-def _of_numbers(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
-    """Losses and metrics, each with what noise makes of it."""
-    for (what, name), expected in one.numbers.items():
-        ours = all_replicas.numbers[what, name]
-        noisy = expected if disturbed is None else disturbed.numbers[what, name]
-        size = max(abs(ours), abs(expected), LEAST)
-        apart, noise = (_apart(np.array(value), np.array(expected), size) for value in (ours, noisy))
-        yield Difference(what, name, _told(apart), ours, expected), noise
-
-
-def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
-    """State and gradients, each with what noise makes of it."""
-    for path, expected_copies in one.state.items():
-        copies, noisy = all_replicas.state.get(path, []), [] if disturbed is None else disturbed.state[path]
-        size = _size(expected_copies[0])
-        apart = max((_apart(copy, expected_copies[0], size) for copy in copies), default=np.inf)
-        noise = max((_apart(value, expected_copies[0], size) for value in noisy), default=0.0)
+def _candidates(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
+    """Losses, metrics, state and gradients, each with what noise makes of it."""
+    for (what, name), number in one.numbers.items():
+        of_all = all_replicas.numbers[what, name]
+        of_noise = number if disturbed is None else disturbed.numbers[what, name]
+        size = max(abs(of_all), abs(number), LEAST)
+        apart, noise = (_apart(np.array(value), np.array(number), size) for value in (of_all, of_noise))
+        yield Difference(what, name, _told(apart), of_all, number), noise
+    for path, (expected_copy, *_) in one.state.items():
+        noisy_copies = [] if disturbed is None else disturbed.state[path]
+        apart = max((_apart(copy, expected_copy) for copy in all_replicas.state.get(path, [])), default=np.inf)
+        noise = max((_apart(value, expected_copy) for value in noisy_copies), default=0.0)
         yield Difference("state", path, _told(apart)), noise
     pairs, arrays = list[tuple[Difference, float]](), list(map(_values, one.gradients.values()))
     # The root of the mean square of all elements.
-    mean_square = sum(_size(array) ** 2 for array in arrays) / max(sum(array.size for array in arrays), 1)
-    typical = float(mean_square**0.5)
-    for path, gradient in one.gradients.items():
-        gradients = [all_replicas.gradients[path], gradient]
-        ours, expected, *noisy = _aligned(gradients if disturbed is None else [*gradients, disturbed.gradients[path]])
+    typical = float((sum(_size(array) ** 2 for array in arrays) / max(sum(array.size for array in arrays), 1)) ** 0.5)
+    for path in one.gradients:
+        trials = [all_replicas, one] if disturbed is None else [all_replicas, one, disturbed]
+        ours, expected, *noisy = _aligned([trial.gradients[path] for trial in trials])
         size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
         noise = _apart(noisy[0], expected, size) if noisy else 0.0
         pairs.append((Difference("gradient", path, _told(_apart(ours, expected, size))), noise))
@@ -308,17 +280,16 @@ def _told(apart: float) -> float | None:
     return float(apart) if np.isfinite(apart) else None
 
 
-def _apart(ours: np.ndarray, expected: np.ndarray, size: float) -> float:
+def _apart(ours: np.ndarray, expected: np.ndarray, size: float | None = None) -> float:
     """Returns how far two are apart, in shares of a size; infinite where one has no number and the other one has."""
+    size = _size(expected) if size is None else size
     ours, expected = _as_float(ours), _as_float(expected)
     if ours.shape != expected.shape:
         return np.inf
     apart = _size(ours - expected)
     if not np.isfinite(apart):
         finite = np.isfinite(ours)
-        if (finite != np.isfinite(expected)).any():
-            return np.inf
-        apart = _size((ours - expected)[finite])
+        apart = _size((ours - expected)[finite]) if (finite == np.isfinite(expected)).all() else np.inf
     return apart / max(size, float(np.finfo(np.float32).tiny))
 
 
@@ -338,21 +309,18 @@ def _values(gradient: Addend) -> np.ndarray:
 
 def _aligned(gradients: Sequence[Addend]) -> list[np.ndarray]:
     """Gradients as arrays of one shape; of those of tables, the rows that any of them has."""
+    values = list(map(_values, gradients))
     if not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        return [_values(gradient) for gradient in gradients]
-    as_rows = [_rows(gradient) for gradient in gradients]
-    numbers = np.unique(np.concatenate([rows for rows, _ in as_rows]))
-    arrays = []
-    for rows, values in as_rows:
-        dense = np.zeros((len(numbers), *values.shape[1:]))
-        np.add.at(dense, np.searchsorted(numbers, rows), values)
-        arrays.append(dense)
+        return values
+    rows = [
+        np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(array))
+        for gradient, array in zip(gradients, values, strict=True)
+    ]
+    numbers = np.unique(np.concatenate(rows))
+    arrays = [np.zeros((len(numbers), *array.shape[1:])) for array in values]
+    for array, own_rows, own_values in zip(arrays, rows, values, strict=True):
+        np.add.at(array, np.searchsorted(numbers, own_rows), own_values)
     return arrays
-
-
-def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
-    values = _values(gradient)
-    return (np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(values))), values
 
 
 def _rows_of(whole: tf.Tensor, part: tf.Tensor, edges: Sequence[int], number: int) -> np.ndarray | None:

@@ -1,14 +1,14 @@
 """Makes a training step for the sake of what it would do: on all replicas, or on one device, with nothing changed.
 
-A step of Keras's is run at once, operation by operation: tracing it takes longer than running it once. What replicas
-add up in a person's own step is found out while that is traced, with batches of open sizes; so it is traced here too,
-and run once. An optimizer that is asked to apply gradients keeps them, and what is assigned is put back.
+A step of Keras's is run at once: tracing it takes longer than running it once. A person's own is traced with batches of
+open sizes, which is when replicas find out what to add up, and run once. An optimizer that is asked to apply gradients
+keeps them, and what is assigned is put back.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -27,9 +27,8 @@ from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend, by_replica
-from pipeline.worker.tensorflow.custom_loop import values_of
 from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
-from pipeline.worker.tensorflow.loop import Loop, copies
+from pipeline.worker.tensorflow.loop import Loop, copies, values_of
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness
 from pipeline.worker.tensorflow.step import Replicas
@@ -53,11 +52,7 @@ Step: TypeAlias = Callable[[tf.Tensor, Sequence[Batch]], tf.Tensor]
 
 @dataclass
 class Trial:
-    """A step's losses and metrics, its gradients, and its layers' outputs on each replica here.
-
-    `state` has what was assigned, by the variable's path: a value for each replica here. `cpu_seconds` are those of
-    this process.
-    """
+    """A step's losses, metrics and gradients, and on each replica here outputs of layers, and what was assigned."""
 
     numbers: dict[tuple[What, str], float] = field(default_factory=dict)
     gradients: dict[str, Addend] = field(default_factory=dict)
@@ -76,7 +71,7 @@ class Trials:
         self._loop, self._collective, model = loop, collective, loop.model
         self.own = own = custom_steps.of(model)
         counting, beside = loop.counting(), list(loop.beside)
-        self._step = custom_steps.training_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
+        self._step = custom_steps.replica_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
         if own is None:
             held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
             # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
@@ -100,13 +95,10 @@ class Trials:
             summed = strategy.run(self._step, args=(examples, by_replica(strategy, batches)))
             return strategy.experimental_local_results(summed)[0]
 
-        wait_one = tf.train.Coordinator.wait_for_stop
-
-        def wait(coordinator: tf.train.Coordinator, timeout: float | None = None) -> bool:
-            return bool(wait_one(coordinator, THREAD_SECONDS))
-
         # TensorFlow would say that what is run once would be faster compiled.
-        quiet, quick = (tf.get_logger(), {"disabled": True}), (tf.train.Coordinator, {"wait_for_stop": wait})
+        quiet, wait_one = (tf.get_logger(), {"disabled": True}), tf.train.Coordinator.wait_for_stop
+        wait = {"wait_for_stop": lambda coordinator, timeout=None: wait_one(coordinator, THREAD_SECONDS)}
+        quick = (tf.train.Coordinator, wait)
         with self._put_back(trial), all_patched([quiet, quick]):
             values = self._make(step, trial, examples, batches)
             trial.numbers = self._numbers(values, flat(self._loop.metrics()))
@@ -114,13 +106,9 @@ class Trials:
         return trial
 
     def on_one(self, batch: Batch, noise: np.random.Generator | None = None, until: float = math.inf) -> Trial:
-        """A step of one device on a batch; with `noise`, what each layer returns is wrong in its last digits.
-
-        Raises `TimeoutError` where it still goes forward, or is traced, when the clock says `until`.
-        """
+        """A step of one device on a batch, with layers' outputs off by `noise`; `TimeoutError` after `until`."""
         trial, began = Trial(), time.process_time()
-        device = self._loop.strategy.extended.worker_devices[0]
-        examples = int(tf.nest.flatten(batch)[0].shape[0])
+        device, examples = self._loop.strategy.extended.worker_devices[0], int(tf.nest.flatten(batch)[0].shape[0])
         # What its first replica has.
         values = [copies(variable)[0] for variable in self._held]
         with tf.device(device), held_here(self._held, values), self._put_back(trial), self._collective.paused():
@@ -144,20 +132,18 @@ class Trials:
         gradients: dict[int, dict[str, Addend]] = {}
         run = step if self.own is None else partial(_traced, step, trial, gradients)
         none = {"gradient": lambda tape, target, sources, **named: [None] * len(sources)}
-        unneeded = nullcontext() if self.with_gradients else patched(tf.GradientTape, none)
         with (
-            fixed_randomness(), _outputs_kept(trial.outputs, noise, until), _not_applied(gradients), unneeded,
-            losses.without_keras_scaling(),
+            fixed_randomness(), _outputs_kept(trial.outputs, noise, until), _not_applied(gradients),
+            patched(tf.GradientTape, {} if self.with_gradients else none), losses.without_keras_scaling(),
         ):  # fmt: skip
             values = run(tf.constant(float(examples)), list(batches))
         trial.gradients = _of_first(gradients)
         return values.numpy()  # type: ignore[no-any-return]
 
     def _numbers(self, values: np.ndarray, results: dict[str, float]) -> dict[tuple[What, str], float]:
-        """The losses of a step, then metrics, and what a step of its own gives back beside them."""
-        names = ("loss", *self._loop.outputs) if self.own is None else (self.own.train.loss,)
+        names: tuple[str, ...] = ("loss", *self._loop.outputs)
         if self.own is not None:
-            results |= values_of(self.own.train, values[1:])
+            names, results = (self.own.train.loss,), results | values_of(self.own.train, values[1:])
         numbers: dict[tuple[What, str], float] = {("metric", one): results[one] for one in results if one not in names}
         return {("loss", name): float(value) for name, value in zip(names, values, strict=False)} | numbers
 
@@ -179,8 +165,10 @@ class Trials:
 
         for variable in self._kept:
             keep(variable)
+        attributes = [(layer, dict(vars(layer))) for layer in self._loop.model._flatten_layers()]
+        names = {id(value): f"{layer.name}/{name}" for layer, held in attributes for name, value in held.items()}
         try:
-            with _attributes_kept(self._loop.model) as names, patched(keras_variables.Variable, {"assign": assign}):
+            with patched(keras_variables.Variable, {"assign": assign}):
                 yield
             for variable in self._compared:
                 if id(variable) in before:
@@ -188,6 +176,9 @@ class Trials:
                     name = variable.path if of_keras else names.get(id(variable), variable.name)
                     trial.state[_unused(trial.state, name, "number")] = [copy.numpy() for copy in copies(variable)]
         finally:
+            for layer, held in attributes:
+                vars(layer).clear()
+                vars(layer).update(held)
             for variable, values in before.values():
                 for copy, value in zip(copies(variable), values, strict=True):
                     copy.assign(value)
@@ -221,7 +212,6 @@ def _traced(
 
 
 def _of_first(gradients: Mapping[int, dict[str, Addend]]) -> dict[str, Addend]:
-    """Those of the first replica here: all are given the same."""
     return gradients[min(gradients)] if gradients else {}
 
 
@@ -252,18 +242,6 @@ def _not_applied(gradients: dict[int, dict[str, Addend]]) -> AbstractContextMana
     return all_patched((kind, {"apply": apply}) for kind in owners)
 
 
-@contextmanager
-def _attributes_kept(model: keras.Model) -> Iterator[dict[int, str]]:
-    """Gives names of what the model's layers hold, by identity; afterwards their attributes are what they were."""
-    attributes = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
-    try:
-        yield {id(value): f"{layer.name}/{name}" for layer, held in attributes for name, value in held.items()}
-    finally:
-        for layer, before in attributes:
-            vars(layer).clear()
-            vars(layer).update(before)
-
-
 def _outputs_kept(
     outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float
 ) -> AbstractContextManager[None]:
@@ -285,7 +263,6 @@ def _outputs_kept(
 
 
 def _replica() -> int:
-    """The number of the replica whose step is made in this thread."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
@@ -296,10 +273,11 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
         return leaf
     digits = DIGITS * EPSILONS.get(leaf.dtype.name, EPSILONS["float32"])
     if leaf.shape.is_fully_defined():
-        return leaf + leaf * tf.cast(noise.uniform(-digits, digits, leaf.shape), leaf.dtype)
-    if not leaf.shape.rank:
+        several = noise.uniform(-digits, digits, leaf.shape)
+    elif not leaf.shape.rank:
         return leaf
-    # While it is traced its examples are not counted yet; other sizes that are open share a number.
-    several = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
-    rows = tf.range(tf.shape(leaf)[0]) % NOISY_ROWS
-    return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
+    else:
+        # While it is traced its examples are not counted yet; other sizes that are open share a number.
+        numbers = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
+        several = tf.gather(numbers, tf.range(tf.shape(leaf)[0]) % NOISY_ROWS)
+    return leaf + leaf * tf.cast(several, leaf.dtype)

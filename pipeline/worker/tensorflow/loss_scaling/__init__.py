@@ -21,7 +21,7 @@ from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, is_as_one_device
-from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, reduction_of, tolerance_of, total
+from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, tolerance_of, total
 
 
 def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
@@ -42,19 +42,17 @@ def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
 def make_exact(model: keras.Model, collective: Collective[Addend]) -> None:
     """Wraps the compiled losses of a built model."""
     apart(model)
-    compiled = model._compile_loss
-    if compiled is None or not compiled._flat_losses:
-        return
-    compiled._flat_losses = [
-        entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
-        for entry in compiled._flat_losses
-    ]
+    if (compiled := model._compile_loss) is not None and compiled._flat_losses:
+        compiled._flat_losses = [
+            entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
+            for entry in compiled._flat_losses
+        ]
 
 
 def apart(model: keras.Model) -> None:
-    """Makes each replica collect by itself what is added to the loss; see `LossesOfThread`."""
+    """Makes each replica collect by itself what is added to the loss."""
     for layer in model._flatten_layers():
-        layer._losses = LossesOfThread(Rules())
+        layer._losses = _LossesOfThread(Rules())
 
 
 def weighted(
@@ -67,10 +65,10 @@ def weighted(
     training: bool,
     whole: GlobalBatch | None = None,
 ) -> tf.Tensor:
-    """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
+    """Returns float32 [total, then the loss of each output where there are several], whose sum over replicas is one
+    device's.
 
-    Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
-    replicas it is the loss of the global batch. With `whole` every replica computes it on the whole global batch.
+    This replica holds `share` (0 to 1) of the global batch; with `whole` every replica computes it on all of that.
     """
     is_sum = whole is None and rules_of(model).whole is Reduction.SUM
     if whole is not None:
@@ -87,12 +85,12 @@ def weighted(
 
 
 def rules_of(layer: keras.layers.Layer) -> "Rules":
-    """Returns the reductions of what a layer adds to the loss, of a model that is made exact."""
+    """Returns the reductions of what a layer of an exact model adds to the loss."""
     return layer._losses.rules  # type: ignore[no-any-return]
 
 
 def compiled_of(model: keras.Model) -> list["ExactLoss"]:
-    """The compiled losses of a model that is made exact."""
+    """Returns the compiled losses of a model that is made exact."""
     entries = [] if model._compile_loss is None else model._compile_loss._flat_losses or []
     return [entry.loss for entry in entries]
 
@@ -104,23 +102,19 @@ def call(model: keras.Model, x: Batch, training: bool) -> Batch:
 
 @dataclass
 class Rules:
-    """Reductions of what a layer adds by `add_loss`, in order, in training (True) and in validation (False); and of
-    the `whole` loss of a model that computes it by itself.
-    """
+    """Reductions of what a layer adds in training (True) or not, and of the `whole` loss that a model computes."""
 
     added: dict[bool, tuple[Reduction, ...]] = field(default_factory=dict)
     whole: Reduction | None = None
 
 
 class _Tracing(threading.local):
-    # Set before a loss is traced; `values`, those of each output, is None where no step is.
+    # The losses of each output; None where no step is traced.
     share: tf.Tensor
     values: list[tf.Tensor] | None = None
     training = True
-    # Are losses left as they are, because they are summed?
-    as_is = False
-    # Is it tried, without other replicas?
-    alone = False
+    # Losses are left as they are, because they are summed; they are tried without other replicas.
+    as_is = alone = False
     # Of a loss's values before Keras reduced them, as far as it has.
     rank: int | None = None
     mask: tf.Tensor | None = None
@@ -141,24 +135,12 @@ def traced(share: tf.Tensor, training: bool, as_is: bool = False, alone: bool = 
         values.clear()
 
 
-class LossesOfThread(threading.local):
-    """Losses that a layer adds, for each replica apart; a sum over examples is brought to the rule.
-
-    Replicas are traced in turns, changing at every sum over replicas. Keras keeps one list a layer, in which one
-    replica would find what another added, or nothing.
-    """
+class _LossesOfThread(threading.local):
+    """Losses that a layer adds, for each replica apart: replicas are traced in turns, and would share Keras's list."""
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self._losses: list[tf.Tensor] = []
-
-    def extend(self, losses: list[tf.Tensor]) -> None:
-        """Adds losses."""
-        self._losses.extend(losses)
-
-    def clear(self) -> None:
-        """Forgets all losses, as at the start of a call."""
-        self._losses.clear()
+        self.rules, self._losses = rules, list[tf.Tensor]()
+        self.extend, self.clear = self._losses.extend, self._losses.clear
 
     def __len__(self) -> int:
         return len(self._losses)
@@ -180,25 +162,14 @@ def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: boo
     ]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A loss's value on some examples, and the sum of their weights or of its mask."""
-
-    value: float
-    weights: float | None
-    tolerance: float
-    is_masked: bool
-
-
-def reduction_of_samples(whole: Sample | None, first: Sample | None, second: Sample | None) -> Reduction | None:
-    """Returns a loss's reduction from its values on a batch and its parts; None where they do not tell."""
-    if whole is None or first is None or second is None:
-        return None
-    weights = None if first.weights is None or second.weights is None else (first.weights, second.weights)
-    rule = reduction_of(whole.value, first.value, second.value, whole.tolerance, weights)
-    # What is left where some labels count for nothing is a mean or a sum by its reduction, unless it is of the batch as
-    # a whole, as one over pairs that masks examples without any.
-    return None if whole.is_masked and rule is not Reduction.NEITHER else rule
+def sample(loss: keras.losses.Loss, *values: tf.Tensor) -> tuple[float, float | None, float, bool]:
+    """(value of a loss of labels and outputs, the sum of weights or mask that it applies itself, tolerance, masked)."""
+    # Keras applies weights to what `call` gives.
+    weights = None if type(loss).__call__ is keras.losses.Loss.__call__ else values[2]
+    _tracing.mask = None
+    value, mask = loss(*values[:2], weights), _tracing.mask
+    counted = weights if mask is None else tf.cast(mask, tf.float32)
+    return total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
 
 
 class ExactLoss:
@@ -208,14 +179,9 @@ class ExactLoss:
         self.loss, self.name, self._collective = loss, loss.name, collective
         # How it scales; None: as its reduction says.
         self.rule: Reduction | None = None
-        # While it is tried, what it came to in each call.
-        self.samples: list[Sample | None] | None = None
 
     def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         """The loss as a step needs it."""
-        if self.samples is not None:
-            self.samples.append(self._sample(y_true, y_pred, sample_weight))
-            return tf.zeros(())
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
             return self.loss(y_true, y_pred, sample_weight)
@@ -223,27 +189,12 @@ class ExactLoss:
         _tracing.rank, _tracing.mask, _tracing.weighed = None, None, self._weighed if apart else None
         value = self.loss(y_true, y_pred, sample_weight)
         _tracing.weighed = None
-        part = None if is_as_one_device() else self._part(y_pred, sample_weight)
-        scaled = value
+        part, scaled = None if is_as_one_device() else self._part(y_pred, sample_weight), value
         if part is not None:
-            scaled = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
+            scaled *= tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
         _tracing.values.append(scaled)
         # One for each example is summed in the end, and the step's other losses with it, once for each.
         return value if _tracing.as_is or len(value.shape) else scaled
-
-    def _sample(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> "Sample | None":
-        """Computes the loss without weights, unless it applies them itself, and not Keras; None where it fails."""
-        weights = None if type(self.loss).__call__ is keras.losses.Loss.__call__ else sample_weight
-        _tracing.rank, _tracing.mask = None, None
-        try:
-            value = self.loss(y_true, y_pred, weights)
-        except Exception:  # whatever a loss of a person's own raises on made-up labels
-            return None
-        mask = _tracing.mask
-        counted = weights if mask is None else tf.cast(mask, tf.float32)
-        return Sample(
-            total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
-        )
 
     def _weighed(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns the sum or mean of the weights of all replicas' examples, from that of this replica's `weights`."""

@@ -42,14 +42,14 @@ class GlobalBatch:
     ) -> None:
         """This replica has a `batch`, a `share` of the global batch's examples; one without a share only pads.
 
-        `always_fed` promises that no replica is ever without examples, `static` that all always have as many. A global
-        batch has `most` examples; None leaves it open, which processes can exchange in calls of a single step alone:
-        TensorFlow keeps the shape throughout a call.
+        `always_fed` promises that no replica is ever without examples, `static` that all always have as many. There are
+        `most` examples; None leaves it open, which processes can exchange in calls of one step alone: TensorFlow keeps
+        the shape.
         """
         leaf = tf.nest.flatten(batch)[0]
-        # None where batches differ in size.
+        # None where batches differ in size; and examples of this replica that count, int32.
         self._rows: int | None = leaf.shape[0]
-        self._size = tf.shape(leaf)[0]
+        self._here = tf.where(share > 0, tf.shape(leaf)[0], 0)
         self.share, self.collective, self.static, self._most = share, collective, static, most
         # True where this replica has examples; None where all always have.
         self.present = None if always_fed else share > 0
@@ -59,27 +59,13 @@ class GlobalBatch:
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
-    @property
-    def _here(self) -> tf.Tensor:
-        """Examples of this replica that count, int32."""
-        return tf.where(self.share > 0, self._size, 0)
-
     def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
-        """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too.
-
-        Their gradient is the part of the sum of the replicas' gradients that is of this replica's examples.
-        """
+        """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too."""
         return keras.tree.map_structure(lambda value: None if value is None else self._of(value), values)
 
     def here(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples, masks too, without one that only stands for none."""
         return keras.tree.map_structure(lambda value: None if value is None else first_of(value, self._here), values)
-
-    def here_alone(self, value: tf.Tensor) -> tf.Tensor:
-        """A value of this replica, which is 0 where it has no examples."""
-        if not isinstance(value, tf.Tensor):
-            return value
-        return tf.where(self.share > 0, value, tf.zeros_like(value))
 
     def has(self, value: tf.Tensor) -> bool:
         """True if the value's first axis is as long as this replica has examples."""
@@ -88,8 +74,7 @@ class GlobalBatch:
     def summed(self, value: tf.Tensor, is_sum: bool) -> tf.Tensor:
         """A sum over this replica's examples, or a mean over them, as that over all replicas'."""
         weighted = value if is_sum else value * tf.cast(self.share, value.dtype)
-        part = tf.where(self.share > 0, weighted, tf.zeros((), value.dtype))
-        return self.collective.sum([part])[0]
+        return self.collective.sum([tf.where(self.share > 0, weighted, tf.zeros((), value.dtype))])[0]
 
     def _of(self, value: tf.Tensor) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
@@ -105,23 +90,17 @@ class GlobalBatch:
         if value.dtype.is_floating:
             return self._placed(value)
         # float64 is a type that everything adds; it is exact up to 2^53, so that 64 bits travel in two halves.
-        if value.dtype.size < 8:
-            return tf.cast(self._placed(tf.cast(value, tf.float64)), value.dtype)
-        bits = tf.constant(32, value.dtype)
-        high = tf.bitwise.right_shift(value, bits)
-        halves = tf.stack([high, value - tf.bitwise.left_shift(high, bits)], axis=-1)
-        whole = tf.cast(self._placed(tf.cast(halves, tf.float64)), value.dtype)
-        return tf.bitwise.left_shift(whole[..., 0], bits) + whole[..., 1]
+        halves = tf.bitcast(value, tf.int32) if value.dtype.size == 8 else value
+        whole = tf.cast(self._placed(tf.cast(halves, tf.float64)), halves.dtype)
+        return tf.bitcast(whole, value.dtype) if value.dtype.size == 8 else whole
 
     def _placed(self, value: tf.Tensor) -> tf.Tensor:
         """Each replica adds its examples to zeros in the place of the others'."""
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         replicas = self.collective.replicas
         if self.static:
-            mark = tf.one_hot(number, replicas, dtype=value.dtype)
-            apart = tf.tensordot(mark, value, axes=0)
-            (all_of_it,) = self.collective.sum([apart])
-            return tf.reshape(all_of_it, [replicas * value.shape[0], *value.shape[1:]])
+            apart = tf.tensordot(tf.one_hot(number, replicas, dtype=value.dtype), value, axes=0)
+            return tf.reshape(self.collective.sum([apart])[0], [replicas * value.shape[0], *value.shape[1:]])
         if self._sizes is None:
             marked = tf.one_hot(number, replicas, dtype=tf.float32) * tf.cast(self._here, tf.float32)
             self._sizes = tf.cast(self.collective.sum([marked])[0], tf.int32)
@@ -130,10 +109,8 @@ class GlobalBatch:
         after = (examples if self._most is None else self._most) - before - self._here
         edges = tf.concat([[[before, after]], tf.zeros([len(value.shape) - 1, 2], tf.int32)], 0)
         # What only pads a static batch comes after its examples.
-        (all_of_it,) = self.collective.sum([tf.pad(value[: self._here], edges)])
-        whole = all_of_it[:examples]
-        whole.set_shape([None, *value.shape[1:]])
-        return whole
+        whole = self.collective.sum([tf.pad(value[: self._here], edges)])[0][:examples]
+        return tf.ensure_shape(whole, [None, *value.shape[1:]])
 
 
 def first_of(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -178,8 +155,7 @@ def _answer() -> None:
     ) -> Nested[tf.Tensor]:
         if _as_one.value:
             return value
-        whole = _whole.value
-        if whole is None or axis != 0 or not all(whole.has(leaf) for leaf in tf.nest.flatten(value)):
+        if (whole := _whole.value) is None or axis != 0 or not all(map(whole.has, tf.nest.flatten(value))):
             return gather(self, value, axis, options)
         # Nothing flows back from a replica without examples.
         counts = whole.share > 0
@@ -190,14 +166,20 @@ def _answer() -> None:
     ) -> Nested[tf.Tensor]:
         if _as_one.value:
             return value
-        is_sum = str(getattr(reduce_op, "value", reduce_op)).upper() == "SUM"
-        if _whole.value is not None and is_sum:
-            value = tf.nest.map_structure(_whole.value.here_alone, value)
+        if (whole := _whole.value) is not None and _name_of(reduce_op) == "SUM":
+            # 0 where it has no examples.
+            value = tf.nest.map_structure(
+                lambda leaf: tf.where(whole.share > 0, leaf, tf.zeros_like(leaf)) if tf.is_tensor(leaf) else leaf, value
+            )
         return reduce(self, reduce_op, value, options)
 
     # What the sums of a step are made by, which are of what counts alone.
     all_gather.answers_for, all_reduce.answers_for = gather, reduce  # type: ignore[attr-defined]
     context.all_gather, context.all_reduce = all_gather, all_reduce
+
+
+def _name_of(reduce_op: object) -> str:
+    return str(getattr(reduce_op, "value", reduce_op)).upper()
 
 
 def current() -> GlobalBatch | None:
@@ -226,10 +208,7 @@ def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
 
 @contextlib.contextmanager
 def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
-    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built.
-
-    The model, if it is there already, is remembered to have such a loss.
-    """
+    """Inside, a loss that asks other replicas is alone where no step is made; the `model` is remembered to have it."""
     context_of, requests = tf.distribute.get_replica_context, list[tf.Tensor]()
     try:
         with patched(tf.distribute, {"get_replica_context": lambda: context_of() or _Pretended(0, [[]], requests)}):
@@ -254,7 +233,6 @@ class _Pretended:
     def __init__(
         self, number: int, answers: Sequence[Sequence[tf.Tensor]], requests: list[tf.Tensor] | None = None
     ) -> None:
-        """`requests` gets what it asks others for, in turn."""
         self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(answers)
         self._answers, self.requests = answers, list[tf.Tensor]() if requests is None else requests
 
@@ -262,12 +240,9 @@ class _Pretended:
         return tf.nest.map_structure(lambda leaf: tf.concat(self._of_all(leaf), axis), value)
 
     def all_reduce(self, reduce_op: object, value: Nested[tf.Tensor], options: object = None) -> Nested[tf.Tensor]:
-        name = str(getattr(reduce_op, "value", reduce_op)).upper()
-
         def reduced(leaf: tf.Tensor) -> tf.Tensor:
-            values = self._of_all(leaf)
-            total = tf.add_n(values)
-            return total / tf.cast(len(values), total.dtype) if name == "MEAN" else total
+            total = tf.add_n(values := self._of_all(leaf))
+            return total / tf.cast(len(values), total.dtype) if _name_of(reduce_op) == "MEAN" else total
 
         return tf.nest.map_structure(reduced, value)
 

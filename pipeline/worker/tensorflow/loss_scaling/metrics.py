@@ -7,7 +7,7 @@ which costs an exchange; which metrics those are is found out before training, o
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -26,15 +26,13 @@ from pipeline.worker.variables import kept_by_metrics
 
 # The values of a metric's variables.
 State: TypeAlias = list[np.ndarray]
-# Of a call, by place and by name.
-Arguments: TypeAlias = tuple[tuple[Nested[tf.Tensor], ...], dict[str, Nested[tf.Tensor]]]
-# Arguments of a metric's updates for the made-up batch, and for its two parts.
-Updates: TypeAlias = Sequence[list[Arguments]]
+# (by place, by name) arguments of a metric's updates for the made-up batch, and for its two parts.
+Updates: TypeAlias = Sequence[list[Any]]
 Tried: TypeAlias = tuple[keras.metrics.Metric, Updates]
 
 
 def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics that a person sees: those compiled, each by itself, the model's own, and its layers'."""
+    """The metrics that a person sees: those compiled, the model's own, and its layers'."""
     of_losses = model._compile_loss.metrics if model._compile_loss else []
     left_out = [model._compile_metrics, model._loss_tracker, *of_losses]
     others = [metric for metric in model.metrics if not any(metric is other for other in left_out)]
@@ -42,7 +40,6 @@ def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def _own(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics of a model and its layers that it is not compiled with."""
     return [metric for metric in of_model(model) if not any(metric is other for other in _compiled(model))]
 
 
@@ -58,10 +55,10 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     shared = [
         metric for metric in _own(model) if not all(hasattr(variable.value, "values") for variable in metric.variables)
     ]
-    numbers = {id(metric): _numbers(updates) for metric, updates in tries[0]}
+    calls = {id(metric): updates for metric, updates in tries[0]}
     for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
-        vars(metric)["update_state"] = _OnGlobalBatch(metric, _fresh(metric), numbers.get(id(metric), ()))
+        vars(metric)["update_state"] = _OnGlobalBatch(metric, calls.get(id(metric), ()))
 
 
 def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
@@ -98,7 +95,7 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
 
 @contextlib.contextmanager
 def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
-    """Inside, metrics' variables have these values in this process alone; `values` gets what they come to."""
+    """Inside, variables have these values in this process alone; `values` gets what they come to."""
     own: list[tf.Variable] = []
     try:
         with held_here(variables, values) as own:
@@ -128,41 +125,36 @@ class CountedApart:
     """The values of the variables that a model's metrics count in, while the variables stay as they are."""
 
     def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], state: Sequence[tf.Tensor]) -> None:
-        self._model, self._variables = model, variables
-        self._values = {id(variable): value for variable, value in zip(variables, state, strict=True)}
-
-    @property
-    def state(self) -> list[tf.Tensor]:
-        """The values now, in the order of the variables."""
-        return [self._values[id(variable)] for variable in self._variables]
+        self._model, self._variables, self.state = model, variables, list(state)
 
     def updated(self) -> contextlib.AbstractContextManager[None]:
         """Inside, metrics that layers update, or a loss of the model's own, count here."""
         own = [metric for metric in _own(self._model) if "update_state" not in vars(metric)]
-        return all_patched((metric, {"update_state": partial(self._update, metric)}) for metric in own)
+        return all_patched(
+            (metric, {"update_state": partial(self._in_scope, type(metric).update_state, metric)}) for metric in own
+        )
 
     def count(self, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None) -> None:
         """Counts a batch by the metrics that the model is compiled with, and whatever else its step counts by."""
-        with self._scope():
-            self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        self._in_scope(self._model.compute_metrics, x, y, y_pred, sample_weight=weights)
 
-    def _update(self, metric: keras.metrics.Metric, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
-        with self._scope():
-            type(metric).update_state(metric, *values, **named)
-
-    @contextlib.contextmanager
-    def _scope(self) -> Iterator[None]:
+    def _in_scope(self, update: Callable[..., object], *values: object, **named: object) -> None:
         with keras.StatelessScope(zip(self._variables, self.state, strict=True)) as scope:
-            yield
-        self._values = {id(variable): scope.get_current_value(variable) for variable in self._variables}
+            update(*values, **named)
+        self.state = [scope.get_current_value(variable) for variable in self._variables]
 
 
 class _OnGlobalBatch:
     """A metric's `update_state`, with the examples of all replicas."""
 
-    def __init__(self, metric: keras.metrics.Metric, fresh: State, numbers: Sequence[Reduction | None]) -> None:
-        """`numbers` say how those for the batch scale that it is given in a step, in their order."""
-        self._metric, self.fresh, self._numbers = metric, fresh, numbers
+    def __init__(self, metric: keras.metrics.Metric, updates: Updates) -> None:
+        self._metric, self.fresh = metric, _fresh(metric)
+        # The numbers for the batch that it is given in a step scale so, in their order.
+        numbers = (
+            [float(leaf) for leaf in keras.tree.flatten(calls) if _is_number(leaf) and not len(leaf.shape)]
+            for calls in updates
+        )
+        self._numbers = [reduction.reduction_of(values) for values in zip(*numbers, strict=False)]
 
     def __call__(self, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
         update, whole = type(self._metric).update_state, current()
@@ -185,11 +177,9 @@ class _OnGlobalBatch:
 
     def _whole_of(self, whole: GlobalBatch, value: tf.Tensor | None) -> tf.Tensor | None:
         """Returns the examples of all replicas, or the sum or mean of their numbers for the batch."""
-        if value is None or not tf.is_tensor(value):
-            return value
-        if whole.has(value):
+        if tf.is_tensor(value) and whole.has(value):
             return whole.of(value)
-        if not tf.as_dtype(value.dtype).is_floating:
+        if not _is_number(value):
             return value
         place = whole.numbers[id(self)]
         whole.numbers[id(self)] += 1
@@ -198,35 +188,25 @@ class _OnGlobalBatch:
         return whole.summed(value, is_sum and not is_as_one_device())
 
 
+def _is_number(value: Any) -> bool:
+    return bool(tf.is_tensor(value) and tf.as_dtype(value.dtype).is_floating)
+
+
 def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.Tensor) -> None:
     strategy.extended.update(variable, lambda shared, new: shared.assign(new), args=(value,), group=False)
 
 
-def _numbers(updates: Updates) -> list[Reduction | None]:
-    """Returns the reduction of each number for the batch that a metric is given, in order."""
-    numbers = (
-        [
-            float(leaf)
-            for leaf in keras.tree.flatten(calls)
-            if tf.is_tensor(leaf) and not len(leaf.shape) and tf.as_dtype(leaf.dtype).is_floating
-        ]
-        for calls in updates
-    )
-    return [reduction.reduction_of(*values) for values in zip(*numbers, strict=False)]
-
-
 def _add_up(metric: keras.metrics.Metric, updates: Updates, over_examples: bool) -> bool:
-    """True if the metric's state after two updates is the sum of the states after each; with `over_examples` also
-    after one update with both batches. What cannot be tried is taken for a sum, as Keras does.
-    """
+    """True if the metric's state adds up over updates, and with `over_examples` over examples, or cannot be tried."""
     whole, first, second = updates
     try:
         fresh = _fresh(metric)
-        parts = [_after(metric, fresh, calls) for calls in (first, second)]
-        wholes = [_after(metric, fresh, calls) for calls in ([*first, *second], whole)[: 1 + over_examples]]
+        states = [
+            _after(metric, fresh, calls) for calls in (first, second, [*first, *second], whole)[: 3 + over_examples]
+        ]
     except Exception:  # whatever a metric of a person's own raises on made-up examples
         return True
-    return all(_adds(fresh, parts, whole) for whole in wholes)
+    return all(_adds(fresh, states[:2], one) for one in states[2:])
 
 
 def _not_added(tries: Sequence[Sequence[Tried]], over_examples: bool) -> list[keras.metrics.Metric]:
@@ -243,20 +223,28 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
     """Returns updates of metrics that are not Keras's: compiled ones on made-up outputs, others in the model's call."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     compiled, updates = model._compile_metrics, list[Tried]()
-    if compiled is not None and y is not None and not all(map(reduction.is_known, compiled.metrics)):
-        unknown = [metric for metric in compiled.metrics if not reduction.is_known(metric)]
+
+    def step(examples: Batch, share: float) -> None:
+        x, y, weights = examples
+        y_pred = losses.call(model, x, training=True)
+        with losses.traced(tf.constant(share), training=True, alone=True):
+            model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+
+    unknown = [metric for metric in _compiled(model) if not reduction.is_known(metric)]
+    if unknown and y is not None:
         examples = reduction.made_up((y, labels.predicted(model, x), weights), seed)
         updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), examples)
     if own := _own(model):
-        updates += _recorded(model, own, partial(_step, model), reduction.made_up((x, y, weights), seed))
+        updates += _recorded(model, own, step, reduction.made_up((x, y, weights), seed))
     return updates
 
 
 def _recorded(
     model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
 ) -> list[Tried]:
-    def record(piece: Batch, share: float) -> list[list[Arguments]]:
-        calls: list[list[Arguments]] = [[] for _ in metrics]
+    def record(piece: Batch, share: float) -> list[list[Any]]:
+        calls: list[list[Any]] = [[] for _ in metrics]
         notes = [partial(lambda calls, *values, **named: calls.append((values, named)), one) for one in calls]
         instead = [(metric, {"update_state": note}) for metric, note in zip(metrics, notes, strict=True)]
         with all_patched(instead), reduction.scope(model):
@@ -271,16 +259,7 @@ def _recorded(
     return [(metric, calls) for metric, *calls in zip(metrics, *pieces, strict=True)]
 
 
-def _step(model: keras.Model, examples: Batch, share: float) -> None:
-    x, y, weights = examples
-    y_pred = losses.call(model, x, training=True)
-    with losses.traced(tf.constant(share), training=True, alone=True):
-        model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
-    model.compute_metrics(x, y, y_pred, sample_weight=weights)
-
-
 def _adds(fresh: State, parts: Sequence[State], whole: State) -> bool:
-    """True if what a state has gained, from fresh, is what two others have gained together."""
     for began, first, second, both in zip(fresh, *parts, whole, strict=True):
         if not all(np.isfinite(value).all() for value in (first, second, both)):
             return True
@@ -301,7 +280,7 @@ def _fresh(metric: keras.metrics.Metric) -> State:
     return [np.array(state.get_current_value(variable), np.float64) for variable in metric.variables]
 
 
-def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Arguments]) -> State:
+def _after(metric: keras.metrics.Metric, fresh: State, calls: Sequence[Any]) -> State:
     begin = [(one, tf.cast(value, one.dtype)) for one, value in zip(metric.variables, fresh, strict=True)]
     with reduction.trying(), keras.StatelessScope(begin) as state:
         for values, named in calls:

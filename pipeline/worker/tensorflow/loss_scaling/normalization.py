@@ -14,7 +14,7 @@ from pipeline.worker.tensorflow.loss_scaling.global_batch import current
 
 
 def synchronize(model: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
-    """Statistics over the replicas that add up by the collective: over the global batch where that is `everywhere`."""
+    """Statistics over the replicas that add up by the collective, which are all where that is `everywhere`."""
     for layer in layers(model):
         layer.synchronized = everywhere
         if collective.replicas > 1 and type(layer)._moments is keras.layers.BatchNormalization._moments:
@@ -80,12 +80,9 @@ def _combined(
     """(divisors, means, variances, centres) over all replicas, of `counts` values here, and their sums and sums of
     squares about `near`: [channels] each. A variance's gradient is proportional to the distance from the centre.
 
-    A divisor is the count and `epsilon`, rounded to the type of `near`: so Keras divides what a mask leaves. It puts
-    the mean of a single value off by a digit, and a layer behind, such as RMSNormalization, may amplify that.
-
-    Sums about a value near the mean lose no digits (Chan, Golub and LeVeque, 1983), and these few numbers, turned
-    into sums about 0 to be added, have none to lose in twice the width. A TPU adds nothing of that width: it is asked
-    for the mean first, which takes it little.
+    A divisor is the count and `epsilon`, rounded to the type of `near`: so Keras divides what a mask leaves, which a
+    layer behind may amplify. Sums about a value near the mean lose no digits (Chan, Golub and LeVeque, 1983), nor do
+    they as sums about 0 in twice the width. A TPU adds nothing of that width: it is asked for the mean first.
     """
     narrow = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
     rounded, kind = near.dtype, tf.float32 if narrow else tf.float64
@@ -106,7 +103,6 @@ def _combined(
 
 
 def _summed(collective: Collective[Addend], present: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
-    """Sums over replicas, of those whose examples are `present`: where some may have none."""
     part = tf.stack(values)
     (summed,) = collective.sum([part if present is None else tf.where(present, part, tf.zeros((), part.dtype))])
     return tf.unstack(summed)  # type: ignore[no-any-return]
@@ -119,7 +115,7 @@ def apart(model: keras.Model) -> list[keras.Variable]:
 
 
 def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], share: tf.Tensor) -> list[tf.Tensor]:
-    """Returns this replica's part, by its share of the examples, of the mean change of `variables` over replicas."""
+    """Returns this replica's part of the mean change of `variables` over replicas."""
     return [
         tf.where(share > 0, (tf.convert_to_tensor(variable.value) - value) * tf.cast(share, value.dtype), 0)
         for variable, value in zip(variables, before, strict=True)

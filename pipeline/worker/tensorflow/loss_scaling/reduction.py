@@ -1,10 +1,8 @@
 """Tells a mean over examples from a sum over them, and either from what depends on the batch as a whole.
 
 Keras's own losses and metrics are known by class. Anything else is computed on a made-up batch of the data's shapes
-and types, on two unequal parts of it, and on the first part twice over; the values tell.
-
-A dropout mask is drawn for the examples of a replica, so one device draws others for the same examples. While something
-is tried every draw is one number: what is left of layers that draw is what they do with their examples.
+and types, on two unequal parts of it, and on the first part twice over; the values tell. Meanwhile every draw is one
+number, since a dropout mask is drawn for the examples of a replica.
 """
 
 import contextlib
@@ -12,15 +10,13 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from operator import itemgetter
 from types import FunctionType
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.arrays import Nested
 from pipeline.private import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
 from pipeline.private import gen_stateless_random_ops_v2 as gen_stateless_v2
 from pipeline.worker.data.reading import Batch
@@ -40,10 +36,6 @@ OF_THE_BATCH = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
 # A part of [0, 1) that bfloat16 has, and that keeps what dropout may leave out; a part of a normal deviation.
 UNIFORM, NORMAL = 127 / 128, 0.5
 
-# The arguments of an operation that draws, by name; and what comes in place of what it draws.
-Given: TypeAlias = Mapping[str, tf.Tensor]
-Instead: TypeAlias = tf.Tensor | float
-
 Value = TypeVar("Value")
 
 
@@ -57,41 +49,43 @@ class Reduction(Enum):
 
 
 def reduction_of(
-    whole: float, first: float, second: float, tolerance: float = TOLERANCE, weights: Sequence[float] | None = None
+    values: Sequence[float], tolerance: float = TOLERANCE, weights: Sequence[float] | None = None
 ) -> Reduction | None:
-    """Returns how the value of the whole batch is made of its parts', whose examples may weigh as much as `weights`.
+    """Returns how the value of the whole batch, the first, is made of its two parts', which may weigh as `weights`.
 
     None where all is zero, or anything is no number.
 
-    >>> reduction_of(5.0, 3.0, 6.0), reduction_of(9.0, 3.0, 6.0)
+    >>> reduction_of((5.0, 3.0, 6.0)), reduction_of((9.0, 3.0, 6.0))
     (<Reduction.MEAN: 'mean over examples'>, <Reduction.SUM: 'sum over examples'>)
-    >>> reduction_of(6.0, 3.0, 6.0)
+    >>> reduction_of((6.0, 3.0, 6.0))
     <Reduction.NEITHER: 'of the batch as a whole'>
     """
-    values = np.array([whole, first, second], np.float64)
-    if not np.isfinite(values).all() or not values.any():
+    whole, *parts = values
+    if not np.isfinite(values).all() or not any(values):
         return None
-    ways = {Reduction.MEAN: float(np.dot(SHARES, values[1:])), Reduction.SUM: first + second}
+    ways = {Reduction.MEAN: float(np.dot(SHARES, parts)), Reduction.SUM: sum(parts)}
     if weights is not None and any(weights):
-        ways[Reduction.WEIGHTED] = float(np.average(values[1:], weights=weights))
+        ways[Reduction.WEIGHTED] = float(np.average(parts, weights=weights))
     margin = tolerance * np.abs(values).max()
     return next((way for way, value in ways.items() if abs(whole - value) <= margin), Reduction.NEITHER)
 
 
-def agreed(reductions: Sequence[Reduction | None]) -> Reduction | None:
-    """The one reduction of all tries that tell; NEITHER where they differ."""
-    different = {reduction for reduction in reductions if reduction is not None}
-    return different.pop() if len(different) == 1 else Reduction.NEITHER if different else None
+def of_doubled(values: Sequence[float], tolerance: float = TOLERANCE) -> Reduction | None:
+    """The reduction that the same examples twice over follow, whatever layers make of a batch's statistics."""
+    _, first, _, doubled = values
+    return reduction_of((doubled, first, first), tolerance)
 
 
 def on_pieces(step: Callable[[Batch, float], Value], examples: Batch) -> list[Value]:
-    """Returns a step's results for the made-up batch, its first part, its second, and the first twice over.
+    """Returns what a step of (piece, share) gives for the whole, its two parts, and the first twice over."""
 
-    A step takes a piece, and its share of the global batch. Replicas with the two parts may ask each other for theirs.
-    """
-    first, second = _rows(examples, slice(0, FIRST)), _rows(examples, slice(FIRST, EXAMPLES))
-    doubled = keras.tree.map_structure(lambda leaf: None if leaf is None else tf.concat([leaf, leaf], 0), first)
-    pieces = (((examples, 1.0),), ((first, SHARES[0]), (second, SHARES[1])), ((doubled, 1.0),))
+    def rows(*parts: slice) -> Batch:
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else tf.concat([leaf[part] for part in parts], 0), examples
+        )
+
+    begin, end = slice(FIRST), slice(FIRST, EXAMPLES)
+    pieces = (((examples, 1.0),), ((rows(begin), SHARES[0]), (rows(end), SHARES[1])), ((rows(begin, begin), 1.0),))
     with trying():
         return [value for parts in pieces for value in together(lambda part: step(*part), parts)]
 
@@ -100,20 +94,16 @@ def made_up(batch: Batch, seed: int) -> Batch:
     """Examples of a batch's shapes and types: floats of 0.1 to 0.9, whole numbers of 0 and 1, one text."""
     random = np.random.default_rng(seed)
 
-    def leaf(like: tf.Tensor) -> tf.Tensor:
+    def leaf(like: tf.Tensor | None) -> tf.Tensor | None:
+        if like is None:
+            return None
         shape = [EXAMPLES, *(OPEN_SIZE if size is None else int(size) for size in like.shape[1:])]
         dtype = tf.as_dtype(like.dtype)
         if dtype == tf.string:
             return tf.fill(shape, "a")
-        if dtype.is_floating:
-            return tf.cast(random.uniform(0.1, 0.9, shape), dtype)
-        return tf.cast(random.integers(0, 2, shape), dtype)
+        return tf.cast(random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape), dtype)
 
-    return keras.tree.map_structure(lambda like: None if like is None else leaf(like), batch)
-
-
-def _rows(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
-    return keras.tree.map_structure(lambda value: None if value is None else value[part], values)
+    return keras.tree.map_structure(leaf, batch)
 
 
 @contextlib.contextmanager
@@ -144,12 +134,14 @@ def tolerance_of(dtype: tf.DType | str) -> float:
 
 def is_known(function: object) -> bool:
     """True for a loss or metric of Keras's that adds up over examples, on a function of Keras's where it has one."""
-    # Over another axis than the last, which may be the batch's, nobody knows.
-    if getattr(function, "_fn_kwargs", {}).get("axis", -1) != -1:
-        return False
     inner = getattr(function, "fn", getattr(function, "_fn", None))
     parts = [type(function), *([] if inner is None else [inner if hasattr(inner, "__module__") else type(inner)])]
-    return inner not in OF_THE_BATCH and all(part.__module__.partition(".")[0] == "keras" for part in parts)
+    # Over another axis than the last, which may be the batch's, nobody knows.
+    return (
+        getattr(function, "_fn_kwargs", {}).get("axis", -1) == -1
+        and inner not in OF_THE_BATCH
+        and all(part.__module__.partition(".")[0] == "keras" for part in parts)
+    )
 
 
 def is_own(model: keras.Model, name: str) -> bool:
@@ -180,52 +172,49 @@ def _names(function: FunctionType, depth: int) -> Iterator[str]:
 
 def fixed_randomness() -> contextlib.AbstractContextManager[None]:
     """Inside, operations that are run at once draw nothing, and no generator is any further than before."""
-    changes: list[tuple[object, dict[str, object]]] = [
-        (module, {name: _without_chance(getattr(module, name), instead)})
-        for (module, name), instead in _INSTEAD.items()
-    ]
+
+    def without_chance(draw: Callable[..., tf.Tensor], instead: str | float) -> Callable[..., tf.Tensor]:
+        def drawn(*values: object, **named: object) -> tf.Tensor:
+            # Drawn, to know shape and type.
+            like, arguments = draw(*values, **named), inspect.signature(draw).bind(*values, **named).arguments
+            number = arguments[instead] if isinstance(instead, str) else instead
+            if instead == "logits":
+                number = tf.argmax(number, axis=-1)[:, None]
+            return tf.broadcast_to(tf.cast(number, like.dtype), tf.shape(like))
+
+        return drawn
+
     skip = gen_stateful_random_ops.rng_read_and_skip
     # Reads a generator's state, which stays as it is.
     unskipped = {
         "rng_read_and_skip": lambda resource, alg, delta, name=None: skip(resource, alg, tf.zeros_like(delta), name)
     }
+    changes: list[tuple[object, dict[str, object]]] = [
+        (module, {name: without_chance(getattr(module, name), instead)}) for (module, name), instead in _INSTEAD.items()
+    ]
     return all_patched([*changes, (gen_stateful_random_ops, unskipped)])
 
 
-def _without_chance(draw: Callable[..., tf.Tensor], instead: Callable[[Given], Instead]) -> Callable[..., tf.Tensor]:
-    """Draws, to know shape and type, and fills that with what comes in its place."""
-    signature = inspect.signature(draw)
-
-    def drawn(*arguments: object, **named: object) -> tf.Tensor:
-        like, given = draw(*arguments, **named), signature.bind(*arguments, **named).arguments
-        return tf.broadcast_to(tf.cast(instead(given), like.dtype), tf.shape(like))
-
-    return drawn
-
-
-def _likeliest(given: Given) -> tf.Tensor:
-    return tf.argmax(given["logits"], axis=-1)[:, None]
-
-
-# What comes in place of what an operation draws: a number, or one of its arguments, above or about which it draws.
-_INSTEAD: Mapping[tuple[object, str], Callable[[Given], Instead]] = {
-    (gen_random_ops, "random_uniform"): lambda given: UNIFORM,
-    (gen_random_ops, "random_standard_normal"): lambda given: NORMAL,
-    (gen_random_ops, "truncated_normal"): lambda given: NORMAL,
-    (gen_random_ops, "random_uniform_int"): itemgetter("minval"),
-    (gen_random_ops, "parameterized_truncated_normal"): itemgetter("minvals"),
-    (gen_random_ops, "random_gamma"): itemgetter("alpha"),
-    (gen_random_ops, "random_poisson_v2"): itemgetter("rate"),
-    (gen_random_ops, "multinomial"): _likeliest,
-    (gen_random_ops, "random_shuffle"): itemgetter("value"),
-    (gen_stateless_v2, "stateless_random_uniform_v2"): lambda given: UNIFORM,
-    (gen_stateless_v2, "stateless_random_normal_v2"): lambda given: NORMAL,
-    (gen_stateless_v2, "stateless_truncated_normal_v2"): lambda given: NORMAL,
-    (gen_stateless_v2, "stateless_random_uniform_int_v2"): itemgetter("minval"),
-    (gen_stateless_v2, "stateless_random_gamma_v3"): itemgetter("alpha"),
-    (gen_stateless_v2, "stateless_shuffle"): itemgetter("value"),
-    (gen_stateless_random_ops, "stateless_random_poisson"): itemgetter("lam"),
-    (gen_stateless_random_ops, "stateless_random_binomial"): itemgetter("counts"),
-    (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): itemgetter("minvals"),
-    (gen_stateless_random_ops, "stateless_multinomial"): _likeliest,
+# What comes in place of what an operation draws: a number, or one of its arguments, above or about which it draws, or
+# the likeliest by its logits.
+_INSTEAD: Mapping[tuple[object, str], str | float] = {
+    (gen_random_ops, "random_uniform"): UNIFORM,
+    (gen_random_ops, "random_standard_normal"): NORMAL,
+    (gen_random_ops, "truncated_normal"): NORMAL,
+    (gen_random_ops, "random_uniform_int"): "minval",
+    (gen_random_ops, "parameterized_truncated_normal"): "minvals",
+    (gen_random_ops, "random_gamma"): "alpha",
+    (gen_random_ops, "random_poisson_v2"): "rate",
+    (gen_random_ops, "multinomial"): "logits",
+    (gen_random_ops, "random_shuffle"): "value",
+    (gen_stateless_v2, "stateless_random_uniform_v2"): UNIFORM,
+    (gen_stateless_v2, "stateless_random_normal_v2"): NORMAL,
+    (gen_stateless_v2, "stateless_truncated_normal_v2"): NORMAL,
+    (gen_stateless_v2, "stateless_random_uniform_int_v2"): "minval",
+    (gen_stateless_v2, "stateless_random_gamma_v3"): "alpha",
+    (gen_stateless_v2, "stateless_shuffle"): "value",
+    (gen_stateless_random_ops, "stateless_random_poisson"): "lam",
+    (gen_stateless_random_ops, "stateless_random_binomial"): "counts",
+    (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): "minvals",
+    (gen_stateless_random_ops, "stateless_multinomial"): "logits",
 }

@@ -1,9 +1,8 @@
 """Lets optimizers that act every so many steps do so where replicas share a process, and traces Adam in less time.
 
 Keras accumulates gradients, and overwrites weights with their moving averages, inside a condition, in which such
-replicas cannot meet to change a variable. Its Adam corrects the learning rate for the step anew for each variable of
-each replica, and takes each operation through layers that serve other backends: of the time that a deep model takes to
-trace, that is nearly a half. The half of its operations that are traced here compute the same to the last bit.
+replicas cannot meet to change a variable. Its Adam takes nearly half of the time in which a deep model is traced: the
+half of its operations that are traced here compute the same to the last bit.
 """
 
 import itertools
@@ -20,10 +19,9 @@ from pipeline.worker import variables
 from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow.collective import Addend
 
-# Scalars to update variables with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon.
-Scalars: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
-# By graph, device, type and learning rate, with the graph and the rate, kept so that their identities stay theirs.
-KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, object, Scalars]]
+# By graph, device, type and learning rate: the graph and the rate, kept so that their identities stay theirs, and the
+# scalars to update variables with: the corrected rate, 1 - beta_1, 1 - beta_2 and epsilon.
+KnownScalars: TypeAlias = dict[tuple[int, str, tf.DType, int], tuple[object, object, tuple[tf.Tensor, ...]]]
 
 
 def updating(*optimizers: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
@@ -32,7 +30,6 @@ def updating(*optimizers: keras.optimizers.Optimizer) -> AbstractContextManager[
 
 
 def _answers(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
-    """Returns what steps that are traced find in an optimizer in place of its own, by name."""
     instead, apply = dict[str, object](), optimizer._backend_apply_gradients
     if optimizer.gradient_accumulation_steps:
         # The condition is around all replicas, since it is the same for each.
@@ -50,7 +47,6 @@ def _answers(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
 def _apply_accumulated(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[Addend], variables: Sequence[keras.Variable]
 ) -> None:
-    """Keras's own, but for where the condition is."""
     if strategy_supports_no_merge_call():
         type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
         return
@@ -68,11 +64,8 @@ def _apply_accumulated(
         optimizer._backend_increment_gradient_accumulators(gradients, sums)
 
     def on_all(strategy: tf.distribute.Strategy, gradients: Sequence[Addend]) -> None:
-        def every(function: object) -> None:
-            strategy.extended.call_for_each_replica(function, args=(gradients,))
-
-        due = tf.equal((optimizer._iterations + 1) % steps, 0)
-        tf.cond(due, lambda: every(update), lambda: every(add))
+        each = partial(partial, strategy.extended.call_for_each_replica, args=(gradients,))
+        tf.cond(tf.equal((optimizer._iterations + 1) % steps, 0), each(update), each(add))
 
     tf.distribute.get_replica_context().merge_call(on_all, args=(list(gradients),))
     if optimizer.use_ema:
@@ -115,7 +108,11 @@ def _update(
     ops, graph, dtype = tf.raw_ops, tf.compat.v1.get_default_graph(), variable.dtype
     where = (id(graph), variable.device, dtype, id(learning_rate))
     if where not in known:
-        known[where] = (graph, learning_rate, _scalars(optimizer, dtype, learning_rate))
+        step, betas = keras.ops.cast(optimizer.iterations + 1, dtype), (optimizer.beta_1, optimizer.beta_2)
+        power_1, power_2 = (keras.ops.power(keras.ops.cast(beta, dtype), step) for beta in betas)
+        rest_1, rest_2 = (tf.constant(1 - beta, dtype) for beta in betas)
+        rate = keras.ops.cast(learning_rate, dtype) * keras.ops.sqrt(1 - power_2) / (1 - power_1)
+        known[where] = (graph, learning_rate, (rate, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype)))
     rate, rest_1, rest_2, epsilon = known[where][-1]
     if gradient.dtype != dtype:
         gradient = tf.cast(gradient, dtype)
@@ -126,12 +123,3 @@ def _update(
     square.assign_add(ops.Mul(x=change, y=rest_2))
     root = ops.AddV2(x=ops.Sqrt(x=tf.convert_to_tensor(square)), y=epsilon)
     variable.assign_sub(ops.RealDiv(x=ops.Mul(x=tf.convert_to_tensor(mean), y=rate), y=root))
-
-
-def _scalars(optimizer: keras.optimizers.Optimizer, dtype: tf.DType, learning_rate: tf.Tensor) -> Scalars:
-    ops = keras.ops
-    step = ops.cast(optimizer.iterations + 1, dtype)
-    power_1, power_2 = (ops.power(ops.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2))
-    rest_1, rest_2 = (tf.constant(1 - beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
-    rate = ops.cast(learning_rate, dtype) * ops.sqrt(1 - power_2) / (1 - power_1)
-    return rate, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype)

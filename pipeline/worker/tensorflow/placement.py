@@ -1,12 +1,11 @@
 """Puts the variables, slots and calls of a model's layers on the devices that share each copy of it.
 
 A layer's own operations are placed when it is called. TensorFlow makes those of its backward pass in a name scope
-that is named after that of the forward pass, so that they are known. What is left, such as the clipping of a gradient
-or the update of a weight, follows the data, so that nothing large travels for it.
+that is named after that of the forward pass, so that they are known. What is left, such as the update of a weight,
+follows the data. `plan.division` says where each layer goes, and the graph is asked whether it is there.
 
-`plan.division` says where each layer goes, and `listing` asks the graph whether it is there. On micro-batches one
-device computes on the next of them meanwhile: all go forward, the loss is that of the whole batch, and all go back, as
-in GPipe (Huang et al. 2019), so that only what a layer computes over a batch is not of the whole.
+On micro-batches one device computes on the next of them meanwhile: all go forward, the loss is that of the whole batch,
+and all go back, as in GPipe (Huang et al. 2019), so that only what a layer computes over a batch is not of the whole.
 """
 
 import contextlib
@@ -14,8 +13,10 @@ import functools
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,22 +24,24 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
+from pipeline.errors import refuse
 from pipeline.plan.division import balanced, written
 from pipeline.plan.size import Layer
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.model_error import ModelError
+from pipeline.worker.model_error import ModelError, TrainingError
 from pipeline.worker.patched import OfThread
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import first_of
-from pipeline.worker.tensorflow.size import BACKWARD
+from pipeline.worker.tensorflow.size import BACKWARD, body_of
 from pipeline.worker.variables import bytes_of, slots_of, within
 
 # In the names of operations: the unit, and the replica, that they are of.
 SCOPE = re.compile(r"placed\.(\d+)\.(\d+)(?:_\d+)?/")
-Creator = Callable[..., tf.Variable]
 KEY = "strategy.build.micro_batches"
+# In a run's folder.
+FILE = "placement.txt"
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,10 @@ class Placement:
                 return self.devices[replica][self.parts[unit]]
             graph = getattr(graph, "outer_graph", None)
             name = f"{graph.get_name_scope()}/" if isinstance(graph, tf.Graph) else ""
-        # Of equal ones, the first.
         placed = [tensor for tensor in operation.inputs if tensor.dtype != tf.resource and self.placed(tensor.op)]
-        return self.placed(max(placed, key=_size).op) if placed else ""
+        # The largest; of equal ones, the first; of one example where their number is not known.
+        sizes = [1 if one.shape.rank is None else math.prod(size or 1 for size in one.shape) for one in placed]
+        return self.placed(placed[sizes.index(max(sizes))].op) if placed else ""
 
     def _place_of(self, handle: tf.Tensor) -> str:
         """The device of a variable, by its handle; "" where that is made in a graph."""
@@ -141,15 +145,18 @@ class Placement:
 
 def of(model: keras.Model) -> Placement | None:
     """Returns the placement of a model that is laid over several devices; None for another."""
-    placement: Placement | None = vars(model).get(steps.PLACED_AS)
-    return placement
+    return vars(model).get(steps.PLACED_AS)  # type: ignore[no-any-return]
 
 
 def in_host_memory() -> contextlib.AbstractContextManager[None]:
     """Inside, variables begin in the host's memory, which has room for a model that one device has none for."""
+    return _on_each(itertools.repeat("CPU:0"))
 
-    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
-        with tf.device("CPU:0"):
+
+def _on_each(places: Iterator[str]) -> contextlib.AbstractContextManager[None]:
+
+    def creator(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        with tf.device(next(places)):
             return next_creator(**options)
 
     return tf.variable_creator_scope(creator)  # type: ignore[no-any-return]
@@ -161,10 +168,7 @@ def place(
     devices: Sequence[Sequence[str]],
     layout: Mapping[str, int] | None = None,
 ) -> Placement:
-    """Lays a built model over `devices`, names such as CPU:1, [replica, part]; `layout` gives names of layers a part.
-
-    Used outside `strategy.scope()`. Raises `UserError` for a layout that does not fit.
-    """
+    """Lays a built model over `devices`, such as CPU:1, [replica, part]; `layout` gives names of layers a part."""
     all_units, parts = units(model), len(devices[0])
     layers = [unit.layer for unit in all_units]
     placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
@@ -172,8 +176,10 @@ def place(
     at = placement.of_variables(model)
     key, now = steps.optimizers(model)[0]._var_key, dict[str, str]()
     for variable in _all_variables(model):
-        before = key(variable)
-        _move(variable, strategy, placement.on(at[id(variable)]))
+        before, value = key(variable), variable.numpy()
+        # Outside the strategy's own scope, so that it is asked for the variable of each replica.
+        with _on_each(iter(placement.on(at[id(variable)]))), strategy.scope():
+            variable._initialize(value)
         now[before] = key(variable)
     for one in itertools.chain.from_iterable(map(within, steps.optimizers(model))):
         # Keras looks up what an optimizer has of a variable by keys of what that held.
@@ -182,8 +188,9 @@ def place(
                 vars(one)[name] = {now.get(key, key): value for key, value in entries.items()}
             elif isinstance(entries, set) and not now.keys().isdisjoint(entries):
                 vars(one)[name] = {now.get(key, key) for key in entries}
-    for number in range(len(all_units)):
-        _call_on(number, placement)
+    for number, unit in enumerate(all_units):
+        # Past Keras's own setter: what is saved of a layer does not know of it.
+        vars(unit.operation)["call"] = _called_on(number, placement, unit.operation.call)
     vars(model)[steps.PLACED_AS] = placement
     return placement
 
@@ -196,30 +203,13 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     return list(every.values())
 
 
-def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]) -> None:
-    """Makes what a variable holds anew, on a device for each replica."""
-    value, places = variable.numpy(), iter(devices)
-
-    def creator(next_creator: Creator, **options: Any) -> tf.Variable:
-        with tf.device(next(places)):
-            return next_creator(**options)
-
-    # Outside the strategy's own, so that it is asked for the variable of each replica.
-    with tf.variable_creator_scope(creator), strategy.scope():
-        variable._initialize(value)
-
-
-def _call_on(number: int, placement: Placement) -> None:
-    operation = placement.units[number].operation
-    call_inside: Callable[..., Any] = operation.call
-
+def _called_on(number: int, placement: Placement, call_inside: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_inside)
     def call(*args: Any, **named: Any) -> Any:
         with placement.called(number):
             return call_inside(*args, **named)
 
-    # Past Keras's own setter: what is saved of a layer does not know of it.
-    vars(operation)["call"] = call
+    return call
 
 
 def units(model: keras.Model) -> list[Unit]:
@@ -255,23 +245,18 @@ def _operations(model: keras.Model, prefix: str) -> Iterator[tuple[str, keras.Op
 
 def _work(operation: keras.Operation, variables: list[keras.Variable]) -> int:
     """Multiplications of one example: each number of a kernel counts once for each place that it gives numbers for."""
-    # What is looked up in a table is not multiplied; where a table also gives logits, it is.
-    nodes = operation._inbound_nodes
+    kernels = [one.shape for one in variables if one.trainable and len(one.shape) > 1]
+    nodes, places = operation._inbound_nodes, 0
     if isinstance(operation, keras.layers.Embedding):
+        # What is looked up in a table is not multiplied; where a table also gives logits, it is.
         nodes = nodes[1:]
     elif not nodes:
         # The layer of a model that is no graph: how many places it gives is not known.
-        return sum(map(_numbers, variables))
-    places = 0
+        places = 1
     for node in nodes:
         shapes = [tensor.shape for tensor in keras.tree.flatten(node.output_tensors)]
         places += max((math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1)
-    return places * sum(map(_numbers, variables))
-
-
-def _numbers(variable: keras.Variable) -> int:
-    """Those of a kernel or a table; of a bias, none."""
-    return int(math.prod(variable.shape)) if variable.trainable and len(variable.shape) > 1 else 0
+    return places * sum(int(math.prod(shape)) for shape in kernels)
 
 
 def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
@@ -283,16 +268,8 @@ def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
     return None
 
 
-def _size(tensor: tf.Tensor) -> int:
-    """Numbers of a tensor, of one example where that is not known."""
-    return 1 if tensor.shape.rank is None else math.prod(size or 1 for size in tensor.shape.as_list())
-
-
 def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
-    """Makes steps that train a built model call it on so many micro-batches of each batch, which is as `sample` is.
-
-    Raises `ModelError` for one that they would train otherwise, or not at all.
-    """
+    """Makes steps that train a model call it on so many micro-batches; `ModelError` where that is not the same."""
     call = steps.caller(model)
     if reduction.is_own(model, "train_step"):
         expected = f"a model that Keras's own train_step trains for {KEY}={count}"
@@ -309,7 +286,6 @@ def in_micro_batches(model: keras.Model, sample: Batch, count: int) -> None:
 
 
 def _in_pieces(model: keras.Model, call: steps.Forward, count: int) -> steps.Forward:
-    """Returns what calls the model in training on so many micro-batches, with the outputs of the whole batch."""
 
     def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
         piece = steps.never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
@@ -318,7 +294,6 @@ def _in_pieces(model: keras.Model, call: steps.Forward, count: int) -> steps.For
         if adding := [layer.name for layer in model._flatten_layers() if len(layer._losses)]:
             received = f"{adding[0]}, whose loss is that of a whole batch"
             raise ModelError(f"layers that add no loss for {KEY}={count}", received, f"{KEY}=1")
-        # What is more only stood for none.
         return keras.tree.map_structure(lambda leaf: first_of(leaf, last - first), outputs)
 
     def called(x: Batch, training: bool) -> Batch:
@@ -327,13 +302,99 @@ def _in_pieces(model: keras.Model, call: steps.Forward, count: int) -> steps.For
         size = steps.size_of(x)
         bounds = [size * number // count for number in range(count + 1)]
         pieces = [one(x, first, last) for first, last in itertools.pairwise(bounds)]
-        return keras.tree.map_structure(lambda *leaves: _joined(leaves), *pieces)
+        return keras.tree.map_structure(_joined, *pieces)
 
     return called
 
 
-def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:
+def _joined(*leaves: tf.Tensor) -> Nested[tf.Tensor]:
     joined, masks = tf.concat(leaves, 0), [get_keras_mask(leaf) for leaf in leaves]
     if masks[0] is not None:
         set_keras_mask(joined, tf.concat(masks, 0))
     return joined
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variable of a layer: where each replica has it, and its slots, and its layer's operations in a step."""
+
+    devices: tuple[str, ...]
+    bytes: int
+    slot_bytes: int
+    forward: int
+    backward: int
+    layer: str
+    variable: str
+    slots: tuple[str, ...]
+
+
+def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: Path) -> str:
+    """Writes what is where into a run's folder, and says it in short. Raises `TrainingError` if not as planned."""
+    rows = listed(model, placement, graph)
+    cells = [[field.name.replace("_", " ") for field in fields(Row)]]
+    for row in rows:
+        texts = (" ".join(cell) if isinstance(cell, tuple) else str(cell) for cell in astuple(row))
+        cells.append([text or "-" for text in texts])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text("\n".join(lines) + "\n")
+    held = [f"{size:,}" for size in held_bytes(rows, placement)]
+    return (
+        f"Each copy of the model is laid over {len(held)} devices, which hold {', '.join(held[:-1])} and {held[-1]} "
+        f"bytes of weights and of the optimizer's state ({FILE})."
+    )
+
+
+def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Row]:
+    """Lists what is where, from variables and the graph of the compiled loop. Raises `TrainingError`."""
+    # Each variable, slot and operation, of the forward and the backward pass, has to be where its layer is planned.
+    at = placement.of_variables(model)
+    layers = {id(one): unit for unit in placement.units for one in unit.variables}
+    slots, counted, rows = slots_of(steps.optimizers(model)), _counted(placement, body_of(graph)), []
+    for variable in model.variables:
+        own = slots.get(id(variable), [])
+        planned = [_name(device) for device in placement.on(at[id(variable)])]
+        for one in (variable, *own):
+            places = [_name(copy.device) for copy in getattr(one.value, "values", (one.value,))]
+            _expect(f"variable {one.path}", planned, places)
+        layer = layers[id(variable)].layer.name if id(variable) in layers else ""
+        sizes, calls = (bytes_of(variable), sum(map(bytes_of, own))), (counted[layer, False], counted[layer, True])
+        rows.append(Row(tuple(planned), *sizes, *calls, layer, variable.path, tuple(slot.path for slot in own)))
+    return rows
+
+
+def held_bytes(rows: Sequence[Row], placement: Placement) -> list[int]:
+    """Bytes of weights and slots on each device of the first replica."""
+    held = dict.fromkeys(map(_name, placement.devices[0]), 0)
+    for row in rows:
+        held[row.devices[0]] += row.bytes + row.slot_bytes
+    return list(held.values())
+
+
+def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
+    """Operations of each layer, of all replicas: (layer, of its backward pass?)."""
+    counts = Counter[tuple[str, bool]]()
+    for operation in body.get_operations():
+        # What comes from outside is no operation.
+        if operation.type == "Placeholder" or (call := placement.call_of(operation.name)) is None:
+            continue
+        unit, backward = call[0], BACKWARD in operation.name
+        what = f"operation {operation.name}" + " of the backward pass" * backward
+        # What replicas give each other is made in the scope of the first.
+        planned = [_name(device) for device in placement.on(placement.parts[unit])]
+        found_on = _name(placement.placed(operation))
+        _expect(what, [found_on] if found_on in planned else planned, [found_on])
+        counts[placement.units[unit].layer.name, backward] += 1
+    return counts
+
+
+def _expect(what: str, planned: list[str], places: list[str]) -> None:
+    actual = " and ".join(device or "no device" for device in places)
+    expected = f"{what} on {' and '.join(planned)}, where its layer is planned"
+    instead = "strategy.build.layout, or strategy=mirrored"
+    refuse((planned != places, expected, f"it on {actual}", instead), error=TrainingError)
+
+
+def _name(device: str) -> str:
+    return device.rpartition("device:")[2]
